@@ -40,7 +40,7 @@
     ├── AccessError           (PermissionError) replay service rejected the token, or is not trusted
     └── MissingExtraError     (ImportError)  optional dependency not installed
 
-Every message is one sentence: the requirement, the actual value, and the remedy. It names the column and never shows
+Every message is one sentence: the requirement, the actual value, and the remedy. It contains the name of the column and never
 data.
 """
 
@@ -261,7 +261,7 @@ def require(module: str, extra: str) -> ModuleType:
     Raises
     ------
     MissingExtraError
-        If the module is not installed; names the extra that installs it.
+        If the module is not installed; the message contains the extra that installs it.
     """
     try:
         return import_module(module)
@@ -279,7 +279,7 @@ def require_torch() -> None:
     Raises
     ------
     MissingExtraError
-        If it is not; names the extra that installs it.
+        If it is not; the message contains the extra that installs it.
     """
     if "torch" not in sys.modules:
         require("torch", "torch")

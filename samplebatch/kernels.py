@@ -179,10 +179,10 @@ def vtrace(
 ) -> None:
     """Estimate V-trace targets and advantages backwards through steps in time order, in one pass.
 
-    rewards, terminated, cut, values, next_values: as for `gae`.
-    log_ratios: logarithms of the ratio of target to behaviour probability of each action, shape (n,).
-    gamma, vtrace_lambda: discount per step, and additional decay of the trace.
-    rho_clip, c_clip, advantage_rho_clip: upper bounds of the ratios in temporal differences, in traces and in
+    rewards, terminated, cut, values, next_values: as in `gae`. log_ratios: logarithms of the ratio of target to
+    behaviour probability of each action, shape (n,). gamma, vtrace_lambda: discount per step, and additional decay of
+    the trace. rho_clip, c_clip, advantage_rho_clip: upper bounds of the ratios in temporal differences, in traces and
+    in
         advantages.
     advantages, returns: outputs, shape (n,); the returns are the V-trace targets.
     """

@@ -143,7 +143,7 @@ class ActionUnit:
         Raises
         ------
         ColumnMismatchError
-            As for `to_environment`.
+            As in `to_environment`.
 
         Examples
         --------

@@ -75,9 +75,8 @@ def from_table(
     becomes plain columns with dots in their names. `about` is the metadata of the table, read from its schema if None.
 
     Raises FormatError if the metadata was not written by `to_table`. Raises ColumnTypeError if a column has nulls or an
-    unsupported type; names it. Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false; names
-    it. Raises CapacityError if objects exceed the memory bound, derived from the table's size if None; names the
-    column.
+    unsupported type. Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises
+    CapacityError if objects exceed the memory bound, derived from the table's size if None.
     """
     table = as_table(source)
     reader = _reader_of(table.schema) if about is None else make_reader(table.schema, about)
@@ -278,7 +277,7 @@ class TableReader:
         return columns, dict(self._nested), self._flags
 
     def read(self, table: pa.Table, bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
-        """View a table as the parts of a batch; raises as `from_table` does."""
+        """View a table as the parts of a batch; raises the same errors as `from_table`."""
         columns: dict[str, Column] = {}
         cuts = {}
         nbytes = table.get_total_buffer_size()

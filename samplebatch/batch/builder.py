@@ -90,8 +90,8 @@ class SampleBatchBuilder:
         Raises
         ------
         ColumnMismatchError
-            If the columns differ from the previous steps, or a value's shape or dtype does not fit its column; names
-            the columns. The builder is unchanged.
+            If the columns differ from the previous steps, or a value's shape or dtype does not fit its column. The
+            builder is unchanged.
         ColumnTypeError
             If columns do not support a value.
 
@@ -345,7 +345,7 @@ class MultiAgentBatchBuilder:
         The policy that acts for an agent: a mapping from agent id to policy id, or a function of the agent id. By
         default one policy, `default_policy`, acts for all.
     dtypes, ragged
-        As for `SampleBatchBuilder`, for every agent.
+        As in `SampleBatchBuilder`, for every agent.
 
     Attributes
     ----------
@@ -391,7 +391,7 @@ class MultiAgentBatchBuilder:
         return any(builder.count for _, builder in self._agents.values())
 
     def add_values(self, agent_id: Any, /, **values: Any) -> None:
-        """Add one step of one agent; raises as `SampleBatchBuilder.add_values` does.
+        """Add one step of one agent; raises the same errors as `SampleBatchBuilder.add_values`.
 
         Raises PolicyNotFoundError if the mapping has no policy for the agent.
         """
@@ -399,7 +399,7 @@ class MultiAgentBatchBuilder:
         (entry[1] if entry is not None else self._builder(agent_id)).add_values(**values)
 
     def add_steps(self, agent_id: Any, /, **arrays: Any) -> None:
-        """Add several steps of one agent; raises as `SampleBatchBuilder.add_steps` does."""
+        """Add several steps of one agent; raises the same errors as `SampleBatchBuilder.add_steps`."""
         entry = self._agents.get(agent_id)
         (entry[1] if entry is not None else self._builder(agent_id)).add_steps(**arrays)
 
@@ -490,7 +490,7 @@ class _GrowingColumn(ABC):
 
     @abstractmethod
     def put_many(self, row: int, values: Any, count: int) -> None:
-        """Write `count` rows from row `row` on, from values of shape (count, ...); raises as `put`.
+        """Write `count` rows from row `row` on, from values of shape (count, ...); raises the same errors as `put`.
 
         Raises ColumnLengthError if the number of values differs.
         """

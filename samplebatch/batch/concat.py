@@ -43,7 +43,7 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     Raises
     ------
     ColumnMismatchError
-        If a column is missing and `missing` is `"error"`, or row shapes or dtypes are incompatible; names it.
+        If a column is missing and `missing` is `"error"`, or row shapes or dtypes are incompatible.
     SequenceError
         If only some batches have sequences, or `zero_padded`, `time_major` or, if padded, `max_seq_len` differ.
     ColumnTypeError
@@ -69,7 +69,7 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
 
 
 def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> MultiAgentBatch:
-    """Concatenate batches into a `MultiAgentBatch`; raises like `concat_samples`.
+    """Concatenate batches into a `MultiAgentBatch`; raises the same errors as `concat_samples`.
 
     Examples
     --------

@@ -479,10 +479,9 @@ def looks_packed(value: Any) -> bool:
 def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> Column:
     """Unpack the rows of a packed column; no code is executed unless `allow_pickle` is true.
 
-    Raises FormatError if a row is damaged, or packed differently from the first row; names the column. Raises
-    UntrustedPickleError if a row contains values other than arrays, numbers, strings and containers of these, and
-    `allow_pickle` is false; names the column. Raises CapacityError if rows exceed 256 MiB and 1024 times their packed
-    bytes; names the column.
+    Raises FormatError if a row is damaged, or packed differently from the first row. Raises UntrustedPickleError if a
+    row contains values other than arrays, numbers, strings and containers of these, and `allow_pickle` is false. Raises
+    CapacityError if rows exceed 256 MiB and 1024 times their packed bytes.
     """
     subject = f"column {name!r}"
     bound = MemoryBound(subject, column.nbytes)
@@ -492,9 +491,8 @@ def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> C
 def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: bool = False) -> Any:
     """Unpack a value of RLlib's `pack`. Pickles of arrays, numbers, strings, dicts and lists are read as data.
 
-    Raises FormatError if `row` is damaged or not a packed value; names the subject. Raises UntrustedPickleError if it
-    contains other objects and `allow_pickle` is false; names the subject. Raises CapacityError if the value exceeds the
-    memory bound; names the subject.
+    Raises FormatError if `row` is damaged or not a packed value. Raises UntrustedPickleError if it contains other
+    objects and `allow_pickle` is false. Raises CapacityError if the value exceeds the memory bound.
     """
     data = _encode(row)
     try:

@@ -45,7 +45,7 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     If all are empty, the result is `empty()`, as RLlib's is, unless one of them has a ragged column: then it has the
     columns of the first one. A column that is ragged in an empty batch is ragged in the result. Columns that only some
     have are handled as `missing` specifies. Raises ColumnMismatchError if a column is missing or has incompatible row
-    shapes or dtypes; names it. Raises SequenceError if only some batches have sequences, or their layouts differ.
+    shapes or dtypes. Raises SequenceError if only some batches have sequences, or their layouts differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
@@ -200,8 +200,8 @@ def level(parts: Sequence[B], missing: Missing) -> list[B]:
 
     Filled rows are None in object columns and empty in ragged columns.
 
-    Raises ColumnMismatchError if `missing` is `"error"` and the columns differ; names the columns that only some have.
-    If `missing` is `"zero"` and batches are time-major or a nested column is incomplete.
+    Raises ColumnMismatchError if `missing` is `"error"` and the columns differ; the message contains the columns that
+    only some have. If `missing` is `"zero"` and batches are time-major or a nested column is incomplete.
     """
     groups = [part._all() for part in parts]
     models: dict[str, Column] = {}

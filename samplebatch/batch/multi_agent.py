@@ -354,7 +354,7 @@ class MultiAgentBatch(Generic[ValuesT]):
             Rows per policy and minibatch; a policy whose rows are exhausted is omitted until the next epoch. In
             lockstep: environment steps per minibatch, fewer in the last of an epoch.
         epochs, shuffle, rng, device, floats, prefetch
-            As for `SampleBatch.minibatches`.
+            As in `SampleBatch.minibatches`.
         lockstep
             Whether a minibatch has the rows of all agents at its environment steps, as centralized critics require. An
             environment step is a distinct pair of `eps_id` and `t`; a policy's rows are sorted by step and, if present,
@@ -363,7 +363,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         Raises
         ------
         ArgumentError, DeviceError
-            As for `SampleBatch.minibatches`.
+            As in `SampleBatch.minibatches`.
         ColumnNotFoundError
             If, in lockstep, a policy's batch lacks `eps_id` or `t`.
         SequenceError
@@ -423,7 +423,7 @@ class MultiAgentBatch(Generic[ValuesT]):
 
     @classmethod
     def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> Self:
-        """View a table from `to_arrow` as a batch; parameters as for `SampleBatch.from_arrow`.
+        """View a table from `to_arrow` as a batch; parameters as in `SampleBatch.from_arrow`.
 
         Raises FormatError if the table is not a `MultiAgentBatch` or its rows were added or removed,
         UntrustedPickleError if a column is pickled and `allow_pickle` is false, CapacityError if objects exceed

@@ -90,7 +90,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     Raises
     ------
     ColumnLengthError, SequenceError
-        If a column has a different number of rows, or sequences do not fit the padding; names the columns.
+        If a column has a different number of rows, or sequences do not fit the padding.
     ColumnTypeError, ColumnMismatchError
         If a value has no rows, has an unsupported dtype, or does not match `ragged`.
     ArgumentError
@@ -1068,8 +1068,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         Raises
         ------
         ColumnTypeError, UntrustedPickleError, CapacityError
-            If a column has nulls or an unsupported type, is pickled without `allow_pickle`, or exceeds `max_nbytes`;
-            names it.
+            If a column has nulls or an unsupported type, is pickled without `allow_pickle`, or exceeds `max_nbytes`.
 
         Examples
         --------

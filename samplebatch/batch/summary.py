@@ -253,7 +253,7 @@ def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
     """Draw columns over time; see `SampleBatch.plot`.
 
     Raises MissingExtraError if matplotlib is not installed. Raises ColumnTypeError if a requested column is
-    not numeric; names it.
+    not numeric.
 
     chosen: whether the caller requested the columns by name, so that a non-numeric column is an error.
     """

@@ -74,7 +74,7 @@ def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] |
 
     dtypes: dtype of the elements by dotted name; None keeps the rows' dtype.
 
-    Raises ArgumentError if a name matches no value. Raises ColumnTypeError or ColumnMismatchError as for `as_ragged`.
+    Raises ArgumentError if a name matches no value. Raises ColumnTypeError or ColumnMismatchError as in `as_ragged`.
 
     >>> declare_ragged({"obs": {"path": [[1], [2]]}, "t": [0, 1]}, {"obs.path": None})
     {'obs': {'path': RaggedColumn(2 rows of int64, row shape (None,))}, 't': [0, 1]}
@@ -223,9 +223,9 @@ class NestedColumn(dict[str, Any]):
     are validated like columns of the batch, under their dotted names. The dict is detached from the batch when its
     column is replaced or deleted or the batch is freed; constructed, copied and unpickled dicts are detached as well.
 
-    Raises ColumnLengthError if an assigned column has a different number of rows than the batch; names it. Raises
-    ColumnTypeError if a key is not a string, or no column type supports the values. Raises ColumnMismatchError if two
-    columns would have the same dotted name.
+    Raises ColumnLengthError if an assigned column has a different number of rows than the batch. Raises ColumnTypeError
+    if a key is not a string, or no column type supports the values. Raises ColumnMismatchError if two columns would
+    have the same dotted name.
 
     >>> from samplebatch import SampleBatch
     >>> batch = SampleBatch(obs={"camera": [1, 2], "speed": [0.5, 1.5]})

@@ -297,7 +297,7 @@ class HERReplayBuffer(ReplayBuffer):
         Raises
         ------
         ColumnNotFoundError
-            If observations have no goals; names the missing column.
+            If observations have no goals.
         ColumnLengthError
             If `compute_reward_fn` does not return one reward per goal.
         ColumnMismatchError

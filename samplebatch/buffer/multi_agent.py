@@ -73,7 +73,7 @@ def prepare_fragment(
     form: form of earlier batches, if any.
 
     Raises ColumnNotFoundError if a required column is missing; names policy and column. Raises SampleBatchError if the
-    rows are sequences, or a column cannot store its rows; names the column.
+    rows are sequences, or a column cannot store its rows.
     """
     column_names = set(part.column_names)
     if names.SEQ_LENS in column_names:
@@ -277,7 +277,7 @@ class MultiAgentReplayBuffer:
         ColumnNotFoundError
             If a required column is missing; names policy and column.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column cannot store its rows exactly; names the column.
+            If a column cannot store its rows exactly.
         PolicyNotFoundError
             If `size` does not include a policy.
         SequenceError

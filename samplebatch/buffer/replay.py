@@ -253,8 +253,7 @@ class ReplayBuffer:
         Raises
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a required column is missing, or cannot store its value exactly; names the column. An error changes
-            nothing.
+            If a required column is missing, or cannot store its value exactly. An error changes nothing.
         ArgumentError, RingError
             If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer has no
             slots; if values are given by position.
@@ -325,7 +324,7 @@ class ReplayBuffer:
                 raise
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Copy the steps of another buffer, oldest first, ring by ring; return their indices. Raises as `add`."""
+        """Copy the steps of another buffer, oldest first per ring; return their indices. Raises the errors of `add`."""
         # The locks are held in turn: two threads may copy between the same buffers in both directions.
         with buffer._table.lock:
             slots = views.slots_of(buffer, slice(None))
@@ -582,7 +581,7 @@ class ReplayBuffer:
             Whether sequences may be shorter. If not, all runs of `length` steps within an episode are candidates; their
             first `burn_in` steps warm up the state, and the priority of the step after them determines the probability.
         device, floats
-            As in `sample`. Raises as `get_sequences` and `sample`; an error samples nothing.
+            As in `sample`. Raises the same errors as `get_sequences` and `sample`; an error samples nothing.
 
         Examples
         --------
@@ -877,8 +876,7 @@ class ReplayBuffer:
         Raises
         ------
         ColumnMismatchError, ColumnLengthError, ColumnTypeError
-            If there are other names or another number of rows, or a column cannot store them; names the column. An
-            error changes nothing.
+            If there are other names or another number of rows, or a column cannot store them. An error changes nothing.
         """
         values = step_values(batch, {})
         unknown = [name for name in values if name not in gather.ORDER]
@@ -895,8 +893,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
-            If the column cannot store the values, or its dtype has no missing value and there is no default; names the
-            column. If an index is out of range. An error changes nothing.
+            If the column cannot store the values, or its dtype has no missing value and there is no default. If an
+            index is out of range. An error changes nothing.
         """
         slots = (
             np.arange(self._start, self._start + self.maxsize)
@@ -926,8 +924,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
-            If a column does not have n rows, or cannot store the values; names the column. If an index is out of range,
-            or has no row without generations. An error changes nothing.
+            If a column does not have n rows, or cannot store the values. If an index is out of range, or has no row
+            without generations. An error changes nothing.
 
         Examples
         --------
@@ -1129,7 +1127,7 @@ class ReplayBuffer:
         ColumnMismatchError
             If the class, sizes or options differ.
         FormatError
-            If the state is incomplete or damaged; names the part. An error changes nothing.
+            If the state is incomplete or damaged. An error changes nothing.
         RingError
             If the buffer is a part of another.
         """

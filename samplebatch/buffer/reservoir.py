@@ -34,7 +34,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
     random_seed
         Seed of replacements and draws.
     **kwargs
-        `compress`, `ragged` and `reward_dtype`, as for `ReplayBuffer`.
+        `compress`, `ragged` and `reward_dtype`, as in `ReplayBuffer`.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         Raises
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a required column is missing, or cannot store its value exactly; names the column.
+            If a required column is missing, or cannot store its value exactly.
         ArgumentError
             If values are given by position.
         """

@@ -105,7 +105,7 @@ class Store(ABC):
 
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
-    """Raise ColumnTypeError if columns do not support a dtype; names the column."""
+    """Raise ColumnTypeError if columns do not support a dtype."""
     try:
         storage_of(dtype)
     except ColumnTypeError as error:

@@ -79,7 +79,7 @@ class SumTree:
 
         Raises ColumnLengthError if the number of weights differs from the number of slots. Raises PriorityError if a
         weight is negative, NaN, infinite, or large enough for a sum to overflow. An error changes nothing. Raises
-        RowIndexError if a slot is outside [0, size), or slots are not integers; names the first slot.
+        RowIndexError if a slot is outside [0, size), or slots are not integers; the message contains the first slot.
         """
         slot_array = np.asarray(slots)
         if slot_array.dtype.kind not in "iu" and slot_array.size:

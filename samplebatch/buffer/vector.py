@@ -41,7 +41,7 @@ class ReplayBufferManager(ReplayBuffer):
     Raises
     ------
     ColumnMismatchError
-        If options or columns differ; names the difference.
+        If options or columns differ; the message contains the difference.
     ColumnTypeError
         If a part is not a separate buffer.
     StorageError
@@ -173,9 +173,9 @@ class ReplayBufferManager(ReplayBuffer):
         Raises
         ------
         ColumnNotFoundError
-            If a required column is missing; names the column.
+            If a required column is missing.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column does not have k rows, or cannot store them exactly; names the column. An error changes nothing.
+            If a column does not have k rows, or cannot store them exactly. An error changes nothing.
         RingError
             If a buffer does not exist or has no slots.
         ArgumentError

@@ -107,7 +107,7 @@ def destination(path: Path) -> Destination:
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read a file or folder of any format as a batch, buffers in time order; raises as `load`."""
+    """Read a file or folder of any format as a batch, buffers in time order; raises the same errors as `load`."""
     return _as_rows(saving.load(path, allow_pickle=allow_pickle, verify=True))
 
 

@@ -45,7 +45,7 @@ class Recent(Generic[K, V]):
         return len(self._values)
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the cached value of a key, or create and cache it; raises as `make`."""
+        """Return the cached value of a key, or create and cache it; raises the same errors as `make`."""
         try:
             return self._values[key]
         except KeyError:
@@ -75,8 +75,8 @@ def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) 
     """Subtract the size of chunks that become Python objects from a bound, and validate the chunks.
 
     Strings in dictionaries and views also count, because copies are larger. Numeric columns are viewed, and only the
-    sizes of their buffers must have been checked. Raises CapacityError if the bound is exceeded; names the column.
-    Raises pyarrow.ArrowException if a chunk is damaged.
+    sizes of their buffers must have been checked. Raises CapacityError if the bound is exceeded. Raises
+    pyarrow.ArrowException if a chunk is damaged.
     """
     if not (holds_objects(field) or _expands(field.type, field.metadata or {})):
         return
@@ -105,7 +105,7 @@ class FieldReader:
 
     arrow: type of the arrays; None for the field's type.
 
-    Raises FormatError if the field's metadata is invalid; names the field.
+    Raises FormatError if the field's metadata is invalid.
 
     >>> FieldReader(pa.field("a", pa.int64())).read(pa.array([1, 2])).to_numpy()
     array([1, 2])
@@ -143,7 +143,7 @@ class FieldReader:
             raise FormatError(f"column {self.name!r} must name a dtype that columns support: {error}") from error
 
     def read(self, array: pa.Array, *, allow_pickle: bool = False) -> Column:
-        """View an Arrow array as a column; raises as `column_from_arrow`."""
+        """View an Arrow array as a column; raises the same errors as `column_from_arrow`."""
         name, torch_name = self.name, self._torch_name
         if self._holds_objects:
             return ObjectColumn.from_arrow(array, self._metadata, name, allow_pickle=allow_pickle)
@@ -192,9 +192,8 @@ class FieldReader:
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:
     """View an Arrow array as a column, without a copy if the layout permits.
 
-    Raises ColumnTypeError if the array has nulls or an unsupported type; names the column. Raises FormatError if it
-    does not match the field's metadata; names the column. Raises UntrustedPickleError if its rows are pickled and
-    `allow_pickle` is false; names the column.
+    Raises ColumnTypeError if the array has nulls or an unsupported type. Raises FormatError if it does not match the
+    field's metadata. Raises UntrustedPickleError if its rows are pickled and `allow_pickle` is false.
     """
     return FieldReader(field, array.type).read(array, allow_pickle=allow_pickle)
 

@@ -239,7 +239,7 @@ class CompressedColumn(Column):
     def concat(cls, columns: Sequence[CompressedColumn], name: str) -> Column:
         """Concatenate the block lists of columns, or decompressed columns if dtypes differ.
 
-        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly; names the column.
+        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly.
         """
         first = columns[0]
         if any(column.item != first.item or column._row_shape != first._row_shape for column in columns):

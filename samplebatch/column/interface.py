@@ -97,7 +97,7 @@ class Column(ABC):
     def concat(cls, columns: Sequence[Any], name: str) -> Column:
         """Concatenate columns of this class, with one copy.
 
-        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly; names the column.
+        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly.
         """
 
     @abstractmethod
@@ -159,7 +159,8 @@ Resolved = int | tuple[int, int] | npt.NDArray[np.intp]
 def resolve(key: Any, n: int) -> Resolved:
     """Convert a key over n rows to a row, a range of rows `(start, stop)`, or row indices, shape (k,).
 
-    Raises RowIndexError if a row is outside [-n, n), or the key has another type; names the first invalid row.
+    Raises RowIndexError if a row is outside [-n, n), or the key has another type; the message contains the first
+    invalid row.
 
     key: an integer, a slice, a sequence of integers, or a boolean mask of shape (n,). Negative rows count from the end.
 

@@ -168,7 +168,7 @@ class MemoryBound:
     def take(self, nbytes: int, subject: str) -> None:
         """Reserve bytes before their allocation.
 
-        Raises CapacityError if the limit is exceeded; names the subject, its bytes and the limit.
+        Raises CapacityError if the limit is exceeded; the message contains the subject, its bytes and the limit.
         """
         self._taken += nbytes
         if self._taken > self._limit:

@@ -656,7 +656,7 @@ def decode(array: pa.Array, form: str | bytes, name: str, *, allow_pickle: bool 
     """Decode objects encoded by `encode`.
 
     Raises FormatError if the form is invalid, or does not match the array. Raises UntrustedPickleError if any value is
-    pickled, at any depth, and `allow_pickle` is false; names the column.
+    pickled, at any depth, and `allow_pickle` is false.
 
     array: the array. Equivalent types, as written by other tools, are cast.
     form: JSON form from `encode`.

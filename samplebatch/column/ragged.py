@@ -111,7 +111,7 @@ class RaggedColumn(RaggedRows):
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedColumn:
         """Cast the elements to a dtype, or return the column itself if its dtype matches.
 
-        Raises ColumnMismatchError if the dtype cannot represent the elements exactly; names the column.
+        Raises ColumnMismatchError if the dtype cannot represent the elements exactly.
         """
         return self if self.dtype == dtype else RaggedColumn(_cast(self.flat, dtype, name), *self.layout)
 

@@ -71,8 +71,8 @@ def operand(rows: VaryingRows, other: Any) -> Any:
 def check_alike(rows: VaryingRows, other: VaryingRows, what: str = "an operand") -> None:
     """Check that two ragged columns have rows of equal shapes.
 
-    Raises ColumnLengthError if they differ; names the first such row. Raises ColumnMismatchError if one column has
-    arrays and the other has tensors.
+    Raises ColumnLengthError if they differ; the message contains the first such row. Raises ColumnMismatchError if one
+    column has arrays and the other has tensors.
     """
     if isinstance(rows.elements, np.ndarray) != isinstance(other.elements, np.ndarray):
         raise ColumnMismatchError(

@@ -234,7 +234,7 @@ class RaggedRows(VaryingRows):
     def min(self, *, initial: Any = None, mask: Self | None = None) -> Any:
         """Return the smallest element of each row.
 
-        Raises ArgumentError if a row has no elements, and there is no `initial`; names the row.
+        Raises ArgumentError if a row has no elements, and there is no `initial`.
 
         Parameters
         ----------
@@ -441,7 +441,7 @@ class RaggedRows(VaryingRows):
     def split(self, positions: Any) -> tuple[Self, Self]:
         """Split each row at a position: the inverse of `join`.
 
-        Raises RowIndexError if a position is outside its row; names the row.
+        Raises RowIndexError if a position is outside its row.
 
         Parameters
         ----------
@@ -495,8 +495,8 @@ class RaggedRows(VaryingRows):
     def gather(self, positions: Any) -> Any:
         """Return the elements at positions of each row.
 
-        Raises RowIndexError if a position is outside its row; names the row. Raises ColumnLengthError if positions have
-        another number of rows.
+        Raises RowIndexError if a position is outside its row. Raises ColumnLengthError if positions have another number
+        of rows.
 
         Parameters
         ----------

@@ -122,7 +122,7 @@ class TextColumn(Column):
         """Copy an array of fixed-width strings or bytes, or of variable-width strings, shape (n, ...).
 
         Raises ColumnTypeError if the array marks missing strings by other values than None or NaN, or has invalid
-        characters; names the column.
+        characters.
 
         Returns
         -------
@@ -179,7 +179,7 @@ class TextColumn(Column):
     def from_fixed(cls, values: npt.NDArray[Any], name: str, *, exact: bool = False) -> TextColumn:
         """Copy foreign fixed-width strings or bytes, shape (n, ...), as written by earlier versions.
 
-        Raises FormatError if strings have invalid characters; names the column.
+        Raises FormatError if strings have invalid characters.
 
         Parameters
         ----------
@@ -249,8 +249,8 @@ class TextColumn(Column):
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> TextColumn:
         """View an Arrow array that `reads` accepts, with copied offsets and complete validation.
 
-        Raises ColumnTypeError if lists of strings have nulls; names the column. Raises FormatError if offsets or
-        indices are out of range, or text is not UTF-8; names the column.
+        Raises ColumnTypeError if lists of strings have nulls. Raises FormatError if offsets or indices are out of
+        range, or text is not UTF-8.
 
         Parameters
         ----------

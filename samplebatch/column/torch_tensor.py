@@ -211,7 +211,7 @@ class RaggedTorchColumn(RaggedRows):
         """Copy tensors of one dtype, on one device, into one column.
 
         Raises ColumnTypeError if a tensor is a single number, or tensors differ in dtype, device or number of
-        dimensions; names the column.
+        dimensions.
 
         >>> import torch
         >>> RaggedTorchColumn.from_rows([torch.arange(2), torch.arange(3)], "ids").lengths
@@ -237,8 +237,7 @@ class RaggedTorchColumn(RaggedRows):
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedTorchColumn:
         """Cast the elements to a NumPy dtype, on their device; return the column itself if its dtype matches.
 
-        Raises ColumnMismatchError if torch lacks the dtype, or it cannot represent the elements exactly; names the
-        column.
+        Raises ColumnMismatchError if torch lacks the dtype, or it cannot represent the elements exactly.
 
         >>> import torch
         >>> RaggedTorchColumn.from_rows([torch.arange(2), torch.arange(3)], "ids").cast(
@@ -274,7 +273,7 @@ class RaggedTorchColumn(RaggedRows):
         """View a nested tensor in torch's jagged layout; `to_torch` is the inverse.
 
         Row offsets are copied to the host. Non-contiguous rows are gathered. Raises ColumnTypeError if another
-        dimension than the second varies, or the tensor requires a gradient; names the column.
+        dimension than the second varies, or the tensor requires a gradient.
 
         >>> import torch
         >>> nested = torch.nested.nested_tensor(

@@ -16,8 +16,7 @@ from samplebatch.errors import FormatError, UntrustedPickleError
 def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = False) -> list[Any]:
     """Unpickle foreign bytes, if the caller trusts their writer.
 
-    Raises UntrustedPickleError if `allow_pickle` is false; names the subject. Raises FormatError if a pickle is
-    invalid; names the subject.
+    Raises UntrustedPickleError if `allow_pickle` is false. Raises FormatError if a pickle is invalid.
 
     pickles: one pickle per object. Permission is required even for an empty iterable, and pickles are not inspected
         without it.
@@ -41,7 +40,7 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
 
 
 def require_permission(subject: str, *, allow_pickle: bool = False) -> None:
-    """Raise UntrustedPickleError if `allow_pickle` is false; names the subject.
+    """Raise UntrustedPickleError if `allow_pickle` is false.
 
     subject: column, file or state that contains the pickles.
     """

@@ -178,7 +178,7 @@ class CleanRLReplayBuffer:
         Raises
         ------
         ColumnMismatchError, ColumnTypeError
-            If an argument does not have the shape of its space; names it.
+            If an argument does not have the shape of its space.
         """
         obs = fit_observation("obs", obs, self._observation_form)
         next_obs = fit_observation("next_obs", next_obs, self._observation_form)

@@ -61,7 +61,7 @@ def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuff
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
-        If a column is missing, is nested, varies in shape or holds no numbers; names it.
+        If a column is missing, is nested, varies in shape or holds no numbers.
     CapacityError
         If there are more steps than `capacity`.
     SequenceError, EmptyBufferError

@@ -42,11 +42,11 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
     FormatError
         If the file is not HDF5, is damaged, or links to other files.
     ColumnNotFoundError
-        If observations, actions, rewards or terminals are missing; names the dataset.
+        If observations, actions, rewards or terminals are missing.
     ColumnLengthError, ColumnMismatchError, ColumnTypeError
-        If datasets differ in length, flags are not 0 or 1, or values are not numeric; names the dataset.
+        If datasets differ in length, flags are not 0 or 1, or values are not numeric.
     CapacityError
-        If more memory than `max_nbytes` would be allocated; names the dataset.
+        If more memory than `max_nbytes` would be allocated.
     MissingExtraError, OSError
         If h5py is not installed, or the file cannot be read.
     """
@@ -97,7 +97,7 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     ColumnNotFoundError
         If observations, actions or rewards are missing, or no column separates episodes.
     ColumnTypeError
-        If a column is nested, varies in shape, or is not numeric; names it.
+        If a column is nested, varies in shape, or is not numeric.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
     FormatError, MissingExtraError

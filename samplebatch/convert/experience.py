@@ -136,7 +136,7 @@ def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
 def as_flat(source: Source) -> SampleBatch:
     """Return the steps of a source in stored order, under RLlib's names, without sequences.
 
-    Actions are in environment units; raises as `as_steps`.
+    Actions are in environment units; raises the same errors as `as_steps`.
     """
     return _flat(source).to_environment_actions()
 
@@ -149,7 +149,7 @@ def _flat(source: Source) -> SampleBatch:
 
 
 def fragments_of(source: Source) -> Iterator[SampleBatch | MultiAgentBatch]:
-    """Yield the parts of an iterable in succession, or the source itself; raises as `as_flat`.
+    """Yield the parts of an iterable in succession, or the source itself; raises the same errors as `as_flat`.
 
     A MultiAgentBatch may have any number of policies.
     """
@@ -294,8 +294,7 @@ def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
 def stack_steps(steps: list[Any], path: str) -> Any:
     """Stack one value or tree per step into one array or a tree of arrays.
 
-    Raises ColumnMismatchError if steps differ in structure; names the column. Raises ColumnTypeError if steps differ in
-    shape; names the column.
+    Raises ColumnMismatchError if steps differ in structure. Raises ColumnTypeError if steps differ in shape.
 
     >>> stack_steps([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
     {'x': array([1., 4.]), 'arm': (array([2, 5]), array([3, 6]))}

@@ -219,13 +219,13 @@ def read_lerobot(
     ColumnNotFoundError
         If there is no such feature.
     ColumnTypeError
-        If a feature is a video, or has an unsupported dtype; names it.
+        If a feature is a video, or has an unsupported dtype.
     RowIndexError
         If there is no such episode.
     CapacityError
-        If more memory than `max_nbytes` would be allocated; names the column.
+        If more memory than `max_nbytes` would be allocated.
     MissingExtraError
-        If there are images and Pillow is not installed; names the column.
+        If there are images and Pillow is not installed.
     OSError
         If a file cannot be read.
     """
@@ -483,7 +483,7 @@ def write_lerobot(
     ColumnNotFoundError
         If observations or actions are missing, or no column separates episodes.
     ColumnTypeError
-        If a column varies in shape, has more than 5 dimensions per row, or is not numeric; names it.
+        If a column varies in shape, has more than 5 dimensions per row, or is not numeric.
     ColumnMismatchError
         If two columns map to one name, `task_index` is not an index of `task`, or flags are not 0 or 1.
     SequenceError, EmptyBufferError

@@ -103,9 +103,9 @@ def to_minari(
     ArgumentError
         If neither an environment nor both spaces are given.
     ColumnNotFoundError
-        If a column is missing; names it.
+        If a column is missing.
     ColumnTypeError
-        If rows vary in shape, or infos are not numeric; names the column.
+        If rows vary in shape, or infos are not numeric.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are no steps.
     MissingExtraError

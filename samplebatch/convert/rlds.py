@@ -33,13 +33,13 @@ def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
     Raises
     ------
     ColumnNotFoundError
-        If an entry is missing; names it.
+        If an entry is missing.
     ColumnTypeError
         If there is no episode, an episode is not a dict with steps, or values of an entry vary in shape.
     ColumnLengthError
         If an episode has no steps, or its entries differ in length.
     ColumnMismatchError
-        If steps of an episode differ in their entries; names it.
+        If steps of an episode differ in their entries.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def to_rlds(source: experience.Source) -> Iterator[dict[str, Any]]:
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
-        If a column is missing, or its rows vary in shape; names it.
+        If a column is missing, or its rows vary in shape.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
     """

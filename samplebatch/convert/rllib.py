@@ -205,7 +205,7 @@ def to_rllib_episodes(
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
-        If a column is missing, or its rows vary in shape; names it.
+        If a column is missing, or its rows vary in shape.
     SequenceError, EmptyBufferError
         If steps of an agent's episode are missing, or there are no steps.
     MissingExtraError
@@ -401,7 +401,7 @@ def read_rllib_json(
     FormatError
         If a line is not a batch in RLlib's format; names file, line and column.
     UntrustedPickleError
-        If a column contains packed objects and `allow_pickle` is false; names it.
+        If a column contains packed objects and `allow_pickle` is false.
     CapacityError, ColumnMismatchError
         If more memory than `max_nbytes` would be allocated, or the batches differ in their columns.
     OSError
@@ -468,7 +468,7 @@ def write_rllib_json(
     Raises
     ------
     ColumnTypeError
-        If rows vary in shape, or contain objects that JSON cannot represent; names the column.
+        If rows vary in shape, or contain objects that JSON cannot represent.
     EmptyBufferError, SequenceError
         If there are no steps, or they are time-major.
     OSError
@@ -542,9 +542,9 @@ def read_rllib_parquet(
     FormatError
         If a file is damaged, or a value is not in RLlib's format; names file and column.
     UntrustedPickleError
-        If a value is a packed object, and `allow_pickle` is false; names the column.
+        If a value is a packed object, and `allow_pickle` is false.
     CapacityError
-        If more memory than `max_nbytes` would be allocated; names the column.
+        If more memory than `max_nbytes` would be allocated.
     ColumnMismatchError
         If files differ in their columns, or packed values of a column in their structure.
     MissingExtraError, OSError
@@ -654,7 +654,7 @@ def write_rllib_parquet(
     ColumnNotFoundError
         If there are no rewards, or no column separates episodes.
     ColumnTypeError
-        If a column that is not packed is nested, or has rows that vary in shape; names it.
+        If a column that is not packed is nested, or has rows that vary in shape.
     EmptyBufferError, SequenceError
         If there are no steps, or steps of an episode are missing.
     OSError
@@ -759,7 +759,7 @@ def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes
     Raises
     ------
     ColumnTypeError
-        If a column has nulls or an unsupported type; names it.
+        If a column has nulls or an unsupported type.
     ColumnMismatchError
         If blocks differ in their columns.
     UntrustedPickleError, CapacityError
@@ -789,7 +789,7 @@ def without_ray_types(table: pa.Table) -> pa.Table:
     """Convert Ray Data's tensor types to fixed-size or variable-size lists; other columns are unchanged.
 
     Raises FormatError if a tensor is not stored as Ray stores it, contradicts its declared shape, or has rows that vary
-    in shape; names the column.
+    in shape.
     """
     fields, columns = [], []
     for field, column in zip(table.schema, table.columns, strict=True):

@@ -180,7 +180,7 @@ def to_sb3_replay(
     CapacityError
         If there are more steps than `capacity`.
     ColumnNotFoundError, ColumnMismatchError, ColumnTypeError
-        If a column is missing, or does not fit its space; names it.
+        If a column is missing, or does not fit its space.
     MissingExtraError
         If Stable-Baselines3 is not installed.
     """
@@ -241,7 +241,7 @@ def to_sb3_rollout(
     ArgumentError
         If the steps cannot be split evenly.
     ColumnNotFoundError, ColumnMismatchError, ColumnTypeError
-        If a column is missing, or does not fit its space; names it.
+        If a column is missing, or does not fit its space.
     MissingExtraError
         If Stable-Baselines3 is not installed.
     """
@@ -314,7 +314,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
     Parameters
     ----------
     *args, **kwargs
-        As for `CleanRLReplayBuffer`. With `optimize_memory_usage`, truncations are not treated as terminations.
+        As in `CleanRLReplayBuffer`. With `optimize_memory_usage`, truncations are not treated as terminations.
 
     Raises
     ------
@@ -403,7 +403,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     Parameters
     ----------
     buffer_size, observation_space, action_space
-        As for `SB3ReplayBuffer`; the observation space has `observation`, `achieved_goal` and `desired_goal`.
+        As in `SB3ReplayBuffer`; the observation space has `observation`, `achieved_goal` and `desired_goal`.
     env
         Environment whose `compute_reward(achieved, desired, infos)` returns the rewards of new goals; `infos` are
         empty dicts. The environment is not pickled.
@@ -412,7 +412,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     goal_selection_strategy
         Step whose achieved goal is used: `"future"`, this one or a later one; `"final"`, the last; `"episode"`, any.
     **kwargs
-        As for `SB3ReplayBuffer`, without `n_steps`, `alpha` and `beta`.
+        As in `SB3ReplayBuffer`, without `n_steps`, `alpha` and `beta`.
 
     Raises
     ------
@@ -678,7 +678,7 @@ class SB3RolloutBuffer:
         CapacityError
             If the buffer is full; call `reset`.
         ColumnMismatchError
-            If an argument does not have the shape of its space; names it.
+            If an argument does not have the shape of its space.
         """
         if self.full:
             raise errors.CapacityError(

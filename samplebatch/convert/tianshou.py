@@ -50,7 +50,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     Raises
     ------
     ColumnTypeError
-        If `thing` is neither, or a value has an unsupported type; names the column.
+        If `thing` is neither, or a value has an unsupported type.
 
     Examples
     --------

@@ -35,7 +35,7 @@ def from_token_dataset(dataset: Any, columns: Sequence[str] | None = None) -> Sa
     ColumnTypeError
         If `dataset` is another object, such as a streaming dataset, or a column has missing numbers.
     ColumnNotFoundError
-        If a column is missing; names it.
+        If a column is missing.
 
     Examples
     --------
@@ -103,14 +103,14 @@ def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> Sample
     rows
         Dicts with the same keys.
     ragged
-        Ragged columns and the dtypes of their elements, as for `SampleBatch`.
+        Ragged columns and the dtypes of their elements, as in `SampleBatch`.
 
     Raises
     ------
     ColumnTypeError
         If a row is not a dict, or the values of a column have an unsupported type.
     ColumnMismatchError
-        If a row has other keys than the first; names the row and the keys.
+        If a row has other keys than the first; the message contains the row and the keys.
 
     Examples
     --------

@@ -47,7 +47,7 @@ def to_tensordict(source: Source) -> TensorDict:
     Raises
     ------
     ColumnMismatchError
-        If a part of the observations has the same name as another entry; names it.
+        If a part of the observations has the same name as another entry.
     ColumnTypeError, SequenceError, EmptyBufferError
         If the source does not consist of steps of one policy.
     MissingExtraError
@@ -266,7 +266,7 @@ class TorchRLReplayBuffer:
         ArgumentError
             If several environments have neither one ring each nor `("collector", "traj_ids")`.
         ColumnTypeError, ColumnNotFoundError, ColumnMismatchError
-            If `td` has no batch dimension, or a required entry is missing or does not fit; names the entry.
+            If `td` has no batch dimension, or a required entry is missing or does not fit.
         """
         import torch
 
@@ -280,7 +280,7 @@ class TorchRLReplayBuffer:
         return torch.from_numpy(self.buffer.extend(steps))
 
     def add(self, td: TensorDict) -> int:
-        """Add one step, a TensorDict without batch dimensions; return its index. Raises as `extend`."""
+        """Add one step, a TensorDict without batch dimensions; return its index. Raises the same errors as `extend`."""
         return int(self.extend(td.unsqueeze(0))[0])
 
     def sample(self, batch_size: int | None = None) -> TensorDict:

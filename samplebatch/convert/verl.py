@@ -118,8 +118,8 @@ def to_verl(
     Raises
     ------
     ColumnLengthError
-        If a ragged column is as long as neither the prompts, the responses nor both together; names it. If a row is
-        longer than `prompt_length` or `response_length`.
+        If a ragged column is as long as neither the prompts, the responses nor both together. If a row is longer than
+        `prompt_length` or `response_length`.
 
     Examples
     --------

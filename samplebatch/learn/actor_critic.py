@@ -98,7 +98,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         return {**super().get_extra_state(), "discounted_returns": list(self._discounted_returns)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_extra_state`; raises as `Algorithm.set_extra_state` does."""
+        """Restore a state from `get_extra_state`; raises the same errors as `Algorithm.set_extra_state`."""
         super().set_extra_state(state)
         self._discounted_returns = list(state.get("discounted_returns", ()))
 

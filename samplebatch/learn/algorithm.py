@@ -296,7 +296,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         Raises
         ------
         ArgumentError
-            If the state is from different networks; names the first differing parameter, before loading anything.
+            If the state is from different networks; the message contains the first differing parameter, before loading
+            anything.
         """
         expected, loaded = _parameter_shapes(self.state_dict()), _parameter_shapes(state_dict)
         for name in [*expected, *loaded] if strict else expected.keys() & loaded.keys():
@@ -486,7 +487,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
             If `buffer` is not a buffer or a batch of one policy, a `sample_size` is given for a batch, or the algorithm
             requires rows of several steps of a dataset or batch.
         ColumnNotFoundError
-            If rows of a dataset or batch lack a column that targets require; names the column.
+            If rows of a dataset or batch lack a column that targets require.
         """
         require_source(buffer, sample_size)
         if isinstance(buffer, SampleBatch | Batch):

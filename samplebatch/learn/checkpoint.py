@@ -174,7 +174,7 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
 
 
 def read_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Read the state in a checkpoint; raises as `load_checkpoint` does."""
+    """Read the state in a checkpoint; raises the same errors as `load_checkpoint`."""
     path = Path(folder) / FILE
     if not path.is_file():
         raise FileNotFoundError(2, "No checkpoint", str(path))

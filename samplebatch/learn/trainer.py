@@ -275,7 +275,7 @@ class OfflineTrainerParams(TrainerParams):
 def require_finite_losses(figures: Mapping[str, float]) -> None:
     """Check the metrics of an update whose names contain `loss`.
 
-    Raises NonFiniteLossError if a loss is NaN or infinite; names the loss.
+    Raises NonFiniteLossError if a loss is NaN or infinite.
 
     >>> require_finite_losses({"critic/loss": 0.5, "kl": float("nan")})
     >>> require_finite_losses({"actor_loss": float("inf")})

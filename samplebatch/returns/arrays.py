@@ -103,9 +103,9 @@ def gae(
     Raises
     ------
     ColumnLengthError
-        If an array has the wrong number of elements; names it.
+        If an array has the wrong number of elements.
     ColumnTypeError
-        If an array is not numeric, or only one of rewards and values is ragged; names it.
+        If an array is not numeric, or only one of rewards and values is ragged.
     ArgumentError
         If `gamma` or `gae_lambda` is not in [0, 1], an argument is missing, or flags are passed for ragged rewards.
 
@@ -180,7 +180,7 @@ def vtrace(
     Parameters
     ----------
     rewards, terminated, truncated, values, next_values
-        As for `gae`.
+        As in `gae`.
     log_ratios
         Log-probability of each action under the target policy minus that under the behaviour policy, shape (n,). For
         ragged rewards: a ragged column with rows of the same lengths.
@@ -199,9 +199,9 @@ def vtrace(
     Raises
     ------
     ColumnLengthError, ColumnTypeError
-        As for `gae`.
+        As in `gae`.
     ArgumentError
-        As for `gae`, or if a clip threshold is not a positive number.
+        As in `gae`, or if a clip threshold is not a positive number.
 
     Examples
     --------
@@ -266,23 +266,23 @@ def discounted_returns(
     Parameters
     ----------
     rewards, terminated, truncated
-        As for `gae`.
+        As in `gae`.
     next_values
         Estimates at the observations after the steps, of the shape of the rewards. They replace the rewards after a
-        truncated step or an unfinished last row; others are ignored. For ragged rewards one per row, as for `gae`.
-        None: zeros.
+        truncated step or an unfinished last row; others are ignored. For ragged rewards one per row, as in `gae`. None:
+        zeros.
     gamma
         Discount per step. Default: 0.99; for ragged rewards 1.
 
     Returns
     -------
     ndarray, RaggedColumn or RaggedTorchColumn
-        Sums of the shape of the rewards; dtype as for `gae`.
+        Sums of the shape of the rewards; dtype as in `gae`.
 
     Raises
     ------
     ColumnLengthError, ColumnTypeError, ArgumentError
-        As for `gae`.
+        As in `gae`.
 
     Examples
     --------
@@ -340,7 +340,7 @@ def nstep(
     Parameters
     ----------
     rewards, terminated, truncated
-        Arrays as for `gae`.
+        Arrays as in `gae`.
     n_step
         Maximum steps per window.
     gamma
@@ -349,7 +349,7 @@ def nstep(
     Raises
     ------
     ColumnLengthError, ColumnTypeError
-        As for `gae`.
+        As in `gae`.
     ArgumentError
         If `n_step` is not a positive integer, or `gamma` not in [0, 1].
 
@@ -386,8 +386,8 @@ def nstep_of_rings(
     slots: first slot of each window, shape (n,).
     n_step, gamma: maximum steps per window, and discount per step.
 
-    Raises RowIndexError if a slot is out of range; names it. Raises ArgumentError if `n_step` is not a positive
-    integer, or `gamma` not in [0, 1].
+    Raises RowIndexError if a slot is out of range. Raises ArgumentError if `n_step` is not a positive integer, or
+    `gamma` not in [0, 1].
 
     >>> never = np.zeros(3, bool)
     >>> nstep_of_rings(

@@ -61,7 +61,7 @@ def compute_episodic_return(
     Raises
     ------
     ColumnLengthError, ColumnTypeError
-        As for `gae`.
+        As in `gae`.
     ColumnNotFoundError
         If the batch lacks rewards or flags.
     SequenceError
@@ -110,13 +110,13 @@ def compute_vtrace_return(
     Parameters
     ----------
     batch, buffer, indices
-        As for `compute_episodic_return`.
+        As in `compute_episodic_return`.
     v_s_, v_s
         Estimates for the next observations and for the observations, n elements each.
     log_ratios
         Log-probability of each action under the target policy minus that under the behaviour policy, n elements.
     gamma, **options
-        As for `samplebatch.returns.vtrace`: `vtrace_lambda`, `rho_clip`, `c_clip`, `advantage_rho_clip`.
+        As in `samplebatch.returns.vtrace`: `vtrace_lambda`, `rho_clip`, `c_clip`, `advantage_rho_clip`.
 
     Returns
     -------
@@ -126,9 +126,9 @@ def compute_vtrace_return(
     Raises
     ------
     ColumnNotFoundError, SequenceError
-        As for `compute_episodic_return`.
+        As in `compute_episodic_return`.
     ColumnLengthError, ColumnTypeError, ArgumentError
-        As for `samplebatch.returns.vtrace`.
+        As in `samplebatch.returns.vtrace`.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def compute_nstep_return(
     Parameters
     ----------
     batch
-        A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer, as for `compute_episodic_return`.
+        A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer, as in `compute_episodic_return`.
     buffer, indices
         Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. None: the batch contains the
         steps.
@@ -178,9 +178,9 @@ def compute_nstep_return(
     Raises
     ------
     ColumnLengthError
-        If batch, indices and estimates differ in length; names them.
+        If batch, indices and estimates differ in length.
     ColumnNotFoundError, ColumnTypeError, SequenceError
-        As for `compute_episodic_return`.
+        As in `compute_episodic_return`.
     ArgumentError
         If `n_step` is not a positive integer, or `gamma` not in [0, 1].
 

@@ -118,7 +118,7 @@ class Aggregator:
         Raises
         ------
         ColumnMismatchError
-            If columns, row shapes or dtypes cannot be joined with queued fragments; names them. The queue is unchanged.
+            If columns, row shapes or dtypes cannot be joined with queued fragments. The queue is unchanged.
         ColumnNotFoundError
             With `complete_episodes`, if `eps_id` is missing, or `t` of several policies.
         ColumnTypeError

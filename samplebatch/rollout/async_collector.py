@@ -60,7 +60,7 @@ class AsyncCollector(Collector):
     Parameters
     ----------
     policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, worker_index, weights
-        As for `Collector`.
+        As in `Collector`.
     env
         A list of functions or ids that each create a `gymnasium.Env`, or one function or id for all environments. On
         platforms that do not fork, functions are pickled: by value if cloudpickle is installed, as it is with
@@ -71,7 +71,7 @@ class AsyncCollector(Collector):
     num_envs
         Number of environments that a single function or id creates; 1 by default.
     on_step_hook
-        As for `Collector`, but called on rows whose actions were computed together.
+        As in `Collector`, but called on rows whose actions were computed together.
     wait_num
         Number of environments to wait for before the policy computes actions, resets included; all environments that
         are ready by then are used. 1 by default, so that no environment waits for another; all, if `timeout_s` is set.

@@ -80,7 +80,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     env_kwargs
         Keyword arguments of the functions or ids that create environments.
     map_action
-        Mapping from policy actions to environment actions, as for `Collector`, or one per policy id. The unmapped
+        Mapping from policy actions to environment actions, as in `Collector`, or one per policy id. The unmapped
         actions are stored. Random actions are drawn from the environments' spaces; with `"scale"`, the stored random
         actions are scaled to [-1, 1].
     exploration_noise
@@ -95,7 +95,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     infos
         Whether to store infos; policies always receive them.
     worker_index, weights
-        As for `Collector`.
+        As in `Collector`.
 
     Raises
     ------

@@ -170,9 +170,9 @@ class Checkpoints:
         Raises
         ------
         ColumnTypeError
-            If a column contains objects that cannot be pickled; names it.
+            If a column contains objects that cannot be pickled.
         OSError
-            If the disk is full or fails; names the folder. Older checkpoints are retained.
+            If the disk is full or fails. Older checkpoints are retained.
         StorageError
             If another process uses the folder, or this object is closed.
         """
@@ -239,14 +239,14 @@ class Checkpoints:
         Raises
         ------
         FormatError
-            If the checkpoint is damaged; names the file.
+            If the checkpoint is damaged.
         ColumnMismatchError
             If a table has another kind, capacity or options than in the checkpoint.
         StorageError
             If the checkpoint has a table that is not in `tables`, whose items the next checkpoint would discard; if
             another process uses the folder, or this object is closed.
         UntrustedPickleError
-            If a column is pickled and `allow_pickle` is false; names it.
+            If a column is pickled and `allow_pickle` is false.
         """
         with self._lock:
             self._claim()
@@ -361,8 +361,8 @@ _LEFT = "left"
 def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
     """Write the frozen state of a table to files named after `stem`, and return the remaining parts.
 
-    Raises ColumnTypeError if a column contains objects that cannot be pickled; names it. Raises OSError if a file
-    cannot be written.
+    Raises ColumnTypeError if a column contains objects that cannot be pickled. Raises OSError if a file cannot be
+    written.
     """
     values = {name: value for name, value in state.items() if name not in ("buffer", _LEFT, "fragments")}
     if "fragments" in state:
@@ -378,7 +378,7 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
     """Return the state of a table from its files.
 
     Raises FormatError if a file is damaged, is another file, or is outside of the folder. Raises UntrustedPickleError
-    if a column is pickled and `allow_pickle` is false; names it. Raises OSError if a file cannot be read.
+    if a column is pickled and `allow_pickle` is false. Raises OSError if a file cannot be read.
     """
     if "fragments" in plain:
         return plain | {"fragments": _read_fragments(plain["fragments"], folder, allow_pickle=allow_pickle)}

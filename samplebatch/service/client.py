@@ -477,7 +477,7 @@ class ReplayClient:
         Parameters
         ----------
         batch
-            Values by name, as for `ReplayBuffer.add`.
+            Values by name, as in `ReplayBuffer.add`.
         buffer_ids
             Environment of each row, shape (n,), if the values have a leading axis; None for a single step.
 
@@ -504,7 +504,7 @@ class ReplayClient:
         Parameters
         ----------
         batch
-            As for `ReplayBuffer.extend`.
+            As in `ReplayBuffer.extend`.
         priorities
             One per step, shape (n,), or one number for a table of fragments; the largest so far by default.
         key
@@ -535,7 +535,7 @@ class ReplayClient:
             self._send(home, partial(TableConnection.extend, batch=part, priorities=part_priorities, key=key))
 
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send a fragment of a collector or worker, with its environment and episode ids; raises as `extend`.
+        """Send a fragment of a collector or worker with its environment and episode ids; raises the errors of `extend`.
 
         In tables of steps, infos become separate columns, as in buffers, and empty infos are omitted.
         """
@@ -618,7 +618,7 @@ class ReplayClient:
         batch_size
             Number of steps or fragments.
         n_step, gamma, device, floats
-            As for `ReplayBuffer.sample`; the service computes n-step returns.
+            As in `ReplayBuffer.sample`; the service computes n-step returns.
         beta
             Exponent of importance weights; the table's by default.
         key
@@ -656,14 +656,14 @@ class ReplayClient:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Any]:
-        """Draw sequences; parameters and result as in `ReplayBuffer.sample_sequences`, raises as `sample` does."""
+        """Draw sequences; see `ReplayBuffer.sample_sequences`. Raises the same errors as `sample`."""
         options = {"length": length, "burn_in": burn_in, "padded": padded, "beta": beta, "seed": seed}
         return Delivery(device, floats).one(self._draw(batch_size, "sequences", options), convert_sample)
 
     def sample_episodes(
         self, n: int, *, unfinished: bool = False, seed: int | None = None
     ) -> Sample[list[Batch], list[npt.NDArray[np.int64]]]:
-        """Draw complete episodes; result as in `ReplayBuffer.sample_episodes`, raises as `sample` does."""
+        """Draw complete episodes; see `ReplayBuffer.sample_episodes`. Raises the same errors as `sample`."""
         return self._draw(n, "episodes", {"unfinished": unfinished, "seed": seed})
 
     def _draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
@@ -692,7 +692,7 @@ class ReplayClient:
         Parameters
         ----------
         batch_size
-            As for `sample`.
+            As in `sample`.
         prefetch
             Number of samples drawn ahead.
         **options

@@ -203,7 +203,7 @@ class TableConnection:
     # Closing
 
     def close(self) -> None:
-        """Wait until all fragments are acknowledged, and close the connection; raises as `flush` does."""
+        """Wait until all fragments are acknowledged, and close the connection; raises the same errors as `flush`."""
         if self._ended or self.is_forked:
             return
         self.cancel_draws(idle=False)

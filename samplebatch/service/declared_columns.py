@@ -60,8 +60,7 @@ class DeclaredColumns:
       accepted. Names of nested columns contain dots. For fragments of several policies, a mapping of each policy to
       such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, with several policies `POLICY/NAME:DTYPE[SHAPE]`.
 
-    Raises ArgumentError if a dtype is unknown, a shape is none that a row can have, or a name is declared twice; names
-    the column.
+    Raises ArgumentError if a dtype is unknown, a shape is none that a row can have, or a name is declared twice.
 
     >>> declared = DeclaredColumns({"obs": ("float32", (4,)), "actions": int, "prompt": "text"})
     >>> print(declared)
@@ -169,7 +168,7 @@ class DeclaredColumns:
         Raises
         ------
         ColumnMismatchError
-            If a column or a policy is missing, is not declared, or is declared otherwise; names it.
+            If a column or a policy is missing, is not declared, or is declared otherwise.
         """
         if isinstance(fragment, MultiAgentBatch) != self.by_policy:
             must, got = ("have policies", "one without") if self.by_policy else ("be of one policy", "several policies")

@@ -493,7 +493,7 @@ class _Session:
 
 
 def _read_count(raw: Any) -> int:
-    """Read the number of requested samples; raises as `read_request` and `whole` do."""
+    """Read the number of requested samples; raises the same errors as `read_request` and `whole`."""
     if raw is None or (raw.size == len(_ONE) and raw.to_pybytes() == _ONE):
         return 1
     request = protocol.read_request(raw, "the metadata of a request")

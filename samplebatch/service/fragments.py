@@ -28,7 +28,7 @@ from samplebatch.errors import ArgumentError, ColumnLengthError, FormatError
 def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgentBatch:
     """Return a batch as the rows of a fragment, over the same memory.
 
-    - `batch`: as for `ReplayBuffer.extend`.
+    - `batch`: as in `ReplayBuffer.extend`.
     - `priorities`: priority of each row, shape (n,); None for the default priority.
 
     Raises ColumnTypeError if the value is not a batch. Raises ArgumentError if priorities are passed for a batch of
@@ -78,7 +78,7 @@ def _with_info_columns(steps: SampleBatch) -> SampleBatch:
 
 
 def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns: dict[str, Any]) -> SampleBatch:
-    """Return a step of one or several environments as rows; parameters as for `ReplayBuffer.add`.
+    """Return a step of one or several environments as rows; parameters as in `ReplayBuffer.add`.
 
     Raises SampleBatchError as `ReplayBuffer.add`.
 
@@ -155,7 +155,7 @@ class FragmentEncoder:
         """Cached forms, the newest first."""
 
     def encode(self, batch: Any, priorities: Any = None) -> pa.RecordBatch:
-        """View a batch as a fragment; parameters as for `fragment_rows`.
+        """View a batch as a fragment; parameters as in `fragment_rows`.
 
         Raises SampleBatchError as `fragment_rows` and `SampleBatch.to_arrow`.
         """

@@ -78,7 +78,8 @@ class Patience:
     def wait(self, error: LostError) -> None:
         """Pause after a failure.
 
-        Raises ServiceError if `reconnect_s` has elapsed; names the waiting time and the number of attempts.
+        Raises ServiceError if `reconnect_s` has elapsed; the message contains the waiting time and the number of
+        attempts.
         """
         self._failures += 1
         if self._failures == 1:

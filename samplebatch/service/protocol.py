@@ -181,9 +181,8 @@ class Draw:
     - `count`: number of samples of a DoGet; None for no limit.
     - `timeout_s`: maximum seconds for which the table's limits may block a sample; None for no limit.
     - `seed`: seed of the draw; None for the table's generator.
-    - `n_step`, `gamma`, `length`, `burn_in`, `padded`: as for `ReplayBuffer.sample` and
-      `ReplayBuffer.sample_sequences`.
-    - `unfinished`: as for `ReplayBuffer.sample_episodes`.
+    - `n_step`, `gamma`, `length`, `burn_in`, `padded`: as in `ReplayBuffer.sample` and `ReplayBuffer.sample_sequences`.
+    - `unfinished`: as in `ReplayBuffer.sample_episodes`.
     - `beta`: exponent of importance weights; None for the table's exponent.
     - `key`: key of the fragment, for a table by key.
     - `nonce`: secret that proves that client and service share memory; None to receive all samples in messages.
@@ -225,7 +224,7 @@ class Draw:
         """Read a request.
 
         Raises CapacityError and FormatError as `read_request`; FormatError also if an entry is unknown. Raises
-        ArgumentError if an entry is invalid; names it.
+        ArgumentError if an entry is invalid.
         """
         request = read_request(raw, about)
         check_names(request, [field.name for field in fields(cls)], about)

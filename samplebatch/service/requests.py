@@ -84,7 +84,7 @@ class RequestHandler:
         }
 
     def replay_table(self, name: object) -> ReplayTable:
-        """Return a table of steps or fragments; raises as `table` does, and ArgumentError for a table of rows."""
+        """Return a table of steps or fragments. Raises ArgumentError for a row table, and the errors of `table`."""
         table = self.table(name)
         if isinstance(table, RowTable):
             raise ArgumentError(f"table {table.name!r} must hold steps or fragments, got rows; use a RowClient")
@@ -208,7 +208,7 @@ class RequestHandler:
         )
 
     def pack(self, sample: Sample) -> Packed:
-        """View a sample as a record batch; raises as `pack` does, or if it is too large."""
+        """View a sample as a record batch; raises the same errors as `pack`, or if it is too large."""
         packed = pack(sample)
         self.check_nbytes("a sample", packed.batch.nbytes)
         return packed

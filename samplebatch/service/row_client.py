@@ -279,7 +279,8 @@ class RowClient:
         Raises
         ------
         LimitTimeoutError
-            If rows are incomplete at the deadline; names the missing columns with the number of rows per column.
+            If rows are incomplete at the deadline; the message contains the missing columns with the number of rows per
+            column.
         ServiceError
             If the service cannot be reached.
         SampleBatchError
@@ -335,7 +336,8 @@ class RowClient:
         Raises
         ------
         LimitTimeoutError
-            If there are not enough rows at the deadline; names the missing columns with the number of rows per column.
+            If there are not enough rows at the deadline; the message contains the missing columns with the number of
+            rows per column.
         CapacityError
             If the oldest row or group alone exceeds a limit.
         ServiceError
@@ -407,7 +409,7 @@ class RowClient:
         RowIndexError
             If a key is unknown.
         ArgumentError
-            If a row lacks a column; names the column.
+            If a row lacks a column.
         ServiceError
             If the service is unreachable.
         """

@@ -160,8 +160,7 @@ class RowStore:
 
         Raises ArgumentError if a row already has one of the columns, or keys exist and `update` is false. Raises
         RowIndexError if keys are unknown and `update` is true. Raises ColumnMismatchError if a column's kind, dtype or
-        row shape has changed; names the column. Raises CapacityError if the table would exceed its maximum number of
-        columns.
+        row shape has changed. Raises CapacityError if the table would exceed its maximum number of columns.
         """
         columns = {name: self._match(name, column) for name, column in write.columns.items()}
         if len(self.forms.keys() | columns.keys()) > MAX_COLUMNS:
@@ -549,8 +548,8 @@ def form_of(column: Column) -> tuple[Any, ...]:
 def check_column(name: str, column: Column, count: int) -> Column:
     """Check that a column has `count` rows and no objects; a column of None only becomes missing text.
 
-    Raises ColumnLengthError and ColumnTypeError if a condition is not met; names the column. Raises CapacityError if
-    the column's name is too long.
+    Raises ColumnLengthError and ColumnTypeError if a condition is not met. Raises CapacityError if the column's name is
+    too long.
     """
     if isinstance(column, ObjectColumn) and len(column) and all(row is None for row in column.values.tolist()):
         column = TextColumn(pa.nulls(len(column), pa.large_string()))

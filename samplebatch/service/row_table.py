@@ -422,7 +422,8 @@ class RowTable:
         Raises
         ------
         LimitTimeoutError
-            If rows are incomplete at the deadline; names the missing columns with the number of rows per column.
+            If rows are incomplete at the deadline; the message contains the missing columns with the number of rows per
+            column.
         ArgumentError, CapacityError, TableClosedError
             As in `take`.
         """
@@ -498,7 +499,8 @@ class RowTable:
         Raises
         ------
         LimitTimeoutError
-            If there are not enough rows at the deadline; names the missing columns with the number of rows per column.
+            If there are not enough rows at the deadline; the message contains the missing columns with the number of
+            rows per column.
         ArgumentError
             If an argument is out of range, or the table lacks the consumer or the column of an option.
         CapacityError
@@ -657,7 +659,7 @@ class RowTable:
         RowIndexError
             If a key is unknown.
         ArgumentError
-            If a row lacks a column; names the column.
+            If a row lacks a column.
         """
         names, listed = check_columns(columns), _some_keys(keys)
         if len(listed) > MAX_ROWS:

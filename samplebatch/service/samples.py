@@ -63,7 +63,7 @@ def pack(sample: Sample) -> Packed:
     Raises
     ------
     SampleBatchError
-        If a column has no Arrow type; names it.
+        If a column has no Arrow type.
 
     Examples
     --------
@@ -298,7 +298,7 @@ class SampleWriter:
         """Form of the last sample without a layout."""
 
     def prepare(self, sample: Sample) -> tuple[Stream, dict[str, Any]]:
-        """Return stream and metadata of a sample; raises as `pack` does."""
+        """Return stream and metadata of a sample; raises the same errors as `pack`."""
         layout = self._find_layout(sample)
         if layout is not None:
             return LaidOutStream(*layout), {}

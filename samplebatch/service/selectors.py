@@ -135,7 +135,7 @@ class ByPriority(Selector):
 
     - `items`: fragments of the table.
     - `capacity`: maximum number of fragments.
-    - `alpha`, `beta`: as for `PrioritizedReplayBuffer`.
+    - `alpha`, `beta`: as in `PrioritizedReplayBuffer`.
     """
 
     by_priority = True

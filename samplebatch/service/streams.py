@@ -112,7 +112,7 @@ class FragmentWriter:
         self.pending.append((rows, replace(fragment, number=self._number)))
 
     def flush(self) -> None:
-        """Wait until all fragments are acknowledged; raises as `put` does."""
+        """Wait until all fragments are acknowledged; raises the same errors as `put`."""
         while self.pending:
             self._advance()
 
@@ -362,7 +362,7 @@ class SampleSession:
         return self._updates > 0 and not self._is_cancelled
 
     def settle(self) -> None:
-        """Wait until the service has applied all updates; raises as `next` does. Return at once if cancelled."""
+        """Wait until the service has applied all updates or the call is cancelled; raises the errors of `next`."""
         while self.has_updates:
             self._receive_answer()
 

@@ -237,7 +237,7 @@ class ReplayTable:
         Raises
         ------
         LimitTimeoutError
-            If the insert is still blocked after `timeout_s`; names the limit.
+            If the insert is still blocked after `timeout_s`; the message contains the limit.
         TableClosedError
             If the table is closed, before the call or during the wait.
         ArgumentError
@@ -306,19 +306,18 @@ class ReplayTable:
         reader
             Name of the reader, for `info`.
         is_cancelled
-            As for `extend`; if it returns True, nothing is sampled.
+            As in `extend`; if it returns True, nothing is sampled.
         max_nbytes
             Maximum size of the sample in bytes, checked before its rows are gathered; None for no limit.
         **options
-            For steps `n_step` and `gamma`, as for `ReplayBuffer.sample`; for sequences `length`, `burn_in` and
-            `padded`, as for `ReplayBuffer.sample_sequences`; for episodes `unfinished`, as for
-            `ReplayBuffer.sample_episodes`; for fragments in a table by key, `key`. In a prioritized table `beta`
-            overrides the table's value.
+            For steps `n_step` and `gamma`, as in `ReplayBuffer.sample`; for sequences `length`, `burn_in` and `padded`,
+            as in `ReplayBuffer.sample_sequences`; for episodes `unfinished`, as in `ReplayBuffer.sample_episodes`; for
+            fragments in a table by key, `key`. In a prioritized table `beta` overrides the table's value.
 
         Raises
         ------
         LimitTimeoutError
-            If the sample is still blocked after `timeout_s`; names the limit.
+            If the sample is still blocked after `timeout_s`; the message contains the limit.
         TableClosedError
             If the table is closed, before the call or during the wait.
         ArgumentError

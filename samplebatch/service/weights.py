@@ -166,8 +166,8 @@ def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Bu
     - `after`: highest version that the publisher knows; the service assigns a higher one.
 
     Raises ColumnTypeError if `weights` is not such a dict, dicts are nested deeper than 32, or a dtype cannot be
-    restored from bytes; names the value. Raises CapacityError if there are more than 65,536 arrays. Raises DeviceError
-    if a tensor is not in host memory; names it.
+    restored from bytes. Raises CapacityError if there are more than 65,536 arrays. Raises DeviceError if a tensor is
+    not in host memory.
 
     >>> weights = {"layer.0": {"bias": np.arange(2.0)}, "step": 7}
     >>> name, weights = unpack_weights(pack_weights(weights, "policy"))

@@ -233,8 +233,8 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
     path: the lock file, created if needed. It contains the owner's process number, for errors.
     must: requirement on the folder, for errors.
 
-    Raises StorageError if the folder is already locked, by this or another process; names the folder and the process.
-    If the file system does not support locks.
+    Raises StorageError if the folder is already locked, by this or another process; the message contains the folder and
+    the process. If the file system does not support locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     folder = str(path.parent)

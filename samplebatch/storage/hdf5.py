@@ -61,7 +61,7 @@ def to_hdf5(x: Mapping[str, Any] | Batch, y: h5py.Group, compression: str | None
     Raises
     ------
     UnstorableError
-        If a value can be neither stored nor pickled, or a name is empty or contains a slash; names the value.
+        If a value can be neither stored nor pickled, or a name is empty or contains a slash.
     MissingExtraError
         If h5py is not installed.
 
@@ -102,9 +102,9 @@ def from_hdf5(
     FormatError
         If the file is damaged or links to other files.
     CapacityError
-        If more than `max_nbytes` would be allocated; names the dataset.
+        If more than `max_nbytes` would be allocated.
     UntrustedPickleError
-        If an object that is not a plain value is pickled and `allow_pickle` is false; names the object.
+        If an object that is not a plain value is pickled and `allow_pickle` is false.
     MissingExtraError
         If h5py is not installed.
     """

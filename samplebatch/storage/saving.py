@@ -131,9 +131,9 @@ def load(
         If the format is unknown, the file contains another type, or it is damaged or truncated. Names the columns with
         changed bytes.
     UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names the column.
+        If a column is pickled and `allow_pickle` is false.
     CapacityError
-        If more than `max_nbytes` would be allocated; names the column.
+        If more than `max_nbytes` would be allocated.
     ColumnNotFoundError
         If a requested column does not exist.
     ArgumentError

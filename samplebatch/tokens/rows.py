@@ -255,7 +255,7 @@ def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
     ColumnLengthError
         If `other` has another number of rows.
     ColumnMismatchError
-        If a column exists in both and differs; names the column.
+        If a column exists in both and differs.
 
     Examples
     --------
@@ -280,7 +280,7 @@ def assign(batch: B, **columns: Any) -> B:
     Raises
     ------
     ColumnLengthError
-        If a column has another number of rows; names the column.
+        If a column has another number of rows.
 
     Examples
     --------

@@ -121,7 +121,7 @@ class Publisher(peers.Transferable):
 
     @property
     def capacity_nbytes(self) -> int:
-        """Maximum size of a publication in bytes, including its description; raises as `version` does."""
+        """Maximum size of a publication in bytes, including its description; raises the same errors as `version`."""
         return self._open().block_nbytes
 
     @property
@@ -149,9 +149,9 @@ class Publisher(peers.Transferable):
         ColumnTypeError
             If the value is neither a batch nor weights, or contains a value that cannot be sent; names that value.
         UntrustedPickleError
-            If a value must be pickled and the broadcast does not allow it; names the value.
+            If a value must be pickled and the broadcast does not allow it.
         DeviceError
-            If a tensor is not in host memory; names it.
+            If a tensor is not in host memory.
         OwnershipError
             If another process publishes.
         ChannelClosedError
@@ -370,9 +370,9 @@ class Subscription:
         PeerDiedError
             If the publisher's process died before the first publication.
         ColumnMismatchError
-            If the publication does not match `into`; names the first difference.
+            If the publication does not match `into`; the message contains the first difference.
         UntrustedPickleError
-            If a value is pickled and the broadcast does not allow it; names the value.
+            If a value is pickled and the broadcast does not allow it.
         FormatError
             If the memory contains no valid publication.
         ChannelClosedError
@@ -403,7 +403,7 @@ class Subscription:
         version
             Version to wait for; the last one read plus one is the next.
         timeout_s, into
-            As for `latest`.
+            As in `latest`.
 
         Returns
         -------
@@ -851,7 +851,8 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
     - `part`, `places`: descriptions and offsets of the weights.
     - `root`: memory that contains the weights.
 
-    Raises ColumnMismatchError before writing anything if a name, shape or dtype differs; names the first difference.
+    Raises ColumnMismatchError before writing anything if a name, shape or dtype differs; the message contains the first
+    difference.
     """
     columns = iter(part.columns)
     fixed = iter(places)

@@ -78,8 +78,8 @@ def decode(
     - `cut`: slices the buffers of variable columns in order.
     - `allow_pickle`: whether pickled columns may be unpickled.
 
-    Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false; names it. Raises FormatError, or
-    another error of `DAMAGE`, if the arguments are inconsistent.
+    Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises FormatError, or another error
+    of `DAMAGE`, if the arguments are inconsistent.
     """
     missing = [()] * len(schema.parts)
     all_entries, all_flags = metadata.get(wire.VARIABLE) or missing, metadata.get(wire.FLAGS, missing)
@@ -109,7 +109,7 @@ class VariableColumns:
         self._allow_pickle = allow_pickle
 
     def fixed(self, place: Place, root: Root) -> Column:
-        """Create a column over its part of a block, or a column of empty dicts; raises as `decode` does."""
+        """Create a column over its part of a block, or a column of empty dicts; raises the same errors as `decode`."""
         if place.column.form != BARE:
             return fixed_column(place, root)
         column = ObjectColumn.empty_dicts(place.shape[0])
@@ -120,11 +120,11 @@ class VariableColumns:
         return column
 
     def entry(self) -> Any:
-        """Return the entry of the next column in the metadata; raises as `decode` does."""
+        """Return the entry of the next column in the metadata; raises the same errors as `decode`."""
         return next(self._entries)
 
     def column(self, name: str, entry: Any) -> Column:
-        """Load a column from its entry and its buffers; raises as `decode` does."""
+        """Load a column from its entry and its buffers; raises the same errors as `decode`."""
         header, sizes = entry
         buffers = [self._cut(wire.count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
@@ -174,7 +174,7 @@ def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
 
 
 def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], variable: VariableColumns) -> Batch:
-    """Build a nested batch over the bytes of its block; raises as `decode` does."""
+    """Build a nested batch over the bytes of its block; raises the same errors as `decode`."""
     columns, fixed = iter(part.columns), iter(places)
 
     def leaf(path: str) -> Any:
@@ -318,7 +318,7 @@ class Decoder:
         - `fields`: result of `unpack_fields` for a message of kind `BATCH` with a valid checksum.
 
         Raises FormatError if the message is invalid. Raises UntrustedPickleError if a column is pickled and pickles are
-        not allowed; names it.
+        not allowed.
         """
         _, version, _, flags, number, ident, start, nbytes, _, metadata_nbytes, _, rows, _ = fields
         memory = self._memory

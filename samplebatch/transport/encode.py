@@ -102,7 +102,7 @@ class PartEncoder:
         return counts[0] if counts.count(counts[0]) == len(counts) else tuple(counts)
 
     def add(self, name: str, column: Column) -> None:
-        """Encode a column; raises as `samplebatch.transport.producer.Producer.send` does."""
+        """Encode a column; raises the same errors as `samplebatch.transport.producer.Producer.send`."""
         if isinstance(column, TensorColumn):
             values = column.values
             self.key.append((name, values.dtype, values.shape[1:], None, ""))
@@ -122,8 +122,8 @@ class PartEncoder:
     def dump(self, name: str, column: Column) -> list[Any]:
         """Encode a variable column as a header and the sizes of its buffers, which are retained.
 
-        Raises UntrustedPickleError if the column must be pickled and pickles are not allowed; names it. Raises
-        ColumnTypeError if an object cannot be pickled; names the column.
+        Raises UntrustedPickleError if the column must be pickled and pickles are not allowed. Raises ColumnTypeError if
+        an object cannot be pickled.
         """
         try:
             header, buffers = column.dump()
@@ -169,9 +169,9 @@ class Encoder:
     def encode(self, batch: AnyBatch) -> Frame:
         """Encode a batch.
 
-        Raises ColumnTypeError if the value is not a batch, or contains a value that cannot be sent; names it. Raises
-        UntrustedPickleError if a column must be pickled and pickles are not allowed; names it. Raises DeviceError if a
-        column is not in host memory.
+        Raises ColumnTypeError if the value is not a batch, or contains a value that cannot be sent. Raises
+        UntrustedPickleError if a column must be pickled and pickles are not allowed. Raises DeviceError if a column is
+        not in host memory.
         """
         if isinstance(batch, SampleBatch):
             columns = batch._all()
@@ -303,8 +303,8 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
     """Encode a tree; return its structure: pairs of a name and the structure below it, None for a leaf.
 
-    Raises ColumnTypeError if a leaf cannot be sent; names it. Raises UntrustedPickleError if a leaf must be pickled and
-    pickles are not allowed; names it. Raises DeviceError if a tensor is not in host memory; names it.
+    Raises ColumnTypeError if a leaf cannot be sent. Raises UntrustedPickleError if a leaf must be pickled and pickles
+    are not allowed. Raises DeviceError if a tensor is not in host memory.
     """
     structure: list[tuple[str, Any]] = []
     for name, value in source.__dict__.items():

@@ -141,13 +141,13 @@ class Reservation:
         RowIndexError
             If `rows_used` is negative or greater than the number of reserved rows.
         ColumnMismatchError
-            If an extra column is in the block; names it.
+            If an extra column is in the block.
         ColumnLengthError, SequenceError
             If the extra columns do not fit the rows.
         ReleasedError
             If the reservation was sent or cancelled before.
         UntrustedPickleError
-            If an extra column must be pickled and the channel does not allow it; names it.
+            If an extra column must be pickled and the channel does not allow it.
         ChannelTimeoutError
             If there is no space within `timeout_s`; the reservation is unchanged.
         ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
@@ -239,7 +239,7 @@ class Reservation:
 def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
     """Return schema entries of columns specified by dtype, or by dtype and row shape.
 
-    Raises ColumnTypeError if `columns` is not a mapping, or a column has no fixed number of bytes per row; names it.
+    Raises ColumnTypeError if `columns` is not a mapping, or a column has no fixed number of bytes per row.
     """
     if isinstance(columns, SampleBatch) or not isinstance(columns, Mapping):
         raise errors.ColumnTypeError(
@@ -379,9 +379,9 @@ class Producer(channel_end.ChannelEnd):
         OwnershipError
             If another process has used this end.
         UntrustedPickleError
-            If a column must be pickled and the channel does not allow it; names the column.
+            If a column must be pickled and the channel does not allow it.
         ColumnTypeError
-            If `batch` is not a batch, or contains a value that cannot be sent; names the value.
+            If `batch` is not a batch, or contains a value that cannot be sent.
 
         Examples
         --------
@@ -453,7 +453,7 @@ class Producer(channel_end.ChannelEnd):
         RowIndexError
             If `rows` is not an integer from 0.
         ColumnTypeError
-            If `columns` is not a mapping, or a column has no fixed number of bytes per row; names it.
+            If `columns` is not a mapping, or a column has no fixed number of bytes per row.
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
             As `send`.
         """
@@ -612,7 +612,7 @@ class Producer(channel_end.ChannelEnd):
             self._poll.modify(self._pipe, 0)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait for an action of the consumer, and check that it still exists; raises as `_wait_until` does."""
+        """Wait for an action of the consumer and check that it is alive; raises the same errors as `_wait_until`."""
         if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         if self._peer_dead or (self._peer_fd is None and self._peer_has_died()):

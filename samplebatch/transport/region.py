@@ -176,12 +176,12 @@ class Region:
 
     @property
     def memory(self) -> memoryview:
-        """The bytes, which keep the memory alive; raises as `array` does."""
+        """The bytes, which keep the memory alive; raises the same errors as `array`."""
         return self.array.data
 
     @property
     def address(self) -> int:
-        """Page-aligned address of the memory in this process; raises as `array` does."""
+        """Page-aligned address of the memory in this process; raises the same errors as `array`."""
         return self._open().address
 
     def fileno(self) -> int:

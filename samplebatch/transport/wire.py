@@ -191,7 +191,7 @@ def plain_flags(flags: Flags) -> list[Any]:
 
 
 def flags_of(plain: Any) -> Flags:
-    """Validate flags that `plain_flags` wrote; raises as `count_of` does."""
+    """Validate flags that `plain_flags` wrote; raises the same errors as `count_of`."""
     time_major, zero_padded, max_seq_len, updates, is_training, *units = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):

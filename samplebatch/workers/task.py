@@ -86,7 +86,7 @@ class Request:
 
     - `n_step`, `n_episode`: amount to collect; unlimited if both are None.
     - `fragment_length`: environment steps per fragment; None for a single fragment.
-    - `random`, `render`, `reset_before_collect`, `gym_reset_kwargs`: as for `RolloutWorkers.collect`.
+    - `random`, `render`, `reset_before_collect`, `gym_reset_kwargs`: as in `RolloutWorkers.collect`.
     """
 
     n_step: int | None = None
@@ -451,7 +451,7 @@ def _even(total: int, count: int) -> npt.NDArray[np.int64]:
 def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, threads: int = 1) -> Task:
     """Create the task of a worker with its own process, and seed the process-wide generators.
 
-    - `spec`, `weights`, `count_steps`: as for `make_task`.
+    - `spec`, `weights`, `count_steps`: as in `make_task`.
     - `threads`: number of torch threads, if the policy or the environments import torch.
     """
     seeds = seeds_at(spec.seed, PROCESS, spec.index)

@@ -101,9 +101,9 @@ class RolloutWorkers(collector.Uncopied):
         Maximum age of a fragment's weights when it is returned, in publications; older fragments are dropped, and
         counted in `worker_stats` and in the steps of `fragments`. By default unlimited.
     policy_mapping
-        As for `MultiAgentCollector`; a function must be importable.
+        As in `MultiAgentCollector`; a function must be importable.
     exploration_noise, map_action, infos
-        As for `Collector`, or with several agents for `MultiAgentCollector`; functions must be importable.
+        As in `Collector`, or with several agents for `MultiAgentCollector`; functions must be importable.
     seed
         Seed of the run. It determines the data of each `env_id` except `eps_id` and `unroll_id`, regardless of the
         distribution of environments over workers, if the policy computes each row independently without random draws,
@@ -321,7 +321,7 @@ class RolloutWorkers(collector.Uncopied):
             Number of episodes to complete. Every worker completes the episodes that start first, so that long episodes
             are as likely as short ones.
         random, render, reset_before_collect, gym_reset_kwargs
-            As for `Collector.collect`, in every worker. Environment i is reset with the `seed` of `gym_reset_kwargs`
+            As in `Collector.collect`, in every worker. Environment i is reset with the `seed` of `gym_reset_kwargs`
             plus i.
 
         Returns

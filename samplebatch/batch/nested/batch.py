@@ -134,8 +134,7 @@ def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = 
     """Apply a function to corresponding leaves of all batches among the arguments.
 
     Other arguments are passed unchanged. Reserved names stay reserved. Raises ColumnMismatchError if the batches differ
-    in their names; lists the names that only one has. Raises ColumnTypeError if the function rejects a leaf;
-    names it.
+    in their names; lists the names that only one has. Raises ColumnTypeError if the function rejects a leaf.
     """
     positions = [position for position, arg in enumerate(args) if KINDS[type(arg)] == NODE]
     nodes = [args[position] for position in positions]
@@ -165,7 +164,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
     """Apply an in-place operator to every leaf of a batch; the other operand is a number, or a batch matched by name.
 
     Raises ColumnMismatchError if the batches differ in their names. Raises ColumnTypeError if a leaf cannot store the
-    result; names it. Leaves before it are updated.
+    result. Leaves before it are updated.
     """
     matched = KINDS[type(other)] == NODE
     nodes = [target, other] if matched else [target]
@@ -305,7 +304,7 @@ def _tensor_ufunc(ufunc: np.ufunc, leaves: Sequence[Any]) -> Any:
 def reduce_leaves(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any]) -> Node:
     """Apply a NumPy reduction to every leaf, by default over the dimensions common to all leaves.
 
-    Raises ColumnTypeError if the function rejects a leaf; names it.
+    Raises ColumnTypeError if the function rejects a leaf.
     """
     axis = kwargs.get("axis")
     if axis is None:
@@ -663,7 +662,7 @@ class Batch(Node):
         batches
             Batches or dicts.
         missing
-            As for `stack`; the padding has the length of the batch that lacks the name.
+            As in `stack`; the padding has the length of the batch that lacks the name.
 
         Examples
         --------
@@ -784,9 +783,9 @@ class Batch(Node):
         """Return a batch of tensors that share memory with the arrays where torch allows it.
 
         Only read-only arrays, arrays in foreign byte order or with negative strides, and leaves that change device or
-        dtype are copied. None and distributions are unchanged. Raises ColumnTypeError if torch has no dtype for a leaf;
-        names it. Raises ArgumentError if `floats` is not a floating-point dtype, or is combined with `dtype`. Raises
-        DeviceError if torch cannot use the device, or page-locked memory needs a device and has none.
+        dtype are copied. None and distributions are unchanged. Raises ColumnTypeError if torch has no dtype for a leaf.
+        Raises ArgumentError if `floats` is not a floating-point dtype, or is combined with `dtype`. Raises DeviceError
+        if torch cannot use the device, or page-locked memory needs a device and has none.
 
         Parameters
         ----------
@@ -868,7 +867,7 @@ class Batch(Node):
         Raises
         ------
         ArgumentError, DeviceError
-            As for `SampleBatch.minibatches`.
+            As in `SampleBatch.minibatches`.
 
         Examples
         --------
@@ -901,7 +900,7 @@ class Batch(Node):
     def to_list_of_dicts(self) -> list[dict[str, Any]]:
         """Return one nested dict per row.
 
-        Raises ColumnTypeError if a leaf is a scalar; names it.
+        Raises ColumnTypeError if a leaf is a scalar.
         """
         return [conversions.to_dict(row) for row in iterate(self, shortest(self.__dict__) or 0)]
 
@@ -924,9 +923,9 @@ class Batch(Node):
         Raises
         ------
         ColumnLengthError
-            If leaves differ in length; names them.
+            If leaves differ in length.
         ColumnTypeError
-            If a leaf is a scalar or a distribution; names it.
+            If a leaf is a scalar or a distribution.
         ArgumentError
             If `convention` has another value.
         ColumnMismatchError
@@ -1004,7 +1003,7 @@ class Batch(Node):
     def dropnull(self) -> Self:
         """Return the rows without NaN, NaT or None; object arrays that then contain only numbers become numeric.
 
-        Raises ColumnTypeError if a leaf is a scalar; names it.
+        Raises ColumnTypeError if a leaf is a scalar.
 
         >>> Batch(a=[1.0, float("nan"), 3.0], b=["x", "y", None]).dropnull().to_dict()
         {'a': array([1.]), 'b': array(['x'], dtype=object)}
@@ -1071,7 +1070,7 @@ def _make_with_unit(cls: type[Batch], unit: ActionUnit | None) -> Batch:
 
 
 def _with_common_unit(batch: Batch, parts: Sequence[Any]) -> Batch:
-    """Set the common action unit of the joined parts; raises as `common_unit`."""
+    """Set the common action unit of the joined parts; raises the same errors as `common_unit`."""
     units = [unit for part in parts if (unit := getattr(part, "_action_unit", None)) is not None]
     if units:
         set_unit(batch, cast("ActionUnit", common_unit(units)))

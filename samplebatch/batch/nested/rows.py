@@ -51,7 +51,7 @@ _new = object.__new__
 def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
     """Return the length of the shortest leaf, ignoring None and reserved names; None without leaves.
 
-    Raises ColumnTypeError if a leaf is a scalar; names it.
+    Raises ColumnTypeError if a leaf is a scalar.
     """
     length = None
     name = ""
@@ -105,7 +105,7 @@ def _shapes(source: Node) -> Iterator[tuple[int, ...]]:
 def select(source: Node, index: Any) -> Node:
     """Index every leaf with a NumPy index: views for slices, copies for masks and arrays.
 
-    Raises RowIndexError if the batch is empty, or the index is out of bounds for a leaf; names it.
+    Raises RowIndexError if the batch is empty, or the index is out of bounds for a leaf.
     """
     if not source.__dict__:
         raise RowIndexError("an empty Batch has no rows to index")

@@ -316,7 +316,7 @@ def _as_host(flags: Any) -> npt.NDArray[Any]:
 def missing_value(dtype: Any, path: str) -> Any:
     """Return the missing value of a dtype: NaN, False or None.
 
-    Raises ColumnTypeError if the dtype has no such value; names the column.
+    Raises ColumnTypeError if the dtype has no such value.
     """
     if dtype.kind not in _MISSING:
         raise ColumnTypeError(f"column {path!r} must have a default for its other rows: {dtype} has no missing value")

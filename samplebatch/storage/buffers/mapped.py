@@ -178,7 +178,7 @@ class MappedStores(Stores):
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
         """Create the store for the first rows of a column, which are not written.
 
-        Raises ColumnTypeError if the rows are not numeric and of one shape; names the column.
+        Raises ColumnTypeError if the rows are not numeric and of one shape.
         """
         if KINDS[type(first_rows)] != TENSOR and as_rows(first_rows, name).dtype.kind == "O":
             raise ColumnTypeError(
@@ -190,7 +190,7 @@ class MappedStores(Stores):
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
         """Create an empty store for rows of a column from another store's `to_column`.
 
-        Raises ColumnTypeError if the rows are not numeric and of one shape; names the column.
+        Raises ColumnTypeError if the rows are not numeric and of one shape.
         """
         if kind == "compressed":
             return self.make(name, column.slice(0, min(len(column), 1)).to_numpy(), slots)

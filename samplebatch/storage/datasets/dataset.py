@@ -191,8 +191,7 @@ class Dataset:
         Raises
         ------
         ColumnMismatchError
-            If the type, columns or action unit differ from earlier batches; names the column. Object columns may
-            differ in form.
+            If the type, columns or action unit differ from earlier batches. Object columns may differ in form.
         OSError
             If the part cannot be written.
         """

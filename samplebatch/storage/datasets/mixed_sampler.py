@@ -180,7 +180,7 @@ class MixedSampler:
         DeviceError
             If torch cannot use the device. No rows are sampled.
         EmptyBufferError
-            If a source with a positive number of requested rows is empty; names the source.
+            If a source with a positive number of requested rows is empty.
         ColumnMismatchError
             If columns differ and `missing` is `"error"`; names a column and a source without it. If the sources'
             actions have different units; no rows are sampled.

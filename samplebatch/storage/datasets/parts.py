@@ -107,7 +107,7 @@ class DatasetRows:
     def adopt(self, snapshot: commit_log.Snapshot) -> None:
         """Replace the current state of the dataset after checking its files.
 
-        Raises FormatError if a part is missing or its size has changed; names the part.
+        Raises FormatError if a part is missing or its size has changed.
         """
         if snapshot.parts:
             sizes: dict[str, int] = {}

@@ -77,7 +77,7 @@ class Hdf5Reader:
         return Hdf5Reader(self.bound, self._device, allow_pickle=self.allow_pickle, rows=(count, ranges))
 
     def read(self, x: Any, depth: int = 0) -> Any:
-        """Read a group as a dict or Batch, or a dataset as its value; raises as `from_hdf5`."""
+        """Read a group as a dict or Batch, or a dataset as its value; raises the same errors as `from_hdf5`."""
         import h5py
 
         if isinstance(x, h5py.Dataset):

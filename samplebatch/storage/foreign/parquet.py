@@ -80,8 +80,8 @@ class BoundedReader:
 
         Strings stored once may occur repeatedly in the table: such columns are read in steps, and counted per step.
 
-        Raises CapacityError if a column exceeds the remaining memory bound; names the column. Raises FormatError if
-        pages are not at the declared offsets.
+        Raises CapacityError if a column exceeds the remaining memory bound. Raises FormatError if pages are not at the
+        declared offsets.
         """
         repeats = False
         for chunk in self._chunks(groups, {name.encode() for name in names}):

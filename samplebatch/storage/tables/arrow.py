@@ -62,13 +62,13 @@ def write_arrow(
     FormatError
         If the suffix of the path belongs to another format.
     ColumnTypeError
-        If a nested batch has a single value, which is not a column; names the value.
+        If a nested batch has a single value, which is not a column.
     SequenceError
         If the batch is time-major.
     ArgumentError
         If the compression is unknown.
     CapacityError
-        If a single row of a column has more than 2^31 - 1 elements; names the column.
+        If a single row of a column has more than 2^31 - 1 elements.
 
     Examples
     --------
@@ -223,9 +223,9 @@ def read_arrow(
         If the file is not an Arrow file, is damaged or truncated, or was not written by this library. Names the columns
         with changed bytes.
     UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names the column.
+        If a column is pickled and `allow_pickle` is false.
     CapacityError
-        If more than `max_nbytes` would be allocated; names the column.
+        If more than `max_nbytes` would be allocated.
     OSError
         If the file cannot be read.
     """

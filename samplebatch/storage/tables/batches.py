@@ -62,7 +62,7 @@ class TableFile(ABC):
 
     @property
     def about(self) -> dict[str, Any] | None:
-        """Metadata of a batch or buffer, None if there is none; raises as `metadata_of`."""
+        """Metadata of a batch or buffer, None if there is none; raises the same errors as `metadata_of`."""
         return self._known.about
 
     @cached_property
@@ -75,7 +75,7 @@ class TableFile(ABC):
         """Read columns of groups, in the given order.
 
         Raises FormatError if the file is damaged or truncated. Raises CapacityError if a column exceeds the remaining
-        memory bound; names the column.
+        memory bound.
         """
 
     def view(self, names: Sequence[str]) -> Parts | None:
@@ -220,7 +220,7 @@ def read_batch(
 def read_group(
     file: TableFile, group: int, columns: Sequence[str] | None, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Read the batch of one row group; raises as `read_batch`."""
+    """Read the batch of one row group; raises the same errors as `read_batch`."""
     must = f"{file.name!r} must be a part of a dataset"
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         chosen, about = _project(file, columns)
@@ -340,7 +340,7 @@ def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
 
 
 def join(batches: Sequence[AnyBatch]) -> AnyBatch:
-    """Concatenate batches of one type; raises as `concat_samples` and `Batch.cat`."""
+    """Concatenate batches of one type; raises the same errors as `concat_samples` and `Batch.cat`."""
     if len(batches) == 1:
         return batches[0]
     if isinstance(batches[0], Batch):

@@ -279,9 +279,9 @@ def read_parquet(
         If the file is not a Parquet file, is damaged or truncated, or was not written by this library. Names the
         columns with changed bytes.
     UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names the column.
+        If a column is pickled and `allow_pickle` is false.
     CapacityError
-        If more than `max_nbytes` would be allocated; names the column.
+        If more than `max_nbytes` would be allocated.
     OSError
         If the file cannot be read.
     """
