@@ -40,8 +40,8 @@
     ├── AccessError           (PermissionError) replay service rejected the token, or is not trusted
     └── MissingExtraError     (ImportError)  optional dependency not installed
 
-Every message is one sentence: the requirement, the actual value, and the remedy. It contains the name of the column and never
-data.
+Every message is one sentence: the requirement, the actual value, and the remedy. It contains the name of the column,
+argument, file or service that caused the error, and never the data of a column.
 """
 
 from __future__ import annotations
