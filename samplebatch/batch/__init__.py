@@ -1,6 +1,6 @@
-"""Batches: named columns of equal length, flat and nested.
+"""Flat and nested batches of named columns with equal length.
 
-Every public name of batches, loaded when it is first used.
+Public names are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ActionUnit: whether a batch's actions are the environment's or a policy's, and their mapping."""
+"""ActionUnit: whether actions are in environment or policy units, and the mapping between the two."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ActionUnit:
         return self.mapping is None
 
     def to_environment(self, actions: Any) -> Any:
-        """Map an array or tensor of actions, shape (n, ...), to the environment's actions.
+        """Map an array or tensor of actions, shape (n, ...), to environment actions.
 
         Raises ColumnMismatchError if the mapping is a function, or the bounds do not match the shape.
         """
@@ -169,7 +169,7 @@ class ActionUnit:
     def _bounds_for(self, actions: Any, rule: str) -> tuple[Any, Any]:
         """Return the bounds as arrays or tensors like the actions, after validating their shape.
 
-        `rule` completes the error for a mapping by a function.
+        `rule` completes the message of the error that is raised if the mapping is a function.
         """
         if self.mapping == "function":
             raise ColumnMismatchError(f"actions that a function maps to the environment's {rule}")
@@ -187,7 +187,7 @@ class ActionUnit:
         return tuple(None if bound is None else torch.tensor(bound.tolist(), **kind) for bound in (low, high))  # type: ignore[return-value]
 
     def describe(self) -> dict[str, Any]:
-        """Return the unit as JSON values for `from_description`; infinite bounds are None."""
+        """Return the unit as JSON values that `from_description` reads; infinite bounds are None."""
         description: dict[str, Any] = {"mapping": self.mapping}
         if self.low is not None:
             description |= {"dtype": self.low.dtype.name, "low": _plain(self.low)}
@@ -229,8 +229,8 @@ _DTYPES: Final = frozenset(
 def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
     """Return the unit of combined rows; None if no unit is known.
 
-    Rows of unknown unit adopt the unit of the others. Rows of the environment's unit may be combined with rows that are
-    clipped to its bounds.
+    Rows with an unknown unit are assigned the common unit. Rows in environment units may be combined with rows that are
+    clipped to the environment's bounds.
 
     Raises ColumnMismatchError if the units differ.
 

@@ -71,8 +71,8 @@ def from_table(
 ) -> Parts:
     """View a table as the parts of a batch; `to_table` is the inverse.
 
-    The table may lack columns or have additional ones. A nested column with missing or additional leaves
-    becomes plain columns with dots in their names. `about` is the metadata of the table, read from its schema if None.
+    The table may lack columns or have additional columns. A nested column with missing or additional leaves becomes
+    plain columns with dots in their names. `about` is the metadata of the table, read from its schema if None.
 
     Raises FormatError if the metadata was not written by `to_table`. Raises ColumnTypeError if a column has nulls or an
     unsupported type. Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises
@@ -268,7 +268,7 @@ class TableReader:
         return [reader.name for _, reader in self._fields]
 
     def view(self, plan: Plan, data: pa.Buffer, body: Body) -> Parts | None:
-        """View a record batch in the bytes of a file as the parts of a batch; as `Plan.view`."""
+        """View a record batch in the bytes of a file as the parts of a batch; see `Plan.view`."""
         arrays = plan.view(data, body, self.names)
         return None if arrays is None else self.parts({name: TensorColumn(own) for name, own in arrays.items()})
 

@@ -147,7 +147,7 @@ class SampleBatchBuilder:
         ColumnLengthError
             If the columns differ in their number of rows.
         ColumnMismatchError, ColumnTypeError
-            As `add_values` does.
+            As in `add_values`.
 
         Examples
         --------
@@ -184,7 +184,7 @@ class SampleBatchBuilder:
         SequenceError
             If the batch has `seq_lens`, which steps do not have; join such batches with `concat_samples`.
         ColumnMismatchError, ColumnTypeError
-            As `add_values` does.
+            As in `add_values`.
 
         Examples
         --------
@@ -227,7 +227,7 @@ class SampleBatchBuilder:
         self.count = 0
 
     def _start(self, values: Mapping[str, Any], *, many: bool) -> dict[str, _GrowingColumn | _GrowingTree]:
-        """Create empty columns for steps like the first."""
+        """Create empty columns with the layout of the first step."""
         if not values:
             raise errors.ColumnMismatchError("a step must have at least one column, got none")
         if names.SEQ_LENS in values:
@@ -350,7 +350,7 @@ class MultiAgentBatchBuilder:
     Attributes
     ----------
     count : int
-        Environment steps ended since the last batch.
+        Environment steps completed since the last batch.
 
     Examples
     --------
@@ -470,7 +470,7 @@ class _GrowingColumn(ABC):
     `put` and `put_many` write within the capacity of the last `grow`; rewritten rows are replaced.
 
     dtype, row_shape: dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None for none.
-    scalars: types of single numbers that can be assigned likewise, or raise OverflowError if too large.
+    scalars: types of single numbers that can also be assigned directly, or raise OverflowError if too large.
     """
 
     __slots__ = ("dtype", "name", "row_shape", "rows", "scalars")
@@ -490,7 +490,7 @@ class _GrowingColumn(ABC):
 
     @abstractmethod
     def put_many(self, row: int, values: Any, count: int) -> None:
-        """Write `count` rows from row `row` on, from values of shape (count, ...); raises the same errors as `put`.
+        """Write `count` rows starting at `row`, from values of shape (count, ...); raises the same errors as `put`.
 
         Raises ColumnLengthError if the number of values differs.
         """
@@ -596,7 +596,7 @@ class _GrowingTensor(_GrowingColumn):
 class _GrowingObjects(_GrowingColumn):
     """Python objects, mostly infos; dicts and lists are copied one level deep, because environments reuse them.
 
-    Columns with only strings or only bytes become text columns, as lists of them do.
+    Columns that contain only strings or only bytes become text columns.
     """
 
     __slots__ = ()
@@ -664,7 +664,7 @@ class _GrowingRagged(_GrowingColumn):
         self.rows[row] = memory.copy_of(array)
 
     def _cast(self, array: npt.NDArray[Any], *, is_list: bool) -> npt.NDArray[Any]:
-        """Convert a row to the dtype of the elements; declared float dtypes round lists of numbers, as NumPy does."""
+        """Convert a row to the dtype of the elements; lists of numbers are rounded to a declared float dtype."""
         assert self._item is not None
         if is_list and self._chosen is None and self._item.kind in "fc" and array.dtype.kind in "biufc":
             return array.astype(self._item)

@@ -1,4 +1,4 @@
-"""Operations on all columns of a batch together: counting, copying, gathering and concatenation.
+"""Operations on all columns of a batch at once: counting, copying, gathering and concatenation.
 
 Small columns, for which an allocation costs more than the copy, share one block with aligned addresses. A reference to
 one of them keeps the block alive, so its size is bounded.

@@ -24,10 +24,10 @@ SampleBatchType = SampleBatch | MultiAgentBatch
 def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> SampleBatchType:
     """Concatenate batches into a new one, with one copy.
 
-    Empty batches are ignored, except that a column which is ragged in one of them is ragged in the result. If all are
-    empty, the result has no columns, or those of the first one if there is a ragged column. The result is a
-    `SampleBatch` if all inputs are, otherwise a `MultiAgentBatch` in which flat batches belong to the default policy.
-    RLlib's batches are accepted as well.
+    Empty batches are ignored, except that a column that is ragged in an empty batch is ragged in the result. If all
+    batches are empty, the result has no columns, or the columns of the first batch if one of them is ragged. The result
+    is a `SampleBatch` if all inputs are, otherwise a `MultiAgentBatch` in which flat batches belong to the default
+    policy. RLlib's batches are accepted as well.
 
     Columns must have equal row shapes in all batches. Dtypes may differ if one of them represents all others exactly.
     `num_grad_updates` is averaged over the steps of the batches that have it.
@@ -47,9 +47,9 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     SequenceError
         If only some batches have sequences, or `zero_padded`, `time_major` or, if padded, `max_seq_len` differ.
     ColumnTypeError
-        If an item is neither type of batch.
+        If an item is neither a SampleBatch nor a MultiAgentBatch.
     ArgumentError
-        If `missing` is not one of these words.
+        If `missing` has another value.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def attempt_count_timesteps(tensor_dict: Mapping[str, Any]) -> int:
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatchType) -> SampleBatch:
-    """Return the batch of the default policy if there is no other; a flat batch is returned itself.
+    """Return the batch of the default policy if it is the only policy; a flat batch is returned unchanged.
 
     Raises
     ------

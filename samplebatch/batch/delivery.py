@@ -84,7 +84,7 @@ def tree_to(source: N, target: Target, prefix: str = "") -> N:
 
 
 def tree_to_numpy(source: N, prefix: str = "") -> N:
-    """Convert the tensors of a tree to arrays, over the same memory if that is on the host."""
+    """Convert the tensors of a tree to arrays, which share the memory of tensors on the host."""
     converted: dict[str, Any] = {}
     name = ""
     try:
@@ -106,7 +106,7 @@ def tree_to_numpy(source: N, prefix: str = "") -> N:
 
 
 def _rows_to_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert an object array of tensors to arrays; other arrays are returned themselves."""
+    """Convert an object array of tensors to arrays; other arrays are returned unchanged."""
     if array.dtype.kind != "O" or array.ndim != 1 or not array.size or KINDS[type(array[0])] != TENSOR:
         return array
     rows = np.empty(len(array), object)
@@ -116,7 +116,7 @@ def _rows_to_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array, over the same memory if that is on the host.
+    """Return a tensor as an array, which shares the memory of a tensor on the host.
 
     bfloat16, which NumPy lacks, becomes float32, which represents it exactly.
     """
@@ -134,12 +134,12 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
-    """Return an array, a tensor on any device, or numbers as an array."""
+    """Convert an array, a tensor on any device, or numbers to an array."""
     return array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
 
 
 def column_of_arrays(column: Column) -> Column:
-    """Return a column of tensors as a column of arrays, over the same memory if on the host; others unchanged."""
+    """Convert a column of tensors to arrays, which share host memory; return other columns unchanged."""
     if isinstance(column, TorchColumn):
         return TensorColumn(array_of(column.values))
     return RaggedColumn(array_of(column.flat), *column.layout) if isinstance(column, RaggedTorchColumn) else column
@@ -204,7 +204,7 @@ def _reason(error: Exception) -> str:
 
 
 def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]], Any]) -> npt.NDArray[Any]:
-    """Convert an object array of numeric arrays at once; other arrays are returned themselves."""
+    """Convert an object array of numeric arrays at once; other arrays are returned unchanged."""
     rows = array.tolist() if array.ndim == 1 else []
     dtype = getattr(rows[0], "dtype", None) if rows else None
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
@@ -229,7 +229,7 @@ def convert_ragged(column: Any, target: Target) -> Any:
 
 
 class ArrayTarget:
-    """Conversion target for learners that use arrays: floating-point values get a dtype.
+    """Conversion target for learners that use arrays: floating-point values are cast to a dtype.
 
     Integers, flags, images, complex numbers and objects are unchanged.
 
@@ -289,7 +289,7 @@ class TorchTarget:
     pin_memory: whether to pin host memory, so that the copy to a device is asynchronous.
     non_blocking: whether to return before copies to a device have finished.
     keep_objects: whether to keep values without a torch dtype.
-    used_on: stream that uses the tensors, if it differs from the stream that copies them.
+    used_on: stream that uses the tensors, if it is not the stream that copies them.
 
     Raises ArgumentError if `floats` is not a floating-point dtype, or passed together with `dtype`. Raises DeviceError
     if torch cannot use the device or pin memory. Raises MissingExtraError if torch is not installed.
@@ -330,7 +330,7 @@ class TorchTarget:
     def from_array(self, array: npt.NDArray[Any]) -> Any:
         """Return an array as a tensor, over the same memory if it is writable and torch supports its layout.
 
-        An object array of numeric rows becomes one of tensors, which share one allocation.
+        An object array of numeric rows becomes an object array of tensors that share one allocation.
         """
         if array.dtype.kind == "O":
             rows = _convert_rows(array, self.from_array)
@@ -386,7 +386,8 @@ class Delivery:
     """Conversion and prefetching of samples and minibatches for a learner.
 
     Parts that are prefetched for a GPU are gathered and copied from pinned memory on a separate stream while the
-    learner computes; its stream waits for a part before it is yielded. On the host they are only created earlier.
+    learner computes; its stream waits for a part before it is yielded. On the host, prefetched parts are only created
+    earlier.
 
     device: device of the tensors; None leaves values unchanged.
     floats: dtype of floating-point values; None keeps their dtype.

@@ -37,7 +37,7 @@ def run_starts(*keys: npt.NDArray[Any]) -> Rows:
 
 
 class DistinctIds(NamedTuple):
-    """Distinct ids, ascending, shape (k,), the first row of each, shape (k,), and each row's place among them."""
+    """Distinct ids, ascending, shape (k,); the first row of each, shape (k,); and the index of each row's id."""
 
     ids: npt.NDArray[Any]
     first: Rows
@@ -45,7 +45,7 @@ class DistinctIds(NamedTuple):
 
 
 def distinct_ids(ids: npt.NDArray[Any]) -> DistinctIds:
-    """Return what `numpy.unique` does for ids, shape (n,), not empty; only the first of equal neighbours is sorted.
+    """Return the result of `numpy.unique` for ids, shape (n,), not empty; sorts only the first of equal neighbours.
 
     >>> distinct_ids(np.array([7, 7, 3, 7]))
     DistinctIds(ids=array([3, 7]), first=array([2, 0]), place=array([1, 1, 0, 1]))
@@ -57,10 +57,10 @@ def distinct_ids(ids: npt.NDArray[Any]) -> DistinctIds:
 
 
 def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Rows:
-    """Return the order of rows that groups streams, shape (n,).
+    """Return row indices that group the rows by stream, shape (n,).
 
     keys: ids that identify streams, shape (n,) each; streams are sorted by the first key, then by the next.
-    t: times within a stream, shape (n,). None keeps the order of its rows.
+    t: times within a stream, shape (n,). None keeps the order of rows within a stream.
 
     >>> (
     ...     by_stream(np.array([0, 1, 0, 1])),
@@ -98,7 +98,7 @@ def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> EnvSteps:
 
 
 def number_coded_steps(episodes: npt.NDArray[np.intp], t: npt.NDArray[Any]) -> EnvSteps:
-    """Number the environment steps of rows by the number of the episode, from 0, and the time; see `number_env_steps`.
+    """Number environment steps by episode number (from 0) and time; see `number_env_steps`.
 
     >>> number_coded_steps(np.array([1, 1, 0, 1]), np.array([0, 1, 0, 0]))
     EnvSteps(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))

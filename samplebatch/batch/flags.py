@@ -1,4 +1,4 @@
-"""Flags: properties of a batch besides its columns."""
+"""Flags: properties of a batch that are not columns."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ METHODS_ELSEWHERE = {
 
 
 class MissingAttribute:
-    """Attribute that a batch does not have, which raises an error with the way out; `hasattr` is False."""
+    """Missing attribute whose access raises an error with a suggestion; `hasattr` returns False."""
 
     def __init__(self, name: str, way_out: str) -> None:
         self.name, self.way_out = name, way_out
@@ -101,7 +101,7 @@ _COLUMNS = (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)
 
 
 def missing_columns_of_agents() -> dict[str, MissingAttribute]:
-    """Return common column names as attributes that a batch of several policies does not have."""
+    """Return missing attributes for common column names, for batches of several policies."""
     return {
         name: MissingAttribute(name, f"columns belong to the batch of a policy, batch['policy_id'][{name!r}]")
         for name in _COLUMNS

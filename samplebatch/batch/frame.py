@@ -1,7 +1,7 @@
 """Serialization of columns as a header and buffers, for pickle protocol 5, files and channels.
 
-Headers are plain values (strings, numbers, tuples, dicts); buffers contain exactly the rows in view. Neither direction
-copies, and nothing is unpickled unless the caller permits it.
+Headers are plain values (strings, numbers, tuples, dicts); buffers contain exactly the rows in view. Neither dumping
+nor loading copies, and nothing is unpickled unless the caller permits it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS: dict[str, type[Column]] = {
 
 
 def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Header], ...], list[Any]]:
-    """Split columns into a header and their buffers.
+    """Serialize columns to a header and their buffers.
 
     Returns
     -------

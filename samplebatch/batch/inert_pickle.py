@@ -1,4 +1,4 @@
-"""Safe reader of pickles: nothing is imported, nothing is called.
+"""Safe reader of pickles that imports and calls nothing.
 
 A pickle is a program. Before loading, every opcode is validated: extension codes, persistent ids, out-of-band buffers
 and duplication of the stack's top are rejected. Bytes before protocol 3 and sets before protocol 4 are encoded as calls
@@ -77,7 +77,7 @@ MALFORMED = (
 
 
 class Named(type):
-    """Stub for a class or function that a pickle names; a call creates a `Foreign`.
+    """Stub for a class or function that a pickle references; a call creates a `Foreign`.
 
     name: module and name, joined by a dot; empty if it is itself the result of a call.
     """
@@ -89,11 +89,9 @@ class Named(type):
 
 
 class Foreign(metaclass=Named):
-    """A stub for an object: the name of its constructor, the arguments, and the state.
+    """Stub for an object: name of the constructor, arguments and state.
 
-    name: of the class or function.
-    args: what it would have been called with.
-    state: what the object would have been given as its state, or None.
+    name: name of the class or function. args: arguments of the call. state: argument of `__setstate__`, or None.
     """
 
     __slots__ = ("args", "made", "state")
@@ -103,7 +101,7 @@ class Foreign(metaclass=Named):
     made: Any
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Keep the arguments."""
+        """Store the arguments."""
         stub = object.__new__(cls)
         stub.args = args
         stub.state = stub.made = None
@@ -173,7 +171,7 @@ def load_stubs(data: bytes) -> Any:
 
 
 class _Weight(NamedTuple):
-    """The size of a value in values, itself included, and its depth; a long integer counts as a tuple."""
+    """Number of values in a value, including itself, and its depth; a long integer counts as a tuple."""
 
     values: int
     depth: int
@@ -267,7 +265,7 @@ _MAX_NESTING = 200
 
 
 def read_pickle(data: bytes | bytearray | memoryview) -> Any:
-    """Read a pickle without running it.
+    """Read a pickle without executing it.
 
     Raises FormatError if `data` is not a pickle, is damaged, or has operations that pickles of values do not contain.
 
@@ -307,7 +305,7 @@ def is_plain(value: Any) -> bool:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """List the members of a value that `read_pickle` returned; an empty list unless it is a container.
+    """Return the members of a container that `read_pickle` returned; an empty list for other values.
 
     >>> parts_of({"a": [1]}), parts_of("a")
     (['a', [1]], [])
@@ -323,7 +321,7 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def resolve_stubs(value: Any) -> Any:
-    """Replace stubs of NumPy's constructors by their results; the states of other stubs are left as they are.
+    """Replace stubs of NumPy's constructors by their results; the states of other stubs are unchanged.
 
     Raises FormatError if such a call differs from NumPy's.
     """
@@ -336,7 +334,7 @@ def resolve_stubs(value: Any) -> Any:
 
 
 class _Values:
-    """Values of one pickle, with NumPy's in the places of their stubs."""
+    """Values of one pickle, with NumPy's values instead of their stubs."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, Any]] = {}
@@ -375,7 +373,7 @@ class _Values:
         return value
 
     def _numpy_value(self, call: Foreign) -> Any:
-        """Return the result of a stub of NumPy's constructors, or the stub itself if it is another."""
+        """Return the result of a stub of a NumPy constructor; return other stubs unchanged."""
         module, _, name = call.name.rpartition(".")
         if call.name == "numpy.dtype":
             return _dtype(call)
@@ -416,7 +414,7 @@ class _Values:
         return array.astype(dtype.newbyteorder("="))
 
     def _use(self, content: bytes | bytearray | list[Any]) -> None:
-        """Reject array content that is used twice: otherwise a few bytes could expand to any number of large arrays."""
+        """Reject buffers that several arrays reference, because a few bytes could then expand to many large arrays."""
         # Python has each single byte once, and shares it between numbers.
         if len(content) < 2:
             return
@@ -426,7 +424,7 @@ class _Values:
 
 
 def _dtype(call: Foreign) -> Any:
-    """Return a dtype of numbers, dates, fixed-width strings or objects; fields and the like stay foreign."""
+    """Return a dtype of numbers, dates, fixed-width strings or objects; structured dtypes remain `Foreign`."""
     (name, *_), state = call.args, call.state
     if not isinstance(name, str):
         return call

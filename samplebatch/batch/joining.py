@@ -1,4 +1,4 @@
-"""Concatenation of flat batches, including columns that only some of them have."""
+"""Concatenation of flat batches, including columns that exist only in some batches."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _MIN_SHARED_NBYTES = 1 << 19
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
     """Concatenate the non-empty batches.
 
-    If all are empty, the result is `empty()`, as RLlib's is, unless one of them has a ragged column: then it has the
-    columns of the first one. A column that is ragged in an empty batch is ragged in the result. Columns that only some
-    have are handled as `missing` specifies. Raises ColumnMismatchError if a column is missing or has incompatible row
-    shapes or dtypes. Raises SequenceError if only some batches have sequences, or their layouts differ.
+    If all are empty, the result is `empty()`, as in RLlib, or has the columns of the first batch if one of them has a
+    ragged column. A column that is ragged in an empty batch is ragged in the result. `missing` specifies how columns
+    that exist only in some batches are handled. Raises ColumnMismatchError if a column is missing or has incompatible
+    row shapes or dtypes. Raises SequenceError if only some batches have sequences, or their layouts differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
@@ -88,7 +88,7 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
 
 
 def _keep_ragged(columns: dict[str, Column], samples: Sequence[SampleBatch[Any]]) -> None:
-    """Convert columns to ragged ones if they are ragged in an empty batch: equal rows were read as an array."""
+    """Convert columns to ragged columns if they are ragged in an empty batch."""
     for sample in samples:
         if sample.count:
             continue
@@ -133,7 +133,7 @@ def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) ->
 def _check_states(parts: Sequence[SampleBatch[Any]]) -> None:
     """Raise unless each state column has one row per sequence in all batches, or in none.
 
-    If every sequence has one row, both layouts are equal.
+    If every sequence has one row, the two layouts are identical.
     """
     counts = [(part, len(part.column(names.SEQ_LENS))) for part in parts]
     distinct = [part for part, sequences in counts if stored_rows(part, sequences) != sequences]
@@ -196,12 +196,13 @@ Missing = Literal["error", "drop", "zero"]
 
 
 def level(parts: Sequence[B], missing: Missing) -> list[B]:
-    """Return views of batches with the same columns: the common ones, or with `"zero"` all, filled with zeros.
+    """Return views of batches with equal columns: the common columns, or with `"zero"` all columns, filled with zeros.
 
     Filled rows are None in object columns and empty in ragged columns.
 
     Raises ColumnMismatchError if `missing` is `"error"` and the columns differ; the message contains the columns that
-    only some have. If `missing` is `"zero"` and batches are time-major or a nested column is incomplete.
+    exist only in some batches. Also raised if `missing` is `"zero"` and batches are time-major or a nested column is
+    incomplete.
     """
     groups = [part._all() for part in parts]
     models: dict[str, Column] = {}

@@ -427,7 +427,7 @@ class MultiAgentBatch(Generic[ValuesT]):
 
         Raises FormatError if the table is not a `MultiAgentBatch` or its rows were added or removed,
         UntrustedPickleError if a column is pickled and `allow_pickle` is false, CapacityError if objects exceed
-        `max_nbytes`; the last two name it.
+        `max_nbytes`.
         """
         table = arrow.as_table(table)
         bound = arrow.bound_of(table, max_nbytes)
@@ -475,9 +475,9 @@ class MultiAgentBatch(Generic[ValuesT]):
     def plot(self, *columns: str) -> Figure:
         """Plot columns of every policy over its own steps, one axis each; see `SampleBatch.plot`.
 
-        `columns` are dotted names, for the policies that have them; default: numeric columns except ids, at most twelve
-        in total. Raises MissingExtraError without matplotlib, ColumnNotFoundError if no policy has a column,
-        ColumnTypeError if it is not numeric.
+        `columns` are dotted names, plotted for the policies that have them; default: numeric columns except ids, at
+        most twelve in total. Raises MissingExtraError without matplotlib, ColumnNotFoundError if no policy has a
+        column, ColumnTypeError if it is not numeric.
 
         >>> batch = MultiAgentBatch(
         ...     {"walker": SampleBatch(rewards=[0.0, 1.0]), "guard": SampleBatch(rewards=[0.5])}, 2
@@ -512,7 +512,7 @@ def _check_policy(policy: PolicyID, batch: SampleBatch[Any]) -> None:
 
 
 def _split(batch: SampleBatch[Any]) -> Iterator[tuple[Any, SampleBatch[Any]]]:
-    """Yield the id and rows of each episode, by first occurrence."""
+    """Yield the id and rows of each episode, in order of first occurrence."""
     batch = unpadded(batch)
     ids: npt.NDArray[Any] = np.asarray(batch[names.EPS_ID])
     if len(set(ids.tolist())) < len(ends_by_change(ids)):

@@ -203,7 +203,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return new
 
     def _with(self, columns: dict[str, Column], flags: Flags | None = None) -> Self:
-        """Create a batch of other columns with this batch's structure and flags; the caller updates `count`."""
+        """Create a batch with other columns but this batch's structure and flags; the caller updates `count`."""
         new = object.__new__(type(self))
         new._columns = columns
         new.count = self.count
@@ -236,7 +236,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self._find(str(key)) if isinstance(key, str) else self._get_rows(key)
 
     def _find(self, name: str) -> Any:
-        """Return the values of a column that is not sliced yet, nested or derived."""
+        """Return the values of a column that is nested, derived or not sliced yet."""
         window = self._window
         if window is not None and name in window[0]:
             column = self._columns[name] = slice_column(window, name)
@@ -419,7 +419,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Decompress columns, and unpack columns that RLlib packed, in place; other columns are unchanged.
 
         `allow_pickle` permits unpickling packed rows of other values than arrays, numbers and strings; use it only for
-        trusted data. Otherwise they raise UntrustedPickleError. Damaged rows raise FormatError. Both name the column.
+        trusted data. Otherwise such rows raise UntrustedPickleError. Damaged rows raise FormatError.
         """
         tree.decompress(self, columns, allow_pickle=allow_pickle)
         return self
@@ -439,7 +439,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def action_unit(self) -> ActionUnit | None:
         """Unit of the actions: the environment's, or a policy's with its mapping; None if unknown.
 
-        Collectors set it, and parts, copies and files of the batch keep it. Assigning the actions resets it to None.
+        It is set by collectors and preserved in parts, copies and files of the batch. Assigning the actions resets it
+        to None.
         """
         return self._flags.action_unit
 
@@ -599,7 +600,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each step as a dict of scalars, views of array rows and objects; nested columns are nested dicts.
 
-        With sequences, padding is omitted, `seq_lens` is 1, and states are those of the step's sequence.
+        With sequences, padding is omitted, `seq_lens` is 1, and states are the states of the step's sequence.
 
         >>> [(row["a"], row["b"]) for row in SampleBatch(a=[1, 2], b=["x", "y"]).rows()]
         [(np.int64(1), 'x'), (np.int64(2), 'y')]
@@ -640,8 +641,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
         """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.
 
-        `size` (or `k`) is the number of steps per view, fewer in the last; with sequences, both ends move back to the
-        start of a sequence. `num_slices` is the number of views, of nearly equal size; later ones are larger.
+        `size` (or `k`) is the number of steps per view, fewer in the last; with sequences, both ends of a view move
+        back to the start of a sequence. `num_slices` is the number of views, of nearly equal size; later ones are
+        larger.
 
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
         [[1, 2], [3, 4], [5]]
@@ -691,9 +693,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Any:
-        """Yield the batch in parts of `size` steps, every step once an epoch; the last part of an epoch may be smaller.
+        """Yield parts of `size` steps, every step once per epoch; the last part of an epoch may be smaller.
 
-        Where there are sequences, parts consist of whole ones: as many as fit in `size` steps, but at least one.
+        With sequences, parts consist of entire sequences: as many as fit in `size` steps, but at least one.
 
         Parameters
         ----------
@@ -708,7 +710,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         lengths
             Column of tokens or of their counts, or one number per row; default: lengths of the ragged columns.
         device, floats
-            Device of tensors, and dtype of floating-point columns; None for columns as stored.
+            Device of tensors, and dtype of floating-point columns; None keeps columns as stored.
         prefetch
             Number of parts to prepare ahead. On a GPU they are copied from page-locked memory, on a separate stream,
             while the learner computes.
@@ -775,7 +777,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return group_by(self, key)
 
     def repeat(self, k: int, *, interleave: bool = True) -> Self:
-        """Repeat every row `k` times, consecutively if `interleave`, otherwise by repeating the batch.
+        """Repeat every row `k` times: consecutively if `interleave`, otherwise as `k` repetitions of the batch.
 
         >>> SampleBatch(uid=[7, 8]).repeat(2)["uid"].tolist()
         [7, 7, 8, 8]
@@ -811,22 +813,22 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def is_terminated_or_truncated(self) -> bool:
         """Return whether the last step ends its episode.
 
-        Raises RowIndexError if there are no steps, ColumnNotFoundError without a column of episode ends.
+        Raises RowIndexError if there are no steps, ColumnNotFoundError if no column marks episode ends.
         """
         if not self.count:
             raise RowIndexError("a batch without steps has no last one")
         return bool(np.asarray(sequences.unpadded(self)[names.DONES])[-1])
 
     def is_single_trajectory(self) -> bool:
-        """Return whether no step except the last ends an episode; raises ColumnNotFoundError without such a column."""
+        """Return whether only the last step may end an episode; raises ColumnNotFoundError if no column marks ends."""
         return not np.asarray(sequences.unpadded(self)[names.DONES])[:-1].any()
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
         """Split into one view per episode, including an unfinished last one.
 
         `key` is the column to split by: after each true flag of `dones`, `terminateds` or `truncateds`, for other
-        columns wherever the value changes. The default is `eps_id`, or `dones` without it. Raises ColumnNotFoundError
-        if the column is missing.
+        columns wherever the value changes. The default is `eps_id`, or `dones` if there is no `eps_id`. Raises
+        ColumnNotFoundError if the column is missing.
 
         >>> steps = SampleBatch(a=[1, 2, 3], eps_id=[0, 0, 1])
         >>> [part["a"].tolist() for part in steps.split_by_episode()]
@@ -967,7 +969,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
         Only read-only arrays and columns that change device or dtype are copied. Compressed columns and columns without
         a torch dtype (objects, strings, dates) are unchanged. For ragged columns, the elements are converted. Raises
-        ArgumentError if the dtype is not a floating-point one or passed twice, DeviceError if torch cannot use the
+        ArgumentError if the dtype is not a floating-point dtype or is passed twice, DeviceError if torch cannot use the
         device or pin memory.
 
         Parameters
@@ -992,7 +994,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return cast("SampleBatch[torch.Tensor]", self._to(target))
 
     def to_numpy(self, *, floats: Floats | None = None) -> SampleBatch:
-        """Return a batch of arrays, over the tensors' memory if that is on the host.
+        """Return a batch of arrays, which share the memory of tensors on the host.
 
         bfloat16 becomes float32, which represents it exactly. Compressed columns are unchanged. `floats` is the dtype
         of floating-point columns, None keeps it; raises ArgumentError if NumPy has no such floating-point dtype.
@@ -1011,7 +1013,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         use_stream: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> Self:
-        """Convert the columns to tensors on a device, in place; keeps dtypes and copies like `to_torch`.
+        """Convert the columns to tensors on a device, in place; dtypes and copies are handled as in `to_torch`.
 
         `pin_memory` copies to the device asynchronously from pinned memory, `use_stream` on `stream` (None: a new CUDA
         stream) instead of the current one. Raises ArgumentError if `framework` is not `"torch"`, DeviceError if torch
@@ -1100,14 +1102,14 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
             `"lzf"` if a column is compressed in memory).
         durable
             Whether to wait until the file is on disk. Otherwise a power failure may damage it, which
-            `load(verify=True)` detects; the end of this process loses nothing. Folders are always durable.
+            `load(verify=True)` detects; if only this process ends, no data is lost. Folders are always durable.
 
         Raises
         ------
         FormatError, ArgumentError
             If no format has that extension or it lacks the codec, or if a folder is not durable.
         ColumnTypeError, UnstorableError, OSError
-            If a column can be neither stored nor pickled (names it), or the file cannot be written.
+            If a column can be neither stored nor pickled, or the file cannot be written.
 
         Examples
         --------

@@ -84,7 +84,7 @@ def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
 
 
 def runs(lengths: Lengths, steps: Indices) -> tuple[Indices, Lengths]:
-    """Group gathered steps into runs from one sequence each.
+    """Group gathered steps into runs of steps from one sequence.
 
     Returns
     -------
@@ -118,11 +118,11 @@ def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
 
 
 def chop(starts: npt.NDArray[np.intp], count: int, max_seq_len: int) -> Lengths:
-    """Cut runs of steps into sequences of at most `max_seq_len`, and return the lengths of these, shape (s,).
+    """Cut runs of steps into sequences of at most `max_seq_len`; return the lengths of the sequences, shape (s,).
 
     starts: the first step of each run, ascending from 0.
     count: steps of all runs.
-    max_seq_len: steps in a sequence at the most.
+    max_seq_len: maximum steps per sequence.
 
     >>> chop(np.array([0, 5]), 7, 3)
     array([3, 2, 2])
@@ -135,7 +135,7 @@ def chop(starts: npt.NDArray[np.intp], count: int, max_seq_len: int) -> Lengths:
 
 
 def padded_rows(lengths: Lengths, max_seq_len: int) -> Indices:
-    """List the rows at which the steps of sequences lie once each occupies `max_seq_len` rows.
+    """Return the row of each step after padding every sequence to `max_seq_len` rows.
 
     >>> padded_rows(np.array([1, 2]), 4)
     array([0, 4, 5])
@@ -145,10 +145,7 @@ def padded_rows(lengths: Lengths, max_seq_len: int) -> Indices:
 
 
 def check_fit(lengths: Lengths, max_seq_len: int) -> None:
-    """Check that no sequence is longer than the rows that it is to occupy.
-
-    Raises SequenceError if one is: padding would lose steps.
-    """
+    """Raise SequenceError if a sequence is longer than its padded length, because padding would lose steps."""
     if len(lengths) and lengths.max() > max_seq_len:
         raise SequenceError(
             f"max_seq_len must be at least the longest sequence, {lengths.max()} steps, got {max_seq_len}; "
@@ -171,7 +168,7 @@ def as_lengths(values: Any) -> Any:
     """Convert sequence lengths to shape (s,); None if there are none.
 
     Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat. Raises
-    SequenceError if they are not integers, or a single one.
+    SequenceError if they are not integers, or a single integer.
     """
     if values is None:
         return None
@@ -272,7 +269,7 @@ def _width(batch: SampleBatch[Any]) -> int:
 
 
 def flags_without(batch: SampleBatch[Any], remaining: Iterable[str]) -> Flags:
-    """Return the batch's flags without sequences; raises SequenceError if a remaining column requires `seq_lens`."""
+    """Return the flags without sequences; raises SequenceError if a remaining column requires `seq_lens`."""
     for name in remaining:
         if name != names.SEQ_LENS and batch._is_per_sequence(name):
             raise SequenceError(f"column {name!r} has one row per sequence; drop it together with {names.SEQ_LENS!r}")
@@ -398,7 +395,7 @@ def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
 
 
 def each_packed(batch: B, size: int, rng: np.random.Generator | None) -> Iterator[B]:
-    """Yield every sequence once, in parts of as many as fit in `size` steps; random order if `rng` is not None."""
+    """Yield every sequence once, in parts of as many as fit in `size` steps; in random order if `rng` is not None."""
     lengths = batch._lengths()
     order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
     for part in pack(lengths[order], size):
@@ -444,7 +441,7 @@ def pad(batch: SampleBatch[Any], max_seq_len: int, *, exclude_states: bool) -> N
 
 
 def unpadded(batch: B) -> B:
-    """Copy a padded batch without padding; other batches are returned themselves."""
+    """Copy a padded batch without padding; other batches are returned unchanged."""
     if not batch._flags.zero_padded:
         return batch
     lengths = batch._lengths()

@@ -91,9 +91,9 @@ def rows_to_read(rows: int, row_shape: tuple[int | None, ...]) -> npt.NDArray[np
 
 
 def describe_column(name: str, kept: Column, rows: int, nbytes: int) -> Line:
-    """Summarise a column by some of its rows.
+    """Summarise a column based on a selection of its rows.
 
-    kept: the rows that are looked at.
+    kept: selected rows.
     """
     extents = [str(rows), *("*" if extent is None else str(extent) for extent in kept.row_shape)]
     shape = f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"
@@ -149,7 +149,7 @@ def _show(value: object) -> str:
 
 
 def show_bytes(nbytes: float) -> str:
-    """Write a size for people.
+    """Format a size in bytes with its unit.
 
     >>> show_bytes(999), show_bytes(12_345), show_bytes(7_000_000_000)
     ('999 B', '12.3 kB', '7.0 GB')
@@ -320,7 +320,7 @@ def stacked_frame(frames: Mapping[Any, pd.DataFrame], key: str) -> pd.DataFrame:
 
 
 def cells_of(column: Column) -> Any:
-    """Return the rows of a column as cells: numbers, or an array or object each."""
+    """Return the rows of a column as cells: numbers, arrays or objects."""
     if isinstance(column, TextColumn):
         objects = column.to_objects()
         return objects if objects.ndim == 1 else np.fromiter(objects, object, len(column))
@@ -331,7 +331,7 @@ def cells_of(column: Column) -> Any:
 def records(
     fields: Sequence[str], columns: Mapping[str, Column], nest: Callable[[dict[str, Any]], dict[str, Any]], count: int
 ) -> npt.NDArray[Any]:
-    """Create an array of records, one per step; `nest` returns the fields for the values of a step."""
+    """Create an array of records, one per step; `nest` maps the values of a step to its fields."""
     for name in fields:
         if not name.isidentifier() or iskeyword(name):
             raise ColumnTypeError(f"column {name!r} must have a name that fields can have; call to_pandas()")

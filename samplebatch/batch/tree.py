@@ -102,7 +102,8 @@ def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] |
 def is_nested(value: Any) -> bool:
     """Return whether a value is a tree of columns rather than one column.
 
-    Dicts, dataclasses and batches are. A tuple is if any item has rows; a tuple of numbers is a list of rows.
+    Dicts, dataclasses and batches are nested. A tuple is nested if any item has rows; a tuple of numbers is a list of
+    rows.
 
     >>> is_nested({"camera": [1, 2]}), is_nested(([1, 2], [3, 4])), is_nested((1, 2))
     (True, True, False)
@@ -483,7 +484,7 @@ def _replace_below(
     structure: Structure,
     columns: dict[str, Column],
 ) -> None:
-    """Replace a nested column's structure and the columns below `keys`; keeps the order of other columns."""
+    """Replace a nested column's structure and the columns below `keys`; the order of other columns is preserved."""
     top = path[0]
     for key in keys:
         _hide(batch, (*path, key))
@@ -505,7 +506,7 @@ def _replace_below(
 
 
 def _hide(batch: SampleBatch[Any], path: tuple[str, ...]) -> None:
-    """Detach the dicts of a nested column and all below it."""
+    """Detach the dict of a nested column and all dicts below it."""
     batch._shown = {shown: view for shown, view in batch._shown.items() if shown[: len(path)] != path}
 
 
@@ -522,7 +523,7 @@ def select(nested: Mapping[str, Structure], columns: Mapping[str, Any]) -> dict[
 
 
 def check_renaming(mapping: Mapping[str, str], order: list[str], nested: Mapping[str, Structure]) -> list[str]:
-    """Return the new names of columns, in order, after checking them."""
+    """Validate a renaming and return the new column names in order."""
     for old in mapping:
         if old not in order:
             raise no_such_column(old, order)

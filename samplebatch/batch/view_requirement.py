@@ -1,4 +1,4 @@
-"""ViewRequirement: the rows of a column that a model wants at a step, and spaces of Gymnasium as JSON."""
+"""ViewRequirement: the rows of a column that a model requires at a step; Gymnasium spaces as JSON."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?")
 
 @dataclass
 class ViewRequirement:
-    """View of a column that a model wants at a step, as RLlib's models declare it.
+    """View of a column that a model requires at a step, as declared by RLlib's models.
 
     Parameters
     ----------
     data_col
-        The column that it looks at; by default the one of the view's own name.
+        The column to view; default: the column with the name of the view.
     space
-        Space of one row, carried for the model's use.
+        Space of one row; stored, not used by the library.
     shift
-        Steps relative to the present one: an integer, a list of integers, or a range `"from:to"` or
-        `"from:to:step"`, both ends included.
+        Steps relative to the current step: an integer, a list of integers, or a range `"from:to"` or `"from:to:step"`,
+        both ends included.
     index, batch_repeat_value
-        Carried for the model's use.
+        Stored, not used by the library.
     used_for_compute_actions, used_for_training
-        Whether the view is wanted when computing actions, and in training.
+        Whether the view is required to compute actions, and to train.
 
     Raises
     ------
     ValueError
-        If `shift` is a string that is not a range of this form.
+        If `shift` is a string but not a range of this form.
 
     Examples
     --------
@@ -98,9 +98,7 @@ class ViewRequirement:
         return cls(**{name: getattr(requirement, name) for name in names})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the arguments as values that JSON can hold, spaces of Gymnasium included, as RLlib lays them out.
-
-        Raises ArgumentError if the space is of a kind that has no description.
+        """Return the arguments as JSON values in RLlib's layout; raises ArgumentError if the space is not supported.
 
         >>> ViewRequirement.from_dict(ViewRequirement("obs", shift="-2:0").to_dict()).shift
         '-2:0'
@@ -119,14 +117,14 @@ class ViewRequirement:
     def source(self, name: str, index: int | None, count: int) -> tuple[str, npt.NDArray[np.int64]]:
         """Return the column and rows that the view selects at a step.
 
-        Raises RowIndexError if there are no steps, or the view looks beyond the last one.
+        Raises RowIndexError if there are no steps, or the view extends beyond the last step.
 
         Parameters
         ----------
         name
             The view's name.
         index
-            The step in [0, count), or None for the step after the last.
+            Step in [0, count), or None for the step after the last one.
         count
             Number of steps.
 
@@ -157,7 +155,7 @@ class ViewRequirement:
         return column, np.minimum(count + self.shift_arr, count - 1)
 
     def rows(self, column: Column, steps: npt.NDArray[np.int64]) -> Any:
-        """Gather rows, zeros for steps before the first: shape (1, ...), or (1, window, ...) for windows."""
+        """Gather rows, with zeros for steps before the first: shape (1, ...), or (1, window, ...) for windows."""
         inside = np.flatnonzero(steps >= 0)
         rows = column.take(steps[inside])
         values = (rows if len(inside) == len(steps) else rows.spread(len(steps), inside)).values
@@ -165,7 +163,7 @@ class ViewRequirement:
 
 
 def view_step(batch: SampleBatch[Any], requirements: Mapping[str, Any], index: int | str) -> dict[str, Any]:
-    """Gather the views of one step that computing actions needs, nested where their columns are.
+    """Gather the views that are required to compute actions at one step; views of nested columns are nested.
 
     `index` is the step, or `"last"` for the one after the last; see `SampleBatch.get_single_step_input_dict`.
     """
@@ -190,7 +188,7 @@ _MAX_NBYTES = 1 << 28
 def space_to_dict(space: Any) -> dict[str, Any] | None:
     """Describe a space of Gymnasium; None for None.
 
-    Raises ArgumentError if `space` is not a space of a supported class; names its type.
+    Raises ArgumentError if the class of `space` is not supported.
 
     >>> import gymnasium
     >>> space_to_dict(gymnasium.spaces.Discrete(3))

@@ -1,4 +1,4 @@
-"""Batch: a tree of named arrays, tensors and objects, and its arithmetic, leaf by leaf, matched by name."""
+"""Batch: a tree of named arrays, tensors and objects with leafwise arithmetic."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = 
     """Apply a function to corresponding leaves of all batches among the arguments.
 
     Other arguments are passed unchanged. Reserved names stay reserved. Raises ColumnMismatchError if the batches differ
-    in their names; lists the names that only one has. Raises ColumnTypeError if the function rejects a leaf.
+    in their names; the message lists the names that exist in only one batch. Raises ColumnTypeError if the function
+    rejects a leaf.
     """
     positions = [position for position, arg in enumerate(args) if KINDS[type(arg)] == NODE]
     nodes = [args[position] for position in positions]
@@ -164,7 +165,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
     """Apply an in-place operator to every leaf of a batch; the other operand is a number, or a batch matched by name.
 
     Raises ColumnMismatchError if the batches differ in their names. Raises ColumnTypeError if a leaf cannot store the
-    result. Leaves before it are updated.
+    result. Leaves before that leaf are already updated.
     """
     matched = KINDS[type(other)] == NODE
     nodes = [target, other] if matched else [target]
@@ -361,7 +362,7 @@ def _has_leaves(source: Node) -> bool:
 
 
 class _OtherName:
-    """Attribute that other libraries' batches have: AttributeError with the way out, unless it is a column."""
+    """Attribute of other libraries' batches: raises AttributeError with a suggestion, unless a column has its name."""
 
     # Without `__set__`, the values of a batch come first.
     def __init__(self, name: str, way_out: str = "") -> None:
@@ -624,7 +625,7 @@ class Batch(Node):
             Position of the new axis. Missing names can only be padded along axis 0.
         missing
             Padding for a name that a batch lacks or only reserves: `"zero"` for zeros, False or None; `"nan"` for NaN,
-            NaT or None, and an error for other dtypes; `"error"` raises.
+            NaT or None (other dtypes raise); `"error"` raises.
 
         Warns
         -----
@@ -790,7 +791,7 @@ class Batch(Node):
         Parameters
         ----------
         dtype
-            The dtype of all tensors; None leaves each as it is.
+            The dtype of all tensors; None keeps each dtype.
         device
             The device of all tensors.
         floats
@@ -841,7 +842,7 @@ class Batch(Node):
         Parameters
         ----------
         floats
-            Dtype of floating-point arrays; None leaves each unchanged.
+            Dtype of floating-point arrays; None keeps each dtype.
         """
         arrays = tree_to_numpy(self)
         return arrays if floats is None else tree_to(arrays, ArrayTarget(floats))

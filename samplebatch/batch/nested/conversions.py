@@ -122,7 +122,7 @@ def to_at_least_2d(source: Node) -> Node:
 
 
 def to_environment_actions(source: Node) -> Node:
-    """Map a tree's actions to the environment's action space; the tree itself if no mapping is needed."""
+    """Map a tree's actions to the environment's action space; return the tree itself if no mapping is needed."""
     unit = unit_of(source)
     if unit is None or unit.mapping is None:
         return source

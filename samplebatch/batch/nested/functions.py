@@ -101,7 +101,7 @@ def to_torch_as(x: Any, y: torch.Tensor) -> Any:
 def collate(rows: Sequence[Any] | Batch) -> Batch:
     """Collate rows into one batch of tensors; use it as the `collate_fn` of a torch `DataLoader`.
 
-    Strings, None and other objects stay arrays of objects.
+    Strings, None and other objects remain object arrays.
 
     Parameters
     ----------

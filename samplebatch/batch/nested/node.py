@@ -142,7 +142,7 @@ KINDS: Final = _Kinds()
 
 
 def values_of(value: Any) -> Mapping[str, Any] | None:
-    """Return the names and values of a nested batch, a dict or a record; None for anything else."""
+    """Return the names and values of a nested batch, a dict or a record; None for other values."""
     kind = KINDS[type(value)]
     if kind == NODE:
         columns: dict[str, Any] = value.__dict__
@@ -172,7 +172,7 @@ def is_reserved(value: Any) -> bool:
 
 
 def fault(path: str, doing: str, error: Exception) -> NoReturn:
-    """Translate a NumPy or torch error into the library's error, naming the leaf."""
+    """Translate a NumPy or torch error into a library error that contains the name of the leaf."""
     if isinstance(error, SampleBatchError):
         raise error
     message = f"column {path!r} cannot be {doing}: {error}"
@@ -297,7 +297,7 @@ class Selection:
 
     @property
     def picks_rows(self) -> bool:
-        """Whether the index applies to rows only."""
+        """Whether the index applies only to rows."""
         index = self.index
         if isinstance(index, tuple):
             return not index or (len(index) == 1 and index[0] is not None)

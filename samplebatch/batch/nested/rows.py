@@ -49,7 +49,7 @@ _new = object.__new__
 
 
 def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
-    """Return the length of the shortest leaf, ignoring None and reserved names; None without leaves.
+    """Return the length of the shortest leaf, ignoring None and reserved names; None if there are no leaves.
 
     Raises ColumnTypeError if a leaf is a scalar.
     """
@@ -334,7 +334,7 @@ def stack_nodes(
     """Join n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
     Raises ColumnMismatchError if names or structures differ and cannot be padded. Raises ColumnTypeError if a name has
-    both tensors and arrays, or tensors of different shapes. Each names the leaf.
+    both tensors and arrays, or tensors of different shapes. Each message contains the name of the leaf.
     """
     _check_missing(missing)
 
@@ -358,8 +358,8 @@ def stack_nodes(
 def concatenate_nodes(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> Node:
     """Concatenate batches or dicts: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
-    Raises ColumnMismatchError if row shapes differ, or a value has no rows; if names differ and `missing` does not
-    allow it. Raises ColumnTypeError if a name has both tensors and arrays.
+    Raises ColumnMismatchError if row shapes differ, a value has no rows, or names differ and `missing` does not allow
+    it. Raises ColumnTypeError if a name has both tensors and arrays.
     """
     _check_missing(missing)
     entries = _entries_of(batches, "concatenated")
@@ -427,7 +427,7 @@ def _entries_of(batches: Sequence[Any], participle: str) -> list[Mapping[str, An
 
 
 def _names_of(rows: Sequence[Any], types: set[type]) -> Sequence[Mapping[str, Any] | None]:
-    """Return the names and values of each row, None for a row of another type."""
+    """Return the names and values of each row; None for a row of another type."""
     if len(types) == 1:
         (cls,) = types
         if cls is dict:
@@ -438,7 +438,7 @@ def _names_of(rows: Sequence[Any], types: set[type]) -> Sequence[Mapping[str, An
 
 
 def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join: Join) -> dict[str, Any]:
-    """Join the values of every name in any batch, in one traversal."""
+    """Join the values of all names that occur in any batch, in one traversal."""
     names = dict.fromkeys(chain.from_iterable(entries))
     uniform = set(map(len, entries)) == {len(names)}
     joined: dict[str, Any] = {}
