@@ -22,6 +22,7 @@ _UINTP = np.dtype(np.uintp)
 Added = tuple[Ints, npt.NDArray[Any], Ints, Ints]
 """Slots of new steps, returns and lengths of the episodes that they ended (otherwise 0), first slots of episodes."""
 
+_add = np.add
 _count = np.count_nonzero
 _zeros = np.zeros
 _INTP = np.dtype(np.intp)
@@ -548,26 +549,19 @@ class Rings:
         written: Any
         after: Any
         if self.together:
-            try:
-                slots = next(self._slots_to_come)
-            except StopIteration:
-                slots = self._next_slots()
-            self.writes = written = self.writes + 1
-            after = self.cursor + 1
-            if after > self.size:
-                self.size = after
-            self.cursor = after = after if after < self.even else 0
+            slots, returns, lengths, starts = self.run_on_all(rew)
+            written, after = self.writes, self.cursor
         else:
             slots = self.bases + self.cursors
             self.written = written = self.written + 1
             after = (self.cursors + 1) % self.maxsizes
             self.cursors = after
             self.sizes = np.minimum(self.sizes + 1, self.maxsizes)
-        totals = self.ep_return
-        totals += rew
-        starts, returns, lengths = self._unended
+            self.ep_return += rew
+            starts, returns, lengths = self._unended
         if done.tobytes().count(0) == self.n:
             return slots, returns, lengths, starts
+        totals = self.ep_return
         returns, lengths = returns.copy(), lengths.copy()
         returns[done] = totals[done]
         lengths[done] = (written - self.began)[done]
@@ -575,6 +569,22 @@ class Rings:
         np.copyto(self.ep_start, self.bases + after, where=done)
         totals[done] = 0.0
         self._share()
+        return slots, returns, lengths, starts
+
+    def run_on_all(self, rew: npt.NDArray[np.float64]) -> Added:
+        """Advance all rings in lockstep by one step that ends no episode; see `advance_all`."""
+        try:
+            slots = next(self._slots_to_come)
+        except StopIteration:
+            slots = self._next_slots()
+        self.writes += 1
+        after = self.cursor + 1
+        if after > self.size:
+            self.size = after
+        self.cursor = after if after < self.even else 0
+        totals = self.ep_return
+        _add(totals, rew, totals)
+        starts, returns, lengths = self._unended
         return slots, returns, lengths, starts
 
     def append(self, ring: int, count: int) -> Ints:

@@ -479,11 +479,16 @@ _ONE_STEP = """
 """
 
 _ONE_STEP_EACH = """
+    {layout}
     {slots}
     {release}
-    done = logical_or(terminated, truncated)
     {writes}
-    found = rings.{advance}
+    if terminated.tobytes() != unset or truncated.tobytes() != unset:
+        done = logical_or(terminated, truncated)
+        found = rings.{advance}
+    else:
+        done = terminated
+        found = rings.{run_on}
     slots = found[0]
     rew_memory[slots] = rew
     terminated_memory[slots] = terminated
@@ -493,14 +498,16 @@ _ONE_STEP_EACH = """
     {listen_found}
     return found
 """
-# Indexing by an array of slots is fastest for single numbers, and slowest for rows.
+# Indexing by an array of slots is fastest for single numbers, and slowest for rows: these are written by one number to
+# a view with the axis of rings second, while all rings have one cursor.
 
 
 class _Text:
     """Source lines of a function, and its variables."""
 
-    def __init__(self, lead: tuple[int, ...]) -> None:
+    def __init__(self, lead: tuple[int, ...], rings: Rings) -> None:
         self.lead = lead
+        self.rings = rings
         self.checks: list[str] = []
         self.writes: list[str] = []
         self.final_writes: list[str] = []
@@ -511,6 +518,10 @@ class _Text:
         name = f"_{len(self.names)}"
         self.names[name] = value
         return name
+
+    def in_lockstep(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """View rows of all slots as rows of each cursor, shape (slots per ring, rings, ...)."""
+        return values.reshape(self.rings.n, self.rings.even, *values.shape[1:]).swapaxes(0, 1)
 
     def columns(
         self, values: dict[str, Any], tree: Any, where: str, writes: list[str], slot: str, frame: str = ""
@@ -526,7 +537,8 @@ class _Text:
             if type(value) is _ndarray and isinstance(store, Store):
                 if not self.check_rows(local, value, store, column_frame):
                     return False
-                writes.append(f"{self.name(store.values)}[{slot}] = {local}")
+                rows = self.in_lockstep(store.values) if slot == "cursor" else store.values
+                writes.append(f"{self.name(rows)}[{slot}] = {local}")
             elif (
                 type(store) is ObjectStore
                 and not self.lead
@@ -575,7 +587,7 @@ def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> Fas
     if not is_complete or table.journal is not None or any(type(s) is not DenseStore for s in stores):
         return None
     lead = () if n is None else (n,)
-    text = _Text(lead)
+    text = _Text(lead, rings)
     other_values = {name: value for name, value in values.items() if name not in _MADE}
     frame = ("[-1]" if n is None else "[:, -1]") if table.last_frame else ""
     if finals is not None:
@@ -583,7 +595,8 @@ def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> Fas
         rows = "0" if n is None else f"slice(0, {rings.n})"
         if not text.columns(following, finals.columns.tree, "held", text.final_writes, rows, frame):
             return None
-    if not text.columns(other_values, tree, "held", text.writes, "slot", frame):
+    in_lockstep = n is not None and rings.n > 1 and rings.together
+    if not text.columns(other_values, tree, "held", text.writes, "cursor" if in_lockstep else "slot", frame):
         return None
     for name in ("rew", "terminated", "truncated"):
         text.checks.append(f"{name} = held[{name!r}]")
@@ -604,8 +617,10 @@ def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> Fas
         "listener": table.listener,
         "logical_or": np.logical_or,
         "first": np.zeros(1, np.intp),
+        "forget": table.forget_fast_add,
         "array": np.array,
         "rings": rings,
+        "unset": bytes(n or 1),
     }
     exec(source, variables)
     function: FastAdd = variables["fast_add"]
@@ -613,18 +628,27 @@ def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> Fas
 
 
 def _source(text: _Text, table: Table, *, single: bool) -> str:
-    has_finals, one_ring = table.finals is not None, table.rings.n == 1
+    has_finals, rings = table.finals is not None, table.rings
+    one_ring = rings.n == 1
     has_listener = table.listener is not None
     row_shape = table.columns.tree["rew"].row_shape
+    if one_ring:
+        slots, run_on = "slot = slice(rings.cursor, rings.cursor + 1)", "advance(None, done, rew)"
+    elif rings.together:
+        slots, run_on = "cursor = rings.cursor", "run_on_all(rew)"
+    else:
+        slots, run_on = "slot = rings.targets(None)", "advance_all(done, rew)"
     after = [*text.final_writes, "finals.owners[0] = slot + 1"] if single else text.final_writes
     parts = {
-        "release": ["finals.release(slot)"] if has_finals else [],
+        "release": [f"finals.release({'rings.targets(None)' if slots.startswith('cursor') else 'slot'})"] * has_finals,
         "writes": text.writes,
         "keep_next": after if has_finals else [],
         "keep": [],
         "number": ["rew.item()" if not row_shape else "rew"],
-        "slots": ["slot = slice(rings.cursor, rings.cursor + 1)" if one_ring else "slot = rings.targets(None)"],
+        "layout": [] if one_ring else [f"if rings.together is not {rings.together}: return forget()"],
+        "slots": [slots],
         "advance": ["advance(None, done, rew)" if one_ring else "advance_all(done, rew)"],
+        "run_on": [run_on],
         "listen_found": ["listener.on_add(found[0])"] if has_listener else [],
     }
     if has_finals and single:

@@ -191,7 +191,8 @@ class ReplayBufferManager(ReplayBuffer):
                 self._merge_action_unit(unit)
             if rings is None and type(batch) is Batch and not columns:
                 values = batch.__dict__
-                added = None if table.fast_add is None else table.fast_add(values)
+                fast_add = table.fast_add
+                added = None if fast_add is None else fast_add(values)
                 if added is None:
                     added = table.add(values, self.buffer_num)
                     table.compile_fast_add(values, self.buffer_num)

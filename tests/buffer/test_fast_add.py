@@ -96,6 +96,39 @@ def test_vector_rewards_and_objects(rows: int | None) -> None:
     assert shown(fast) == shown(general)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_steps_of_some_environments_between_steps_of_all(name: str) -> None:
+    """Steps of some environments end the shared cursor of the rings, an emptied buffer has one again."""
+    fast, general = pair(3, **OPTIONS[name])
+    rng = np.random.default_rng(5)
+    for n in range(60):
+        values = step(n, 3)
+        if "last" in name:
+            for obs in ("obs", "obs_next"):
+                values[obs] = values[obs]["image"]
+        batch, chosen = Batch(values), np.flatnonzero(rng.random(3) < 0.5)
+        if n in (15, 35) and len(chosen):
+            found, expected = (buffer.add(batch[chosen], buffer_ids=chosen) for buffer in (fast, general))
+        else:
+            found, expected = fast.add(batch), add_generally(general, batch)
+        if n == 25:
+            fast.reset()
+            general.reset()
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        assert shown(fast) == shown(general)
+    assert fast._table.fast_add is not None
+
+
+def test_any_nonzero_byte_is_a_flag() -> None:
+    fast, general = pair(3)
+    for n in range(8):
+        flags = (np.array([0, 2, 0]) * (n % 3 == 2)).astype(np.uint8).view(np.bool_)
+        batch = Batch(step(n, 3, truncated=flags, terminated=np.zeros(3, np.bool_)))
+        found, expected = fast.add(batch), add_generally(general, batch)
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        assert found[2].any() == (n % 3 == 2)
+
+
 UNALIKE: dict[str, Any] = {
     "another dtype": {"act": np.array(7, np.int32)},
     "a number": {"act": 7},
