@@ -374,7 +374,7 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
     Raises
     ------
     ArgumentError
-        As `VectorReplayBuffer` and `HERReplayBuffer` do.
+        As in `VectorReplayBuffer` and `HERReplayBuffer`.
     StorageError
         If a folder is passed.
 

@@ -277,7 +277,7 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
     Raises
     ------
     ArgumentError
-        As `VectorReplayBuffer` does.
+        As in `VectorReplayBuffer`.
     PriorityError
         If alpha or beta is negative or not a number.
 

@@ -347,8 +347,8 @@ def open_source(source: Any) -> Any:
       names, which are loaded into a replay buffer. A replay buffer, `Dataset` or `MixedSampler` is returned unchanged.
 
     Raises ArgumentError if the source is neither a path nor an object with `sample`. Raises FormatError if a folder has
-    no Parquet files, or one is damaged. Raises SampleBatchError as `ReplayBuffer.extend` does. Raises OSError if the
-    path does not exist, or a file cannot be read.
+    no Parquet files, or one is damaged. Raises SampleBatchError in the same cases as `ReplayBuffer.extend`. Raises
+    OSError if the path does not exist, or a file cannot be read.
 
     >>> import tempfile
     >>> from samplebatch import SampleBatch

@@ -204,7 +204,7 @@ class TwinCritics(ActionValueLearner[PolicyT], ABC):
     Raises
     ------
     ArgumentError, PolicySpecError
-        As `ActionValueLearner` does.
+        As in `ActionValueLearner`.
     """
 
     def __init__(

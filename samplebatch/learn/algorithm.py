@@ -553,7 +553,7 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         Raises
         ------
         ArgumentError, FormatError, SampleBatchError, OSError
-            As `samplebatch.convert.experience.open_source` does.
+            As in `samplebatch.convert.experience.open_source`.
         """
         return open_source(buffer)
 

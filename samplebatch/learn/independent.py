@@ -291,7 +291,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
         ArgumentError
-            As `OffPolicyAlgorithm.update` does; if `buffer` is not a multi-agent buffer or batch; or if steps of a
+            As in `OffPolicyAlgorithm.update`; if `buffer` is not a multi-agent buffer or batch; or if steps of a
             `ReplayBuffer` have no `obs.agent_id`, or another number of rewards than there are agents.
         """
         if isinstance(buffer, ReplayBuffer):

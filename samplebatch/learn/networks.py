@@ -381,7 +381,7 @@ class Net(VectorOutput):
     Raises
     ------
     ArgumentError
-        As `MLP` does.
+        As in `MLP`.
 
     Examples
     --------

@@ -206,7 +206,7 @@ class Optimizer:
 
         See `torch.Tensor.backward` for arguments.
 
-        Raises NonFiniteLossError as `descend` does.
+        Raises NonFiniteLossError in the same cases as `descend`.
         """
         descend([(self, loss)], retain_graph, create_graph)
 

@@ -145,7 +145,7 @@ class Policy(nn.Module, ABC):
         PolicySpecError
             If the policy has no algorithm.
         SampleBatchError
-            As `Algorithm.update` does.
+            As in `Algorithm.update`.
 
         Examples
         --------

@@ -195,7 +195,7 @@ class SoftActorCritic(TwinCritics[PolicyT], ABC):
     Raises
     ------
     ArgumentError, PolicySpecError
-        As `TwinCritics` does.
+        As in `TwinCritics`.
     """
 
     def __init__(

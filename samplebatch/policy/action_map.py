@@ -123,7 +123,7 @@ def space_to_draw(map_action: ActionMap | None, space: Any) -> Any:
 
     With `"scale"`, the range is -1 to 1: recorded random actions have the same unit as the policy's actions.
 
-    Raises PolicySpecError as `make_action_map`.
+    Raises PolicySpecError in the same cases as `make_action_map`.
 
     >>> from gymnasium import spaces
     >>> steer = spaces.Box(np.float32(-3), np.float32(5), (1,))

@@ -1,6 +1,6 @@
-"""Replay beyond one machine: buffers behind Arrow Flight, for many writers and many learners.
+"""Replay service: tables of experience for many writers and learners, over Arrow Flight.
 
-Every public name of the replay service and its clients, loaded when it is first used.
+Public names are imported on first use.
 """
 
 from __future__ import annotations

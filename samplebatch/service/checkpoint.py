@@ -84,7 +84,7 @@ class Checkpoints:
     folder
         Folder of the checkpoints; created if it does not exist.
     keep
-        Number of checkpoints to retain, the newest.
+        Number of newest checkpoints to retain.
     allow_pickle
         Whether restoring tables may unpickle columns without an Arrow type.
 
@@ -92,8 +92,7 @@ class Checkpoints:
     ------
     ArgumentError
         If `keep` is not a positive integer.
-    StorageError
-        If the folder is a file or contains other files; or if another process uses it, names that process.
+    StorageError If the folder is a file, contains other files, or is used by another process.
 
     Examples
     --------
@@ -241,7 +240,7 @@ class Checkpoints:
         FormatError
             If the checkpoint is damaged.
         ColumnMismatchError
-            If a table has another kind, capacity or options than in the checkpoint.
+            If the kind, capacity or options of a table differ from the checkpoint.
         StorageError
             If the checkpoint has a table that is not in `tables`, whose items the next checkpoint would discard; if
             another process uses the folder, or this object is closed.
@@ -320,7 +319,7 @@ def _is_own(path: Path) -> bool:
 
 @contextmanager
 def _name_failure(folder: Path) -> Iterator[None]:
-    """Name the folder and the cause if files of a checkpoint cannot be written."""
+    """Add the folder and the cause to the error if a checkpoint cannot be written."""
     try:
         yield
     except errors.StorageError:
@@ -334,7 +333,7 @@ def _name_failure(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _name_damage(folder: Path, what: str) -> Iterator[None]:
-    """Convert errors about the values of a checkpoint into one that names it."""
+    """Convert errors about values of a checkpoint to an error that contains its path."""
     try:
         with name_damage(repr(str(folder))):
             yield
@@ -377,8 +376,8 @@ def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
 def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Plain:
     """Return the state of a table from its files.
 
-    Raises FormatError if a file is damaged, is another file, or is outside of the folder. Raises UntrustedPickleError
-    if a column is pickled and `allow_pickle` is false. Raises OSError if a file cannot be read.
+    Raises FormatError if a file is damaged, was replaced, or is outside the folder. Raises UntrustedPickleError if a
+    column is pickled and `allow_pickle` is false. Raises OSError if a file cannot be read.
     """
     if "fragments" in plain:
         return plain | {"fragments": _read_fragments(plain["fragments"], folder, allow_pickle=allow_pickle)}
@@ -390,7 +389,7 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder; FormatError if the name leads elsewhere."""
+    """Return the path of a file in a folder; raises FormatError if the path is outside the folder."""
     if Path(name).name != name:
         raise errors.FormatError(f"the files of a table must be in its folder, {name!r} is not")
     return folder / name

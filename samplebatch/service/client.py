@@ -1,4 +1,4 @@
-"""ReplayClient: a table of one or several replay services, with the methods of a replay buffer."""
+"""ReplayClient: client of a table on one or several replay services."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _log = logging.getLogger(__name__)
 class Shard:
     """Service among several that share a table, for `Shards`.
 
-    - `number`: position among the services.
+    - `number`: index of the service.
     - `connection`: connection to the service.
     - `share`: fraction of the inserts, relative to the other shares.
-    - `weight`, `weighed_at`: sum of the weights by which items are drawn, and the time of the answer, in seconds of the
+    - `weight`, `weighed_at`: sum of the sampling weights of its items, and the time of that answer in seconds of the
       monotonic clock.
     - `lost_at`: time of the last failure; None if the service is reachable.
     """
@@ -76,7 +76,7 @@ class Shards:
     - `retry_s`: seconds after which an unreachable service is retried.
     - `seed`: seed of the generator that draws shards.
 
-    Raises ArgumentError if there are no connections, or not one share above 0 per connection.
+    Raises ArgumentError if there are no connections, or there is not one positive share per connection.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Shards:
     def on(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
         """Call a shard's connection; mark the shard as lost if it cannot be reached.
 
-        Raises ServiceError if the service cannot be reached. Raises SampleBatchError as the call does.
+        Raises ServiceError if the service cannot be reached. Raises SampleBatchError if the call raises it.
         """
         try:
             return use(shard.connection)
@@ -140,7 +140,7 @@ class Shards:
     def on_all(self, use: Callable[[TableConnection], T]) -> list[T]:
         """Call every reachable shard and return the results.
 
-        Raises ServiceError if no service can be reached. Raises SampleBatchError as the call does.
+        Raises ServiceError if no service can be reached. Raises SampleBatchError if the call raises it.
         """
         results = []
         for shard in self.here():
@@ -189,12 +189,11 @@ class Shards:
 
 
 def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield the items of several streams as they arrive, each with the number of its stream.
+    """Yield (stream number, item) from several streams as items arrive.
 
-    Each stream has its own thread, which reads one item ahead. A stream that raises ServiceError has ended.
-
-    Raises ServiceError if all streams have ended. Raises OwnershipError in a forked child, where the threads do not
-    exist. Raises SampleBatchError as a stream does.
+    Each stream has its own thread, which reads one item ahead. A stream ends when it raises ServiceError. Raises
+    ServiceError once all streams have ended. Raises OwnershipError in a forked child, where the threads do not exist.
+    Raises SampleBatchError if the call raises it.
     """
     items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
     over = threading.Event()
@@ -261,22 +260,22 @@ class ReplayClient:
     """Client of a table on one or several replay services, with the methods of a replay buffer.
 
     Fragments are sent without waiting for their acknowledgement; `flush`, and all methods that read the table, wait for
-    this client's fragments. A sample is drawn when it is requested, so that the same seed gives the samples of a local
-    buffer; with `prefetch`, some samples are drawn ahead.
+    this client's fragments. A sample is drawn when it is requested, so that samples equal the samples of a local buffer
+    with the same seed; with `prefetch`, some samples are drawn ahead.
 
     If client and service share a machine, large samples are mapped from shared memory. All received arrays are
     read-only.
 
     A client that loses its service reconnects, resends unacknowledged fragments and continues. A pickled client
-    connects again in its new process. A forked child cannot use the client; closing it there leaves the connection to
-    the parent. Threads may share a client.
+    connects again in its new process. A forked child cannot use the client; closing it there does not affect the
+    parent's connection. Threads may share a client.
 
-    With several addresses the table is sharded. Hashing assigns each environment, or else each episode, to one service
-    in proportion to the shares, so trajectories are never split. Each sample comes from one service, drawn in
-    proportion to its table's weight: the number of items, or the sum of their priorities. The probability of a row is
-    therefore the same as in a single table. Weights are requested once per second. An unreachable service is skipped
-    and retried later; its environments write to the other services meanwhile. Its unacknowledged fragments are retained
-    and sent when it returns: see `written`.
+    With several addresses the table is sharded. Hashing assigns each environment (or each episode, if there are no
+    environment ids) to one service in proportion to the shares, so trajectories are never split. Each sample comes from
+    one service, drawn in proportion to its table's weight: the number of items, or the sum of their priorities. The
+    probability of a row is therefore the same as in a single table. Weights are requested once per second. An
+    unreachable service is skipped and retried later; meanwhile its environments write to the other services. Its
+    unacknowledged fragments are retained and sent when it returns: see `written`.
 
     Parameters
     ----------
@@ -298,11 +297,11 @@ class ReplayClient:
     timeout_s
         Seconds for which the table's limits may block an insert or a sample; no limit by default.
     reconnect_s
-        Seconds for which an unreachable service is retried; by default 60, or 1 before one of several services is
-        skipped.
+        Seconds for which an unreachable service is retried; by default 60; with several services 1, after which a
+        service is skipped.
     fragment_steps
-        Steps per environment that `add` collects into one fragment. More steps take less time per step and reach the
-        table later.
+        Steps per environment that `add` collects into one fragment. Larger fragments cost less time per step but reach
+        the table later.
     shared_memory
         Whether to map samples from shared memory if the service is on this machine.
     shares
@@ -315,8 +314,8 @@ class ReplayClient:
     Raises
     ------
     ArgumentError
-        If a number is out of range, an address is invalid or repeated, there are no addresses, or not one share above
-        0 per address.
+        If a number is out of range, an address is invalid or repeated, there are no addresses, or there is not one
+        positive share per address.
     CapacityError
         If the writer's name has more than 256 bytes in UTF-8.
     OSError
@@ -423,13 +422,13 @@ class ReplayClient:
     def close(self) -> None:
         """Wait until all fragments are acknowledged, then close the connections. Closing again does nothing.
 
-        A thread that waits for a sample gets an error. In a forked child nothing is sent: connections and fragments
-        belong to the parent. An unreachable one of several services is not waited for.
+        A thread that waits for a sample raises an error. In a forked child nothing is sent: connections and fragments
+        belong to the parent. Of several services, an unreachable service is not waited for.
 
         Raises
         ------
         SampleBatchError
-            As `flush` does; all connections are closed in any case.
+            As in `flush`; all connections are closed in any case.
         """
         if self._only is not None:
             self._only.close()
@@ -447,7 +446,7 @@ class ReplayClient:
 
     @property
     def lost(self) -> list[str]:
-        """Addresses of those of several services that are skipped because they cannot be reached."""
+        """Addresses of unreachable services, which are skipped."""
         return [shard.connection.uri for shard in self._shards.all if shard.lost_at is not None]
 
     @property
@@ -469,7 +468,7 @@ class ReplayClient:
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
         **columns: Any,
     ) -> None:
-        """Send a step, or one or several steps of some environments.
+        """Send one step, or one or more steps per environment.
 
         With `fragment_steps`, steps are retained until an environment has that many or its episode ends, and sent as
         one fragment. `flush`, and all methods that read the table, send retained steps.
@@ -484,7 +483,7 @@ class ReplayClient:
         Raises
         ------
         SampleBatchError
-            As `extend` does.
+            As in `extend`.
         """
         if self._only is not None:
             self._only.add(batch, buffer_ids, columns)
@@ -506,9 +505,10 @@ class ReplayClient:
         batch
             As in `ReplayBuffer.extend`.
         priorities
-            One per step, shape (n,), or one number for a table of fragments; the largest so far by default.
+            Priority of each step, shape (n,), or one number for a table of fragments; default: the largest priority so
+            far.
         key
-            Key of the fragment, for a table that is read by key.
+            Key of the fragment, for a table of kind `"key"`.
 
         Raises
         ------
@@ -517,8 +517,8 @@ class ReplayClient:
         LimitTimeoutError
             If the table's limits block a fragment for `timeout_s` seconds; that fragment is not inserted.
         SampleBatchError
-            If the service rejects this fragment or an earlier one; the rejected fragment is not inserted. Values that
-            are no batch, and objects that would have to be pickled, are rejected in this process.
+            If the service rejects this fragment or an earlier one; the rejected fragment is not inserted. Values other
+            than batches, and objects that require pickling, are rejected before they are sent.
 
         Notes
         -----
@@ -546,7 +546,7 @@ class ReplayClient:
             self._send(home, partial(TableConnection.add_fragment, fragment=part))
 
     def _split(self, batch: Any) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_] | None]]:
-        """Yield the parts of a batch for each service: a key of the service, the part, and the mask of its rows.
+        """Yield the part of a batch for each service: a key of the service, the part, and the mask of its rows.
 
         Batches of several policies are not split; the first environment of the first policy decides.
         """
@@ -588,12 +588,12 @@ class ReplayClient:
                         return
 
     def flush(self) -> None:
-        """Wait until all reachable services have carried out this client's inserts and priority updates.
+        """Wait until all reachable services have applied this client's inserts and priority updates.
 
         Raises
         ------
         SampleBatchError
-            As `extend` does; or if a service rejects priorities.
+            As in `extend`; or if a service rejects priorities.
         """
         self._on_all(TableConnection.flush)
 
@@ -622,15 +622,15 @@ class ReplayClient:
         beta
             Exponent of importance weights; the table's by default.
         key
-            Key of the fragment, for a table that is read by key.
+            Key of the fragment, for a table of kind `"key"`.
         seed
             Seed of this sample's own generator; the table's generator by default.
 
         Returns
         -------
         Sample
-            The rows, a `Batch` as from a buffer, or fragments as inserted; and their indices for `update_weight`,
-            numbers in the case of fragments.
+            Rows as a `Batch`, like samples of a buffer, or fragments as inserted; and their indices for `update_weight`
+            (numbers of fragments).
 
         Raises
         ------
@@ -667,7 +667,7 @@ class ReplayClient:
         return self._draw(n, "episodes", {"unfinished": unfinished, "seed": seed})
 
     def _draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
-        """Draw a sample from the service, or from a random reachable one."""
+        """Draw a sample from the service, or from a randomly selected reachable service."""
         if self._only is not None:
             return self._only.sample(batch_size, mode, options)
         with self._lock:
@@ -680,14 +680,14 @@ class ReplayClient:
                 return Sample(sample.batch, _number(sample.indices, shard))
 
     def stream(self, batch_size: int = 1, *, prefetch: int = 2, **options: Any) -> Iterator[Any]:
-        """Yield samples indefinitely, some of them drawn ahead.
+        """Yield samples indefinitely; some are drawn ahead.
 
         A stream of a `"queue"` table is the receiving end of a channel between machines: each fragment goes to one
         reader. Fragments that were drawn ahead are lost when their reader stops.
 
         If the service is lost and returns within `reconnect_s` seconds, the stream continues with its samples, after
         those that have arrived. Fragments in transit are lost, unless the service was restored from a checkpoint that
-        contains them, which sends them again.
+        contains them; it then sends them again.
 
         Parameters
         ----------
@@ -705,7 +705,7 @@ class ReplayClient:
         Raises
         ------
         SampleBatchError
-            As `sample` does.
+            As in `sample`.
         """
         delivery = Delivery(options.pop("device", None), options.pop("floats", None))
         mode, ahead = options.pop("mode", None), whole("prefetch", prefetch)
@@ -725,15 +725,15 @@ class ReplayClient:
     def update_weight(self, index: Any, new_weight: Any, *, generation: Any = None, burn_in: Any = None) -> None:
         """Send new priorities of rows.
 
-        The table has them before this client's next fragment is inserted, and, without `prefetch`, before its next
-        sample is drawn. `flush` waits for them. Priorities in transit when the connection is lost are discarded.
+        They are applied before this client's next fragment is inserted and, without `prefetch`, before its next sample
+        is drawn. `flush` waits for them. Priorities in transit when the connection is lost are discarded.
 
         Parameters
         ----------
         index
             Indices of n rows, as in samples; shape (n, length) for sequences.
         new_weight
-            Priorities, shape (n,) or one for all; arrays or tensors. For sequences one each, as in
+            Priorities as arrays or tensors, shape (n,), or one number for all. One per sequence, as in
             `PrioritizedReplayBuffer.update_weight`.
         generation
             `generation` of the rows when they were sampled, shape (n,): priorities of overwritten rows are discarded.
@@ -747,8 +747,8 @@ class ReplayClient:
         ServiceError
             If the service cannot be reached.
         SampleBatchError
-            If the service rejected an earlier update; an error of this one is raised by the next method that reads the
-            table.
+            If the service rejected an earlier update; the error of this update is raised by the next method that reads
+            the table.
         """
         index, new_weight = rows_of_sequences(index, new_weight, burn_in)
         indices = np.ascontiguousarray(as_array(index), np.int64).reshape(-1)
@@ -776,7 +776,7 @@ class ReplayClient:
                         self._shards.on(shard, methodcaller("update_weight", *update))
 
     def sample_indices(self, batch_size: int | None) -> npt.NDArray[Any]:
-        """Raise ArgumentError: other rows may replace these before they are read.
+        """Raise ArgumentError: rows may be replaced between sampling indices and reading them.
 
         Raises
         ------
@@ -791,7 +791,7 @@ class ReplayClient:
     # Weights
 
     def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
-        """Publish weights for all clients of the service, replacing the previous ones.
+        """Publish weights for all clients of the service; they replace the previous weights.
 
         Parameters
         ----------
@@ -802,13 +802,13 @@ class ReplayClient:
 
         Returns
         -------
-        Their version: 1 for the first of this name. It exceeds every version of this name that the service or this
-        client has had, also after a restart of the service.
+        Version of the weights: 1 for the first publication of this name, afterwards greater than every previous
+        version, even after a restart of the service.
 
         Raises
         ------
         ColumnTypeError, CapacityError, ServiceError
-            If the weights are no such dict or too large, or the service cannot be reached.
+            If the weights are not such a dict or too large, or the service cannot be reached.
         """
         if self._only is not None:
             return self._only.publish(weights, name)
@@ -822,9 +822,8 @@ class ReplayClient:
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
         """Return the newest weights.
 
-        A service that was restored from a checkpoint continues with its weights and versions; one without a checkpoint
-        counts from 1. In both cases this client receives the next weights: a version up to `newer_than` is new if the
-        service numbered it in another epoch.
+        A service that was restored from a checkpoint continues its versions; otherwise versions start at 1. In both
+        cases this client receives the next weights, because versions of another epoch of the service are always new.
 
         Parameters
         ----------
@@ -835,7 +834,7 @@ class ReplayClient:
 
         Returns
         -------
-        Their `version` and `value`; None if there are no newer ones.
+        `version` and `value` of the weights; None if there are no newer weights.
 
         Raises
         ------
@@ -870,8 +869,8 @@ class ReplayClient:
         -------
         dict
             As from `ReplayTable.info`. With several services: the sums of `size`, `capacity`, `nbytes`, `weight`,
-            `inserted` and `sampled` over the reachable ones; the joined lists of `held_back`; and `shards`, the state
-            of each table by the address of its service.
+            `inserted` and `sampled` over the reachable services; the concatenated lists of `held_back`; and `shards`,
+            the state of each table by the address of its service.
         """
         if self._only is not None:
             return self._only.info()

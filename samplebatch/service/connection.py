@@ -126,7 +126,7 @@ _END_S: Final = 1.0
 
 
 class TableConnection:
-    """Connection of a `ReplayClient`, whose arguments it has, to a table of one service; thread-safe."""
+    """Connection of a `ReplayClient` to a table of one service, with the arguments of the client; thread-safe."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class TableConnection:
             self.end()
 
     def cancel_draws(self, *, idle: bool = True) -> None:
-        """Reject new calls, and make threads that wait for a sample raise, so that they release the lock.
+        """Reject new calls, and interrupt threads that wait for a sample, so that they release the lock.
 
         - `idle`: whether to cancel idle sessions, too; their updates in transit are lost.
         """
@@ -292,7 +292,7 @@ class TableConnection:
         self._put(rows, Fragment(key=key, priority=single))
 
     def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send a fragment of a collector; for tables of steps infos become separate columns."""
+        """Send a fragment of a collector; in tables of steps, infos become separate columns."""
         with self._lock:
             if self._holds_steps is None:
                 self._holds_steps = self.table_info()["items"] == "steps"
@@ -320,7 +320,7 @@ class TableConnection:
                     self._open_steps.drop(environments)
 
     def _send(self, rows: Any, fragment: Fragment) -> None:
-        """Send a fragment after earlier updates; the error of a rejected update is raised afterwards."""
+        """Send a fragment after earlier priority updates; then raise the error of a rejected update."""
         try:
             self._settle_updates()
         except errors.ServiceError:
@@ -345,7 +345,7 @@ class TableConnection:
     # Sampling
 
     def _find_draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Draw:
-        """Return a request, validated as the service does; equal requests are validated once."""
+        """Validate a request with the rules of the service; equal requests are validated once."""
         # The key contains types: True equals 1, but is rejected.
         arguments = batch_size, type(batch_size), mode, *options.items(), *map(type, options.values())
         try:

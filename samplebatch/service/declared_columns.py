@@ -1,4 +1,4 @@
-"""DeclaredColumns: the columns that a replay table declares, and the check of fragments against them."""
+"""DeclaredColumns: required columns of a replay table, and the validation of fragments."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DeclaredColumns:
       accepted. Names of nested columns contain dots. For fragments of several policies, a mapping of each policy to
       such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, with several policies `POLICY/NAME:DTYPE[SHAPE]`.
 
-    Raises ArgumentError if a dtype is unknown, a shape is none that a row can have, or a name is declared twice.
+    Raises ArgumentError if a dtype is unknown, a row shape is invalid, or a name is declared twice.
 
     >>> declared = DeclaredColumns({"obs": ("float32", (4,)), "actions": int, "prompt": "text"})
     >>> print(declared)
@@ -95,9 +95,9 @@ class DeclaredColumns:
 
     @classmethod
     def from_state(cls, state: Any) -> DeclaredColumns | None:
-        """Return the columns that `state` described; None for none.
+        """Restore the columns from the result of `state`; None if it is None.
 
-        Raises ArgumentError, TypeError and ValueError if it describes no columns.
+        Raises ArgumentError, TypeError and ValueError if the state is invalid.
         """
         if state is None:
             return None
@@ -109,7 +109,7 @@ class DeclaredColumns:
         return [[policy, [list(pair) for pair in forms.items()]] for policy, forms in self._policies.items()]
 
     def describe(self) -> dict[str, Any]:
-        """Return the form of each column by name, or by policy and name, for `ReplayTable.info`."""
+        """Return dtype and row shape of each column by name, or by policy and name, for `ReplayTable.info`."""
         return {str(policy): dict(forms) for policy, forms in self._policies.items()} if self.by_policy else self.flat
 
     @property
@@ -119,7 +119,7 @@ class DeclaredColumns:
 
     @property
     def flat(self) -> Forms:
-        """The form of each column by name, of fragments without policies."""
+        """Dtype and row shape of each column by name, for fragments of a single policy."""
         return dict(self._policies[None])
 
     def __str__(self) -> str:
@@ -140,10 +140,10 @@ class DeclaredColumns:
         return hash(str(self))
 
     def for_steps(self) -> DeclaredColumns:
-        """Return the columns under the names of a table of steps, which are RLlib's.
+        """Return the columns under RLlib's names, which tables of steps use.
 
-        Raises ArgumentError if columns are by policy, since all policies share the columns of steps; or if two have the
-        same name.
+        Raises ArgumentError if columns are declared by policy, because all policies share the columns of steps, or if
+        two columns have the same name.
         """
         if self.by_policy:
             raise ArgumentError(
@@ -163,12 +163,12 @@ class DeclaredColumns:
 
         Returns
         -------
-        The fragment. Rows that happen to have one shape are ragged in it if they are declared so.
+        The fragment. Columns that are declared as ragged are ragged in it, even if their rows have equal shapes.
 
         Raises
         ------
         ColumnMismatchError
-            If a column or a policy is missing, is not declared, or is declared otherwise.
+            If a column or policy is missing or not declared, or differs from its declaration.
         """
         if isinstance(fragment, MultiAgentBatch) != self.by_policy:
             must, got = ("have policies", "one without") if self.by_policy else ("be of one policy", "several policies")
@@ -186,12 +186,12 @@ class DeclaredColumns:
         return MultiAgentBatch(parts, fragment.env_steps())
 
     def match_steps(self, rows: SampleBatch[Any]) -> SampleBatch[Any]:
-        """Check that steps have these columns, as `match_fragment` does, under RLlib's names or Tianshou's.
+        """Check that steps have exactly these columns, under RLlib's or Tianshou's names.
 
         Infos may be missing. `eps_id`, `env_id`, `agent_index`, `t`, `unroll_id` and `weights_version` of int64, and
         `eps_done` of bool, need no declaration.
 
-        Raises ColumnMismatchError as `match_fragment` does.
+        Raises ColumnMismatchError in the same cases as `match_fragment`.
         """
         return _match(rows, self.flat, _is_info, _IDS, rename=_step_name)
 
@@ -199,9 +199,9 @@ class DeclaredColumns:
         """Check a stored row of a replay buffer, whose flags and rewards have the dtypes of buffers.
 
         - `rows`: the row, with RLlib's names.
-        - `last_frames`: whether the buffer stores the last frame of each observation only.
+        - `last_frames`: whether the buffer stores only the last frame of each observation.
 
-        Raises ColumnMismatchError as `match_fragment` does.
+        Raises ColumnMismatchError in the same cases as `match_fragment`.
         """
         free = (names.REWARDS, *_BUFFER_FLAGS, *(_FRAMES if last_frames else ()))
         columns = {name: column for name, column in rows._all().items() if name not in free}
@@ -254,10 +254,10 @@ def _match(
     """Validate the columns of a batch against declared forms; return it with ragged columns where they are declared.
 
     `may_lack` decides whether a declared column may be missing, `others` are forms of undeclared columns, `where` is a
-    prefix of errors, and `rename` maps a column of the batch to its declared name.
+    prefix of error messages, and `rename` maps a column of the batch to its declared name.
 
-    Raises ColumnMismatchError if a column is missing, is not declared, or is declared otherwise; or if rows are padded
-    sequences.
+    Raises ColumnMismatchError if a column is missing, is not declared, or differs from its declaration, or if rows are
+    padded sequences.
     """
     flags = batch._flags
     if (flags.time_major, flags.zero_padded) != (DEFAULT.time_major, DEFAULT.zero_padded):
@@ -317,7 +317,7 @@ def _shape_text(shape: Iterable[int | None]) -> str:
 
 
 def _short(name: Any) -> str:
-    """Shorten a name from outside for an error."""
+    """Shorten an untrusted name for an error message."""
     return str(name)[:80]
 
 

@@ -1,4 +1,4 @@
-"""FlightProcess: the process that uses Arrow Flight, and its forked children."""
+"""FlightProcess: detection of forked children of a process that uses Arrow Flight."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FlightProcess:
             )
 
     def register(self, *objects: Any) -> None:
-        """Register Flight objects, which forked children inherit."""
+        """Register Flight objects, so that forked children never destroy them."""
         self._objects.update(objects)
 
     def register_client(self, client: Any) -> None:
@@ -47,7 +47,7 @@ class FlightProcess:
         self._clients.add(client)
 
     def _enter_child(self) -> None:
-        """Keep the inherited objects alive until the forked child ends, including interpreter shutdown."""
+        """Keep the inherited objects alive until the forked child has ended, including interpreter shutdown."""
         for client in list(self._clients):
             client._lock = threading.RLock()
         inherited = list(self._objects)

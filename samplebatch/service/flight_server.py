@@ -30,9 +30,9 @@ _OPTIONS: Final = ("columns", "at_least", "by_group", "max_tokens", "max_lag")
 
 
 class RowSession:
-    """Requests of one client to a table of rows, answered in order.
+    """Requests of one client to a row table, answered in order.
 
-    Taken rows are leased until the client confirms receipt, and returned otherwise.
+    Taken rows are leased until the client confirms receipt; unconfirmed rows return to the table.
 
     - `service`, `table`: the service and its table.
     - `writer`: stream of answers.
@@ -94,8 +94,8 @@ class RowSession:
     def _read_keys(self, rows: pa.RecordBatch) -> Any:
         """Return the keys attached to a request.
 
-        Raises SampleBatchError if the data are not keys or exceed the size limit. Raises pyarrow.ArrowInvalid if the
-        buffers do not fit the schema.
+        Raises SampleBatchError if the data are not valid keys or exceed the size limit. Raises pyarrow.ArrowInvalid if
+        the buffers do not fit the schema.
         """
         self._service.check_nbytes("keys", rows.nbytes)
         rows.validate()
@@ -230,8 +230,8 @@ _log = logging.getLogger(__name__)
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Flight server of a replay service, for `ReplayServer`.
 
-    Each call has its own thread, and memory for at most two samples or one fragment: a slow reader does not delay other
-    clients.
+    Each call has its own thread, so a slow reader does not delay other clients, and holds at most two samples or one
+    fragment in memory.
 
     - `service`: handler of the requests.
     - `location`: address as a URI.
@@ -276,7 +276,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     return
 
     def _place(self, descriptor: Any) -> tuple[Any, str, str]:
-        """Return table, writer and stream from the path of a descriptor."""
+        """Parse table, writer and stream from the path of a descriptor."""
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if not 1 <= len(path) <= 3:
             raise errors.FormatError(
@@ -407,7 +407,7 @@ class _Session:
             self._memory.close()
 
     def answer(self, chunk: Any) -> None:
-        """Answer one request; an error is an answer, and the session continues."""
+        """Answer one request. An error is sent as an answer, and the session continues."""
         if chunk.data is not None:
             self._answer("update", lambda: self._update(chunk))
             return
@@ -421,7 +421,7 @@ class _Session:
         self._send_small()
 
     def _answer(self, of: str, answer: Callable[[], None]) -> None:
-        """Answer a part of a request, with an error if it is rejected."""
+        """Answer a part of a request; send an error if it is rejected."""
         try:
             answer()
         except (errors.SampleBatchError, pa.ArrowInvalid) as error:
@@ -435,7 +435,7 @@ class _Session:
         self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
 
     def _next_sample(self) -> Sample:
-        """Draw a sample; drawn samples are sent before waiting for a blocked one."""
+        """Draw a sample; if it is blocked, send the samples that are already drawn before waiting."""
         peer, is_cancelled = self._context.peer(), self._context.is_cancelled
         if self._small:
             try:
@@ -465,7 +465,7 @@ class _Session:
             self._write_streams(small, {})
 
     def _send_streams(self, streams: list[samples.Stream], metadata: Mapping[str, Any]) -> None:
-        """Send samples after the small ones; a thread sends large ones if the learner requests ahead."""
+        """Send the small samples, then the others; a thread sends large samples if the learner requests ahead."""
         self._send_small()
         if self._draw.ahead and streams[0].nbytes >= _AHEAD_NBYTES:
             self._wait()
@@ -543,7 +543,7 @@ def _next(reader: Any) -> Any:
 
 @contextmanager
 def _flight_errors() -> Iterator[None]:
-    """Translate errors into Flight errors, which carry only the library's class and message."""
+    """Translate errors into Flight errors that contain only the library's class and message."""
     try:
         yield
     except flight.FlightError:
@@ -559,7 +559,7 @@ def _flight_errors() -> Iterator[None]:
 
 
 def _ours(error: Exception) -> errors.SampleBatchError:
-    """Translate an error into a library error: bytes that Arrow rejects are no batch."""
+    """Translate an error into a library error; bytes that Arrow rejects raise FormatError."""
     if isinstance(error, errors.SampleBatchError):
         return error
     return errors.FormatError(_NOT_ARROW.format(_first_line(error)))

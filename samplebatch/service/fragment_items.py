@@ -121,9 +121,9 @@ class FragmentItems(Items):
         """Validate a fragment, its priority and its key.
 
         Raises ArgumentError if a fragment for a table by key has no key, or a fragment for another table has one.
-        Raises ColumnMismatchError if the fragment's columns differ from the declared columns; names one. Raises
-        ColumnTypeError if the fragment is not a batch. Raises PriorityError if the priority is not a finite number, or
-        the table does not use priorities.
+        Raises ColumnMismatchError if the fragment's columns differ from the declared columns. Raises ColumnTypeError if
+        the fragment is not a batch. Raises PriorityError if the priority is not a finite number, or the table does not
+        use priorities.
         """
         fragment = rows if isinstance(rows, MultiAgentBatch) else as_flat(rows)
         if (self._kind == "key") != (key is not None):
@@ -156,7 +156,7 @@ class FragmentItems(Items):
     def insert(self, ready: Any, writer: str) -> Any:
         """Insert a fragment; return its number, shape (1,).
 
-        Raises ColumnMismatchError if its columns differ from those of earlier fragments; names one.
+        Raises ColumnMismatchError if its columns differ from the columns of earlier fragments.
         """
         fragment, priority, key, nbytes = ready
         schema = _schema_of(fragment)
@@ -241,7 +241,7 @@ class FragmentItems(Items):
         return Hold(f"{required} fragments are requested, and {available} may be sampled", needs_items=True)
 
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw fragments one by one, and remove those that reach `max_times`.
+        """Draw fragments individually, and remove fragments that have been sampled `max_times` times.
 
         If fragments may be drawn repeatedly, the lock is released between portions. A fragment that is removed during
         such a pause remains in the sample.
@@ -278,7 +278,7 @@ class FragmentItems(Items):
         return (portion.items, np.array(weights) / max(weights) if weights else None), len(portion.items)
 
     def _pick(self, request: Request, rng: np.random.Generator) -> tuple[Item, float | None]:
-        """Draw a fragment with its importance weight, None without priorities."""
+        """Draw a fragment; return it with its importance weight, or None without priorities."""
         assert self._sampler is not None
         item = self._sampler.pick(rng)
         if not isinstance(self._sampler, ByPriority):
@@ -286,7 +286,7 @@ class FragmentItems(Items):
         return item, self._sampler.weight(item, request.options["beta"])
 
     def _draw_counted(self, request: Request, rng: np.random.Generator, portion: _Portion) -> dict[int, Item]:
-        """Draw fragments with a limited number of draws; return the exhausted ones by number."""
+        """Draw fragments of a table with `max_times`; return the exhausted fragments by number."""
         assert self._sampler is not None
         times: dict[int, int] = {}
         exhausted: dict[int, Item] = {}
@@ -314,7 +314,7 @@ class FragmentItems(Items):
             self._remover.change(item)
 
     def finish(self, drawn: Any) -> Sample:
-        """Join the fragments; a single one is returned as inserted."""
+        """Concatenate the fragments; a single fragment is returned as inserted."""
         items, weights = drawn
         fragments = [item.fragment for item in items]
         return Sample(
@@ -384,7 +384,7 @@ class FragmentItems(Items):
         }
 
     def _check_item(self, number: Any, priority: Any, key: Any, times: Any, last: int) -> None:
-        """Check a fragment's values in a state; raises ArgumentError or FormatError that names the invalid value."""
+        """Validate a fragment's values in a state; raises ArgumentError or FormatError if a value is invalid."""
         if len(self) >= self.capacity:
             raise errors.FormatError(f"the number of fragments must be at most {self.capacity}, got more")
         if count_of("number", number) <= last:
@@ -422,7 +422,7 @@ class FragmentItems(Items):
 
 
 def _nbytes_of(fragment: Fragment) -> int:
-    """Count the bytes of a fragment in a message, including Python objects at any depth."""
+    """Return the size of a fragment in a message in bytes, including nested Python objects."""
     if isinstance(fragment, MultiAgentBatch):
         return sum(_nbytes_of(part) for part in fragment.policy_batches.values())
     columns = fragment._all().values()
@@ -439,7 +439,7 @@ def _schema_of(fragment: Fragment) -> _Schema:
 
 
 def _ragged_hint(form: Any, previous: Any) -> str:
-    """Return advice for rows of varying shape if earlier rows had one shape."""
+    """Return a hint if row shapes vary but earlier rows had equal shapes."""
     was_array = isinstance(previous, tuple) and previous[0] in ("tensor", "torch") and bool(previous[2])
     is_array = isinstance(form, tuple) and form[0] in ("tensor", "torch", "ragged", "ragged_torch") and bool(form[2])
     return "; rows of varying shape are declared in every fragment: ragged=" if was_array and is_array else ""
@@ -472,7 +472,7 @@ def _columns_of(batch: SampleBatch[Any]) -> _Schema:
 
 
 def _match(fragment: Fragment, schema: _Schema) -> Fragment:
-    """Convert columns whose rows have one shape, or no elements, to ragged columns if earlier fragments have these."""
+    """Convert columns with equal row shapes, or without elements, to ragged columns if they were ragged before."""
     if isinstance(fragment, MultiAgentBatch):
         parts = {
             policy: _match_columns(part, schema.get(("policy", policy), {}))

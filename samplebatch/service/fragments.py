@@ -55,7 +55,7 @@ def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgen
 
 
 def with_info_columns(fragment: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
-    """Convert the infos of a collector's steps to separate columns, as buffers do.
+    """Convert the infos of a collector's steps to separate columns, as in buffers.
 
     >>> infos = np.array([{"lives": 3}, {}], object)
     >>> with_info_columns(SampleBatch(obs=[1, 2], infos=infos)).column_names
@@ -80,7 +80,7 @@ def _with_info_columns(steps: SampleBatch) -> SampleBatch:
 def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns: dict[str, Any]) -> SampleBatch:
     """Return a step of one or several environments as rows; parameters as in `ReplayBuffer.add`.
 
-    Raises SampleBatchError as `ReplayBuffer.add`.
+    Raises SampleBatchError in the same cases as `ReplayBuffer.add`.
 
     >>> step_rows(
     ...     {"obs": 1, "act": 0, "rew": 1.0, "terminated": False, "truncated": False}, None, {}
@@ -116,7 +116,7 @@ def with_batch_text(rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
 def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
     """View a record batch as a fragment.
 
-    Raises SampleBatchError as `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow`.
+    Raises SampleBatchError in the same cases as `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow`.
     """
     table = pa.Table.from_batches([rows])
     try:
@@ -133,7 +133,7 @@ _MAX_FORMS: Final = 8
 
 
 class _Form(NamedTuple):
-    """Form of fragments: the parts of a batch besides its columns, and the plan of its record batches."""
+    """Layout of fragments: the parts of a batch that are not columns, and the plan of its record batches."""
 
     nested: dict[str, Structure]
     flags: Flags
@@ -141,7 +141,7 @@ class _Form(NamedTuple):
 
 
 class FragmentEncoder:
-    """Encoder of a client's fragments, with cached plans for forms that repeat; thread-safe.
+    """Encoder of a client's fragments that caches the plan of each layout; thread-safe.
 
     >>> encoder = FragmentEncoder()
     >>> for rows in (2, 3):
@@ -157,7 +157,7 @@ class FragmentEncoder:
     def encode(self, batch: Any, priorities: Any = None) -> pa.RecordBatch:
         """View a batch as a fragment; parameters as in `fragment_rows`.
 
-        Raises SampleBatchError as `fragment_rows` and `SampleBatch.to_arrow`.
+        Raises SampleBatchError in the same cases as `fragment_rows` and `SampleBatch.to_arrow`.
         """
         rows = fragment_rows(batch, priorities)
         if isinstance(rows, MultiAgentBatch):
@@ -179,7 +179,7 @@ class FragmentEncoder:
 class FragmentDecoder:
     """Decoder of the fragments of one stream, which share a schema, for the service.
 
-    Arrow reads and validates the first fragment. For later fragments only the sizes of buffers are validated.
+    Arrow reads and validates the first fragment. For later fragments, only buffer sizes are validated.
 
     >>> encoder, decoder = FragmentEncoder(), FragmentDecoder()
     >>> for rows in (2, 3):
@@ -199,7 +199,8 @@ class FragmentDecoder:
         - `rows`: the record batch.
         - `text`: description of the batch if it differs from the description in the schema, otherwise None.
 
-        Raises SampleBatchError as `read_fragment`. Raises pyarrow.ArrowException if the buffers do not fit the schema.
+        Raises SampleBatchError in the same cases as `read_fragment`. Raises pyarrow.ArrowException if the buffers do
+        not fit the schema.
         """
         form = self._form
         if form is not None and text is None:

@@ -1,4 +1,4 @@
-"""Items: the content of a replay table, behind one interface for steps and for fragments."""
+"""Items: interface of the content of a replay table, either steps or fragments."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Sample(samplers.Sample[Any, Any]):
     Attributes
     ----------
     batch
-        Rows. From a table of steps a `Batch`, as from the replay buffer: shape (n, ...) for steps and for the
-        concatenated steps of episodes; (n, length, ...) for sequences. From a table of fragments the concatenated
-        fragments, of the inserted type.
+        Rows. For a table of steps a `Batch` like samples of the replay buffer: shape (n, ...) for steps and for the
+        concatenated steps of episodes; (n, length, ...) for sequences. For a table of fragments the concatenated
+        fragments, in the inserted type.
     indices
         Indices for `update_weight`: slots of steps, shape (n,); for sequences shape (n, length), -1 for padding;
-        numbers of fragments, shape (k,).
+        for fragments their numbers, shape (k,).
     generation
-        Generations of the slots, shape (n,); for sequences the generations of their first steps after burn-in; for
-        fragments zeros.
+        Generations of the slots, shape (n,); for sequences the generations of their first steps after burn-in; zeros
+        for fragments.
     weights
         Importance weights, shape of `generation`; None without priorities.
     lengths
@@ -132,7 +132,7 @@ class Items(ABC):
 
     @abstractmethod
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
-        """Validate rows; return the argument of `insert`, the number of items and the number of rows."""
+        """Validate rows; return the argument for `insert`, the number of items and the number of rows."""
 
     @abstractmethod
     def hold_insert(self, ready: Any) -> Hold | None:
@@ -152,7 +152,7 @@ class Items(ABC):
 
     @abstractmethod
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw a sample; return the argument of `finish` and the number of sampled items.
+        """Draw a sample; return the argument for `finish` and the number of sampled items.
 
         Raises CapacityError if the sample would exceed `max_nbytes` of the request; nothing is sampled or gathered.
         """
@@ -199,7 +199,7 @@ class Items(ABC):
 def take_options(options: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Merge options into their defaults.
 
-    Raises ArgumentError if an option is unknown; suggests near names.
+    Raises ArgumentError with near names if an option is unknown.
 
     >>> take_options({"length": 8}, {"length": 1, "burn_in": 0}, "sequences")
     {'length': 8, 'burn_in': 0}

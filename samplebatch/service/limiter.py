@@ -28,10 +28,10 @@ class RateLimiter:
     min_size
         Minimum number of items for sampling. Inserts into a smaller table are never blocked.
     samples_per_insert
-        Samples that each insert earns; None for no such limit.
+        Samples that each insert earns; None for no limit.
     error_buffer
-        Maximum number of samples ahead or behind. By default a tenth of the samples that `min_size` inserts earn, and
-        at least two samples or the samples that two inserts earn.
+        Maximum number of samples ahead or behind. Default: a tenth of the samples that `min_size` inserts earn, but at
+        least two samples and at least the samples that two inserts earn.
 
     Raises
     ------
@@ -139,14 +139,14 @@ class RateLimiter:
             self._origin = (self.inserted + max(self.min_size - size, 0), self.sampled)
 
     def _with(self, limits: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all limits with some changed; limits derived from a changed one are reset."""
+        """Return all limits after a change; limits that are derived from a changed limit are reset."""
         merged = self.limits
         if "samples_per_insert" in limits:
             merged["error_buffer"] = None
         return merged | dict(limits)
 
     def changed(self, limits: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all limits as `set_limits` would leave them.
+        """Return all limits that `set_limits` would set.
 
         Raises
         ------
@@ -320,7 +320,7 @@ class WaitingRoom:
         return time.monotonic() - started
 
     def pause(self, is_cancelled: IsCancelled | None = None) -> None:
-        """Release the lock for other threads in the middle of a request (lock held).
+        """Release the lock temporarily during a request, so that other threads can proceed (lock held).
 
         Raises TableClosedError if another thread closes the table. Raises AbandonedError if the caller cancels the
         request.

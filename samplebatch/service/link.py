@@ -144,8 +144,8 @@ class Link:
         - `on_lost`: called after each failure.
         - `patience`: result of `recover` after a first failure.
 
-        Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Raises SampleBatchError as the
-        call.
+        Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Raises SampleBatchError if the
+        call raises it.
         """
         while True:
             try:
@@ -156,7 +156,7 @@ class Link:
     def recover(
         self, error: LostError, on_lost: Callable[[], None] | None = None, patience: Patience | None = None
     ) -> Patience:
-        """Pause after a failed call and reconnect; raises ServiceError as `retry` does."""
+        """Pause after a failed call and reconnect; raises ServiceError in the same cases as `retry`."""
         if on_lost is not None:
             on_lost()
         patience = patience or Patience(self.uri, self._reconnect_s)
@@ -170,7 +170,7 @@ class Link:
         return Patience(self.uri, self._reconnect_s)
 
     def act(self, action: str, body: Any = b"") -> list[Any]:
-        """Call an action of the service; return the bodies of its results.
+        """Call an action of the service; return the bodies of the results.
 
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the action.
         """

@@ -59,7 +59,7 @@ class LostError(errors.ServiceError):
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:
-    """Write a request or an answer.
+    """Serialize a request or an answer.
 
     >>> write_json({"table": "replay"})
     b'{"table":"replay"}'
@@ -84,9 +84,10 @@ def read_json(raw: Any, about: str) -> dict[str, Any]:
 
 
 def read_request(raw: Any, about: str) -> dict[str, Any]:
-    """Read a request of a client as `read_json` does; integers must have at most 64 bits, as in NumPy and Arrow.
+    """Read a client's request like `read_json`; integers must fit into 64 bits, as in NumPy and Arrow.
 
-    Raises CapacityError and FormatError as `read_json`; FormatError also if an integer has more than 64 bits.
+    Raises CapacityError and FormatError in the same cases as `read_json`; also raises FormatError if an integer has
+    more than 64 bits.
 
     >>> read_request(b'{"n_step": 9223372036854775808}', "the ticket")
     Traceback (most recent call last):
@@ -137,7 +138,7 @@ def header(token: str) -> str:
 def check_names(request: Mapping[str, Any], allowed: Collection[str], about: str) -> None:
     """Reject a request with unknown entries.
 
-    Raises FormatError if an entry is unknown; names it and suggests near names.
+    Raises FormatError with near names if an entry is unknown.
     """
     for name in request:
         if name not in allowed:
@@ -152,7 +153,7 @@ def text(name: str, value: object) -> str:
 
 
 def short_text(name: str, value: object) -> str:
-    """Return a client's name for something, which the service may store.
+    """Validate a name that a client assigned, so that the service may store it.
 
     Raises ArgumentError if the value is not a string. Raises CapacityError if it has more than `MAX_NAME_NBYTES` bytes.
     Raises FormatError if it cannot be encoded as UTF-8.
@@ -216,15 +217,15 @@ class Draw:
     ahead: bool | None = None
 
     def write(self) -> bytes:
-        """Write the request, without the fields that are None."""
+        """Serialize the request, without the fields that are None."""
         return write_json({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod
     def read(cls, raw: Any, about: str) -> Draw:
         """Read a request.
 
-        Raises CapacityError and FormatError as `read_request`; FormatError also if an entry is unknown. Raises
-        ArgumentError if an entry is invalid.
+        Raises CapacityError and FormatError in the same cases as `read_request`; also raises FormatError if an entry is
+        unknown. Raises ArgumentError if an entry is invalid.
         """
         request = read_request(raw, about)
         check_names(request, [field.name for field in fields(cls)], about)
@@ -240,7 +241,7 @@ class Draw:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Options for `ReplayTable.sample`, without those that are None."""
+        """Options for `ReplayTable.sample` that are not None."""
         values = {name: getattr(self, name) for name in _OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -289,12 +290,11 @@ class Fragment:
     """Metadata of a fragment, sent with its rows.
 
     - `number`: sequence number in the writer's stream, from 1; 0 for none. A fragment whose number is not greater than
-      the last inserted one was sent again, and is only acknowledged.
+      the last inserted number is a duplicate, and is only acknowledged.
     - `timeout_s`: maximum seconds for which the table's limits may block the fragment; None for no limit.
     - `key`: key of the fragment, for a table by key.
     - `priority`: priority of the fragment, for a table of fragments that uses priorities.
-    - `batch`: the batch's description in the schema metadata if it differs from the one at the start of the stream;
-      None if it is the same.
+    - `batch`: description of the batch if it differs from the description at the start of the stream, otherwise None.
     - `update`: for a table of rows: True if all keys must exist, False if none may exist, None for no requirement.
 
     >>> Fragment.read(Fragment(3, key="level 1").write()).key
@@ -309,14 +309,14 @@ class Fragment:
     update: bool | None = None
 
     def write(self) -> bytes:
-        """Write the metadata, without the fields that are None."""
+        """Serialize the metadata, without the fields that are None."""
         return write_json({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod
     def read(cls, raw: Any) -> Fragment:
-        """Read the metadata; None is read as no metadata.
+        """Read the metadata; None is read as empty metadata.
 
-        Raises CapacityError, FormatError and ArgumentError as `Draw.read`.
+        Raises CapacityError, FormatError and ArgumentError in the same cases as `Draw.read`.
         """
         if raw is None:
             return cls()
@@ -329,7 +329,7 @@ class Fragment:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Describe an error for the other side: class, message and plain attributes.
+    """Describe an error for the peer: class, message and plain attributes.
 
     >>> describe_error(ArgumentError("there is no action " + "x" * 2000))["message"][-10:]
     'xxxxxx ...'
@@ -350,12 +350,12 @@ def _shorten(sentence: str) -> str:
 
 
 def write_error(error: BaseException) -> bytes:
-    """Write the description of an error."""
+    """Serialize the description of an error."""
     return write_json(describe_error(error))
 
 
 def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
-    """Create the error that the other side described, of the same class if the library has it.
+    """Create the error that the peer described, with the same class if it is a library class.
 
     A service closes its tables when it ends, so TableClosedError becomes a LostError, after which clients reconnect.
 
@@ -382,8 +382,8 @@ MAX_STREAMS: Final = 1 << 16
 class TakenNumbers:
     """Sequence number of the last inserted fragment of each stream, for `ReplayTable`.
 
-    Fragments of a stream arrive in the order of their numbers: a number that is not greater than the last one belongs
-    to a fragment that was sent again.
+    Fragments of a stream arrive in the order of their numbers: a number that is not greater than the last one
+    identifies a duplicate.
 
     >>> taken = TakenNumbers()
     >>> taken.note("actor-0", "a", 1)
@@ -429,7 +429,7 @@ class TakenNumbers:
 
     @classmethod
     def from_state(cls, state: Any) -> TakenNumbers:
-        """Restore the result of `state`; raises FormatError if an entry is not a writer, a stream and a number."""
+        """Restore the result of `state`; raises FormatError if an entry is not a (writer, stream, number) triple."""
         taken = cls()
         try:
             for writer, stream, number in state:

@@ -1,4 +1,4 @@
-"""RemoteActors: source of steps for trainers from actors that write to a queue of a replay service."""
+"""RemoteActors: trainers' source of steps from actors that write to a queue of a replay service."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RemoteActors:
     Parameters
     ----------
     client
-        Client of a table of kind `"queue"`; it is not closed here.
+        Client of a table of kind `"queue"`; `RemoteActors` does not close it.
     buffer
-        Buffer of the steps for the next update: a buffer of one agent with a ring per `env_id` of all actors, or a
+        Buffer of the steps for the next update: a single-agent buffer with one ring per `env_id` of all actors, or a
         `MultiAgentReplayBuffer`.
     max_lag
         Maximum age of a fragment's weights in publications; older fragments are discarded and counted. None for no
@@ -44,7 +44,7 @@ class RemoteActors:
     version
         Version of the newest weights published by this object; 0 before the first.
     stale_fragments, stale_steps
-        Number of fragments discarded because of `max_lag`, and of their environment steps.
+        Number of fragments that were discarded because of `max_lag`, and number of their environment steps.
 
     Raises
     ------
@@ -100,7 +100,8 @@ class RemoteActors:
         ArgumentError
             If `n_step` is not an integer from 1, or the buffer has no ring for an `env_id`.
         ColumnNotFoundError
-            If `max_lag` is set and a fragment has no column `weights_version`: its collector does not follow weights.
+            If `max_lag` is set and a fragment has no column `weights_version`: its collector does not use published
+            weights.
         ServiceError
             If the service cannot be reached.
         """

@@ -55,7 +55,7 @@ class RequestHandler:
     - `tables`: tables by name.
     - `bounds`: maximum sizes of requests and answers.
     - `checkpoint`: function that writes a checkpoint and returns its path; None for a service without checkpoints.
-    - `weights`: weights of the service; None for new, empty ones.
+    - `weights`: weights of the service; None for an empty collection.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class RequestHandler:
     def table(self, name: object) -> ReplayTable | RowTable:
         """Return a table.
 
-        Raises ArgumentError if the service has no table of that name. Raises SampleBatchError as `short_text`.
+        Raises ArgumentError if the service has no table of that name. Raises SampleBatchError in the same cases as
+        `short_text`.
         """
         table = self.tables.get(short_text("table", name))
         if table is None:
@@ -157,7 +158,7 @@ class RequestHandler:
         schema: pa.Schema,
         is_cancelled: IsCancelled | None,
     ) -> dict[str, Any]:
-        """Store columns of rows by their column of keys; return the acknowledgement."""
+        """Store columns of rows under the keys in column `key`; return the acknowledgement."""
         if isinstance(columns, MultiAgentBatch):
             raise FormatError("columns of rows must be of one policy, got several policies")
         for name, value in (("key", fragment.key), ("priority", fragment.priority)):
@@ -179,7 +180,7 @@ class RequestHandler:
         return {"number": fragment.number, "inserted": len(stored)}
 
     def schema(self, table: str) -> pa.Schema:
-        """Return the schema of the last fragment of a table; an empty one if there is none yet."""
+        """Return the schema of the last fragment of a table; empty if there is no fragment yet."""
         return self._schemas.get(table, pa.schema([]))
 
     # Samples
@@ -208,7 +209,7 @@ class RequestHandler:
         )
 
     def pack(self, sample: Sample) -> Packed:
-        """View a sample as a record batch; raises the same errors as `pack`, or if it is too large."""
+        """View a sample as a record batch; raises CapacityError if it is too large, and the errors of `pack`."""
         packed = pack(sample)
         self.check_nbytes("a sample", packed.batch.nbytes)
         return packed
@@ -236,7 +237,7 @@ class RequestHandler:
             raise CapacityError(f"{about} must have at most {max_items} {table.unit}, got {count}")
 
     def check_nbytes(self, about: str, nbytes: int) -> None:
-        """Reject a message that exceeds the maximum size; raises CapacityError if it does."""
+        """Raise CapacityError if a message exceeds the maximum size."""
         if nbytes > self.bounds.message_nbytes:
             raise CapacityError(f"{about} must have at most {self.bounds.message_nbytes} bytes, got {nbytes}")
 
@@ -322,7 +323,7 @@ class RequestHandler:
         return [write_json({"number": table.taken(writer, stream)})]
 
     def close(self) -> None:
-        """Make all blocked requests raise, by closing their tables."""
+        """Close the tables, so that all blocked requests raise an error."""
         for table in self.tables.values():
             table.close()
 

@@ -1,4 +1,4 @@
-"""RowClient: client of a table of rows of a replay service."""
+"""RowClient: client of a row table in a replay service."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _KEYS: Final = 4096
 
 
 class RowClient:
-    """Client of a table of rows of a replay service.
+    """Client of a row table in a replay service.
 
-    `put` returns once the service has stored the columns, `take` once the service has marked the rows as taken. Both
-    happen exactly once: after a connection loss the client reconnects and repeats unacknowledged requests. Rows in
-    transit to a client that died are returned to the table.
+    `put` returns once the service has stored the columns, `take` once the service has marked the rows as taken. Each
+    request is executed exactly once: after a connection loss, the client reconnects and repeats unacknowledged
+    requests. Rows in transit to a client that has died return to the table.
 
-    On the same machine rows arrive through shared memory and are read-only. The client is thread-safe; puts and reads
-    do not block each other. It can be pickled and connects in the receiving process; a forked child cannot use it.
-    Ctrl-C interrupts a call that waits; an interrupted put may be stored later.
+    On the same machine, rows are received through shared memory and are read-only. The client is thread-safe; puts and
+    reads do not block each other. It can be pickled and connects in the receiving process; a forked child cannot use
+    it. Ctrl-C interrupts a call that waits; an interrupted put may be stored later.
 
     Parameters
     ----------
@@ -416,7 +416,7 @@ class RowClient:
         return _rows(self._ask({"ask": "get", "columns": _names(columns)}, list_keys(keys))[1])
 
     def remove(self, keys: Any) -> int:
-        """Remove rows by key and return how many existed; raises ServiceError as `get` does."""
+        """Remove rows by key and return how many existed; raises ServiceError in the same cases as `get`."""
         return whole("removed", self._ask({"ask": "remove"}, list_keys(keys))[0].get("removed"))
 
     def _limit(self, timeout_s: float | None) -> float | None:
@@ -453,11 +453,11 @@ class RowClient:
     # Weights and the table
 
     def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
-        """Publish weights for all clients of the service and return their version; as `ReplayClient.publish`."""
+        """Publish weights for all clients of the service and return their version; see `ReplayClient.publish`."""
         return self._connection.publish(weights, name)
 
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
-        """Return the newest weights, or None if none are newer than a version; as `ReplayClient.latest`."""
+        """Return the newest weights, or None if none are newer than a version; see `ReplayClient.latest`."""
         return self._connection.latest(newer_than, name)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""RowStore: keyed rows whose columns arrive in blocks."""
+"""RowStore: storage of keyed rows whose columns are written in blocks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Facts:
     - `group`: integers or text: rows with equal values form a group.
     - `version`: integers: version of the weights that generated a row.
     - `length`: number of tokens per row: elements of a ragged column, or an integer.
-    - `ragged`: dtypes of columns that are ragged even if all rows of a write have one shape.
+    - `ragged`: dtypes of columns that are ragged even if all rows of a write have equal shapes.
     """
 
     group: str | None = None
@@ -69,7 +69,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Write:
-    """A validated write, the input of `RowStore.write`."""
+    """Validated write: the argument of `RowStore.write`."""
 
     keys: list[Any] | None
     columns: dict[str, Column]
@@ -78,10 +78,10 @@ class Write:
 
 
 class RowStore:
-    """Keyed rows of any columns in insertion order; all methods except `prepare` require the caller's lock.
+    """Keyed rows with arbitrary columns, in insertion order; all methods except `prepare` require the caller's lock.
 
-    A write stores its columns as one block without copying. Each row stores a block number and a row within the block
-    per column, so that columns of a row may originate from different writes.
+    A write stores its columns as one block without copying. Each row stores, per column, a block number and a row
+    within the block, so that columns of a row may originate from different writes.
 
     - `consumers`: consumers, each with one mark per row.
     - `facts`: columns used for row selection.
@@ -262,7 +262,7 @@ class RowStore:
         return facts
 
     def _drop_groups(self) -> None:
-        """Discard codes of groups without rows once they are numerous."""
+        """Discard the codes of empty groups once they are numerous."""
         if len(self._groups) <= 2 * self._count + _FIRST_ROOM:
             return
         codes = self._arrays["group"][: self._used]
@@ -295,7 +295,7 @@ class RowStore:
         return numbers
 
     def _make_room(self, count: int) -> None:
-        """Create room at the end: compact removed rows, or allocate."""
+        """Make room at the end: compact the rows, or allocate."""
         room = len(self._keys)
         if self._used + count <= room:
             return
@@ -396,7 +396,7 @@ class RowStore:
         return gather
 
     def nbytes_of(self, numbers: Ints, columns: Sequence[str]) -> int:
-        """Estimate the bytes of columns of rows from the mean row size of their blocks."""
+        """Estimate the size of columns of rows in bytes from the mean row size of their blocks."""
         positions = self._positions(numbers)
         total = 8.0 * len(numbers)
         for name in columns:
@@ -411,7 +411,7 @@ class RowStore:
     def freeze(self) -> dict[str, Any]:
         """Return rows as plain values, and `fragments`, an iterator that gathers columns without the lock.
 
-        All rows of a fragment have the same columns; `numbers` and `marks` are in the order of the fragments.
+        All rows of a fragment have the same columns; `numbers` and `marks` have the order of the fragments.
         """
         rows = np.flatnonzero(self._arrays["alive"][: self._used])
         names = sorted(self.forms)
@@ -538,7 +538,7 @@ def _gather(
 
 
 def form_of(column: Column) -> tuple[Any, ...]:
-    """Return what all rows of a column share: kind, dtype and row shape."""
+    """Return the common kind, dtype and row shape of a column."""
     if isinstance(column, TextColumn):
         # The dtype depends on whether rows are missing.
         return column.kind, column.content, ()
@@ -546,9 +546,9 @@ def form_of(column: Column) -> tuple[Any, ...]:
 
 
 def check_column(name: str, column: Column, count: int) -> Column:
-    """Check that a column has `count` rows and no objects; a column of None only becomes missing text.
+    """Check that a column has `count` rows and no objects; a column that contains only None becomes missing text.
 
-    Raises ColumnLengthError and ColumnTypeError if a condition is not met. Raises CapacityError if the column's name is
+    Raises ColumnLengthError or ColumnTypeError if a condition is not met. Raises CapacityError if the column's name is
     too long.
     """
     if isinstance(column, ObjectColumn) and len(column) and all(row is None for row in column.values.tolist()):

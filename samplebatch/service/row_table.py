@@ -720,7 +720,7 @@ class RowTable:
     def _find_rows(
         self, selection: Selection, consumer: str | None, rng: np.random.Generator | None
     ) -> tuple[Ints, str]:
-        """Return the positions of selected rows, and why they are not enough, or ""."""
+        """Return the positions of selected rows, and why they are not enough, or an empty string."""
         rows = self._rows
         columns = tuple(rows.forms) if selection.columns is None else selection.columns
         available = rows.candidates(consumer)
@@ -744,7 +744,7 @@ class RowTable:
     def _select(
         self, available: Any, ready: Ints, selection: Selection, rng: np.random.Generator | None
     ) -> tuple[Ints, bool]:
-        """Return positions of rows or groups that fit, in order, and whether the next one exceeds a limit."""
+        """Return positions of rows or groups that fit, in order, and whether the next row or group exceeds a limit."""
         rows = self._rows
         if not len(ready):
             return ready, False

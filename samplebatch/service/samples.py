@@ -1,4 +1,4 @@
-"""Samples as Arrow record batches over the memory of their gathered rows, and back.
+"""Conversion between samples and Arrow record batches over the memory of the gathered rows.
 
 The columns of a sample are the columns of `SampleBatch.to_arrow` under the table's names, `batch_indexes`, the indices
 of the rows, and `generation`, which `update_weight` requires. A row is a step, a sequence or an episode; the columns of
@@ -103,7 +103,8 @@ def _listed(values: Any) -> Any:
 def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Sample[Any, Any]:
     """View a record batch as a sample; columns of numbers are read-only views.
 
-    Raises FormatError if the batch is not a sample. Raises SampleBatchError as `SampleBatch.from_arrow`.
+    Raises FormatError if the batch is not a sample. Raises SampleBatchError in the same cases as
+    `SampleBatch.from_arrow`.
     """
     try:
         about = json.loads((packed.schema.metadata or {})[SAMPLE_KEY])
@@ -132,7 +133,7 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Samp
 
 
 def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
-    """Return whether record batches of one schema may follow those of another in a stream."""
+    """Return whether a stream may contain record batches of both schemas."""
     return bool(schema.remove_metadata().equals(other.remove_metadata(), check_metadata=True))
 
 
@@ -220,7 +221,7 @@ class LaidOutStream(Stream):
 
 
 def inline(streams: Sequence[Stream], metadata: Mapping[str, Any] = MappingProxyType({})) -> Bytes:
-    """Write a message, shape (n,): JSON with the sizes of streams and other metadata, then the streams."""
+    """Serialize a message, shape (n,): JSON with the sizes of streams and other metadata, then the streams."""
     sizes = [stream.nbytes for stream in streams]
     header = write_json({**metadata, "streams": sizes})
     start = _aligned(len(header) + 1)
@@ -278,7 +279,7 @@ def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
 
 
 class SampleWriter:
-    """Writer of a session's samples, for the service; a sample with a cached layout requires one copy.
+    """Writer of a session's samples, for the service; a sample with a cached layout is copied once.
 
     >>> sample = Sample(
     ...     Batch(obs=np.zeros((2, 3)), rew=np.ones(2)), np.array([7, 9]), np.array([1, 1])
@@ -306,7 +307,7 @@ class SampleWriter:
         return RowsStream(packed.batch), packed.metadata
 
     def _find_layout(self, sample: Sample) -> tuple[StreamLayout, Arrays] | None:
-        """Return the layout and the arrays of a sample; None if no layout fits, so that Arrow must serialize it."""
+        """Return the cached layout and the arrays of a sample; None if Arrow must serialize the sample."""
         bare: list[str] = []
         columns = _columns_of(sample, bare)
         if columns is None:
@@ -340,7 +341,7 @@ def _columns_of(sample: Sample, bare: list[str]) -> Arrays | None:
 
 
 def _collect(values: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[str]) -> bool:
-    """Collect the arrays of a nested batch; return whether it has nothing else."""
+    """Collect the arrays of a nested batch; return whether it contains only arrays."""
     for name, value in values.items():
         path = prefix + name
         if type(value) is np.ndarray:
@@ -357,7 +358,7 @@ def _collect(values: Mapping[str, Any], prefix: str, columns: Arrays, bare: list
 
 
 def _make_layout(sample: Sample) -> StreamLayout | None:
-    """Create the layout of a form from a sample that Arrow writes and reads."""
+    """Create the layout of a form by serializing and reading a sample with Arrow."""
     rows = RowsStream(pack(sample).batch)
     stream = np.empty(rows.nbytes, np.uint8)
     rows.write(stream)
@@ -367,9 +368,9 @@ def _make_layout(sample: Sample) -> StreamLayout | None:
 class SampleReader:
     """Reader of a session's samples, for a learner.
 
-    Arrow reads the first sample of each form, and the general reader validates it. A later stream with the same bytes
-    outside its columns is viewed. A stream that has only the same schema is decoded: numbers are viewed, objects
-    copied.
+    Arrow reads the first sample of each form, and the general reader validates it. Later streams that differ only in
+    the bytes of the columns are viewed. Streams that have only the same schema are decoded: numbers are viewed, objects
+    are copied.
     """
 
     def __init__(self) -> None:
@@ -384,7 +385,8 @@ class SampleReader:
         - `stream`: bytes of the stream, shape (nbytes,).
         - `metadata`: metadata of the sample.
 
-        Raises FormatError if the bytes are not a stream of a record batch. Raises SampleBatchError as `unpack`.
+        Raises FormatError if the bytes are not an Arrow stream with one record batch. Raises SampleBatchError in the
+        same cases as `unpack`.
         """
         head = head_of(stream)
         entry = None if head is None else self._layouts.get(head)
@@ -446,7 +448,7 @@ class _ObjectsReader:
 
     @classmethod
     def of(cls, schema: pa.Schema, form: _Form) -> _ObjectsReader | None:
-        """Return the reader of a schema; None if it has no objects, or columns of a third kind."""
+        """Return the reader of a schema; None if it has no objects, or columns that are neither numbers nor objects."""
         plan = Plan.of_numbers(schema)
         others = [field for field in schema if field.name not in plan.names]
         if not others or not all(map(holds_objects, others)):
@@ -456,7 +458,7 @@ class _ObjectsReader:
     def read(self, rows: pa.RecordBatch) -> samplers.Sample[Any, Any] | None:
         """View the numbers and decode the objects of a record batch; None if the general reader must read it.
 
-        Raises SampleBatchError as `SampleBatch.from_arrow`.
+        Raises SampleBatchError in the same cases as `SampleBatch.from_arrow`.
         """
         columns = self._plan.read(rows)
         if columns is None:
@@ -516,7 +518,7 @@ class Secret:
         return {"path": f"/proc/{os.getpid()}/fd/{self._region.fileno()}", "nbytes": _SECRET_NBYTES}
 
     def open(self, secret: str, max_nbytes: int) -> SampleMemory | None:
-        """Return memory for the samples of a client with the secret, in hexadecimal digits; None for others."""
+        """Return memory for the samples of a client; None if its secret (hexadecimal) is wrong."""
         return SampleMemory(max_nbytes) if hmac.compare_digest(secret.encode(), self._value.hex().encode()) else None
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ class Selector(ABC):
         return None
 
     def state_dict(self) -> Any:
-        """Return the state that later selections depend on, besides the fragments, as plain values."""
+        """Return the state of the selection, without the fragments, as plain values."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
@@ -79,7 +79,7 @@ class Selector(ABC):
 
 
 class Oldest(Selector):
-    """First in, first out."""
+    """First-in, first-out selection."""
 
     def pick(self, rng: np.random.Generator) -> Item:
         """Select the oldest fragment."""
@@ -87,7 +87,7 @@ class Oldest(Selector):
 
 
 class Newest(Selector):
-    """Last in, first out."""
+    """Last-in, first-out selection."""
 
     def pick(self, rng: np.random.Generator) -> Item:
         """Select the newest fragment."""
@@ -201,7 +201,7 @@ class ByPriority(Selector):
 
 
 class _Heap(Selector):
-    """Fragment of lowest rank, the oldest if several have it: a heap with lazy deletion of stale entries."""
+    """Selection of the fragment with the lowest rank, the oldest of equals: a heap with lazy deletion."""
 
     def __init__(self, items: Items) -> None:
         super().__init__(items)
@@ -233,7 +233,7 @@ class _Heap(Selector):
 
 
 class LowestPriority(_Heap):
-    """Lowest priority first, the oldest of equal priorities."""
+    """Selection by lowest priority, the oldest of equals."""
 
     by_priority = True
 
@@ -243,10 +243,10 @@ class LowestPriority(_Heap):
 
 
 class MostSampled(_Heap):
-    """Most often sampled first, the oldest of equals."""
+    """Selection of the most sampled fragment, the oldest of equals."""
 
     def rank(self, item: Item) -> float:
-        """Return the negative number of samples."""
+        """Return minus the number of times that the fragment was sampled."""
         return -item.times
 
 

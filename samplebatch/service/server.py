@@ -96,7 +96,7 @@ def find_expiry(tls: Pair) -> str | None:
 
 
 class _EncryptedKey(Exception):
-    """Raised in place of asking for a passphrase on the terminal."""
+    """Raised instead of prompting for a passphrase in the terminal."""
 
 
 def _refuse_passphrase() -> str:
@@ -148,7 +148,7 @@ class ReplayServer:
         Function that writes a checkpoint and returns its path, called when a client requests one; None to reject such
         requests.
     weights
-        Initial weights, such as those that `Checkpoints.restore` has filled; None for none.
+        Initial weights, for example restored by `Checkpoints.restore`; None for none.
     max_message_nbytes
         Maximum size of a fragment, a sample or weights, in bytes; larger ones are rejected.
     max_shared_nbytes
@@ -285,7 +285,7 @@ _servers: Final[weakref.WeakSet[ReplayServer]] = weakref.WeakSet()
 
 
 def _leave_sockets_to_parent() -> None:
-    """Close inherited sockets: after the parent's end they would accept connections that nothing answers."""
+    """Close inherited sockets: otherwise they would accept connections after the parent has ended."""
     ports = {server.port for server in list(_servers)}
     for descriptor, port, _ in _sockets() if ports else ():
         if port in ports:
@@ -334,7 +334,7 @@ def _listen(service: RequestHandler, location: str, token: str | None, tls: tupl
 
 
 def _cut_connections(port: int) -> None:
-    """Shut down the process's connections whose local port is the given one."""
+    """Shut down the process's connections with a local port."""
     for descriptor, own_port, listens in _sockets():
         if own_port == port and not listens:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:

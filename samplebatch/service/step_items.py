@@ -1,4 +1,4 @@
-"""StepItems: the steps of a replay table, in one of the library's replay buffers."""
+"""StepItems: the steps of a replay table, stored in a replay buffer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DrawsLeft:
 
     @contextmanager
     def draw(self, buffer: ReplayBuffer, n: int) -> Iterator[Slots]:
-        """Draw n slots one by one as a buffer does, then remove exhausted slots from the sampler.
+        """Draw n slots like a buffer, then remove exhausted slots from the sampler.
 
         Gather rows within the block, where their priorities are unchanged. At least n draws must remain. An error
         within the block undoes the draw.
@@ -98,7 +98,7 @@ class DrawsLeft:
             sampler.on_remove(np.concatenate(spent))
 
     def _pick(self, buffer: ReplayBuffer, n: int, *, by_count: bool) -> Slots:
-        """Draw n slots, which may be exhausted by repetition; with `by_count` from slots with remaining draws only."""
+        """Draw n slots; repetitions may exceed the remaining draws unless `by_count`."""
         if by_count:
             remaining = np.flatnonzero(self.counts)
             return remaining[buffer._rng.integers(0, len(remaining), n)]
@@ -247,9 +247,9 @@ class StepItems(Items):
         """Validate a fragment of steps, and rename its columns to the names of buffers.
 
         Raises ArgumentError if a key is passed. Raises CapacityError if the fragment has more steps than a ring has
-        slots. Raises PriorityError if the table does not use priorities, or they are not one finite number or one per
-        step. Raises ColumnMismatchError if the columns differ from the declared columns; names one. Raises
-        SampleBatchError as `ReplayBuffer.extend`.
+        slots. Raises PriorityError if the table does not use priorities, or the priorities are not finite numbers, one
+        for all steps or one per step. Raises ColumnMismatchError if the columns differ from the declared columns.
+        Raises SampleBatchError in the same cases as `ReplayBuffer.extend`.
         """
         if key is not None:
             raise ArgumentError(f"a table of steps must get no key, got {key!r}; tables of kind 'key' have keys")
@@ -286,7 +286,7 @@ class StepItems(Items):
         return None
 
     def insert(self, ready: Any, writer: str) -> Any:
-        """Insert steps as `ReplayBuffer.extend` does; return their slots, shape (n,)."""
+        """Insert steps like `ReplayBuffer.extend`; return their slots, shape (n,)."""
         steps, count, priorities, unit = ready
         self.buffer._merge_action_unit(unit)
         slots = add_steps(self.buffer, dict(steps), count, self._rings_of(steps, count, writer))
@@ -308,7 +308,7 @@ class StepItems(Items):
         return np.array(rings, _INTP)[positions.reshape(-1)]
 
     def _ring_of(self, stream: Stream) -> int:
-        """Return the ring of a stream: its present ring, otherwise a free or the least recently written one."""
+        """Return the ring of a stream: its current ring, otherwise a free ring or the least recently written ring."""
         ring = self._streams.pop(stream, None)
         if ring is None:
             if len(self._streams) < self._rings:
@@ -363,7 +363,7 @@ class StepItems(Items):
         return Hold(f"{request.batch_size} steps are requested, and {self.left.total} may be sampled", needs_items=True)
 
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw a sample as the buffer does, without exhausted steps.
+        """Draw a sample like the buffer, without exhausted steps.
 
         Raises CapacityError if the sample would exceed its maximum size; nothing is gathered.
         """
@@ -443,10 +443,10 @@ class StepItems(Items):
     # Changing
 
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
-        """Set new priorities of steps as the buffer does; return the number of steps that still exist.
+        """Set new priorities of steps; return the number of steps that still exist.
 
-        Raises PriorityError if the table does not use priorities, or a priority is invalid. Raises SampleBatchError as
-        `PrioritizedReplayBuffer.update_weight`.
+        Raises PriorityError if the table does not use priorities, or a priority is invalid. Raises SampleBatchError in
+        the same cases as `PrioritizedReplayBuffer.update_weight`.
         """
         buffer: Any = self.buffer
         if self._prioritized is None:
@@ -469,7 +469,7 @@ class StepItems(Items):
         return int(np.count_nonzero(is_stored))
 
     def set_max_times(self, times: int) -> None:
-        """Change the maximum number of samples per step, counted since the limit exists.
+        """Change the maximum number of samples per step, counted since the limit was introduced.
 
         Raises ArgumentError if the buffer has `sample_avail`.
         """
@@ -556,14 +556,14 @@ class StepItems(Items):
             self.left.load(np.asarray(state["left"]))
 
     def _check_stored(self, buffer: ReplayBuffer) -> None:
-        """Check the columns of a buffer against the declared ones, by a stored step."""
+        """Validate the columns of a buffer against the declared columns, using a stored step."""
         slots = buffer._table.rings.stored_slots()[:1]
         if self.declared is not None and len(slots):
             row = flatten_rows(take_rows(buffer._table.columns.tree, slots), "rllib")
             self.declared.check_stored(row, last_frames=buffer.options["save_only_last_obs"])
 
     def _adopt(self, buffer: ReplayBuffer) -> None:
-        """Replace the buffer by another one of the same class, sizes and options."""
+        """Replace the buffer with another buffer of the same class, sizes and options."""
         current = self.buffer
         same = type(buffer) is type(current) and buffer.subbuffer_edges.tolist() == current.subbuffer_edges.tolist()
         if not same or plain(buffer.options) != plain(current.options):

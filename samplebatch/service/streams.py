@@ -61,7 +61,7 @@ class FragmentWriter:
     - `table`: name of the table.
     - `name`: name of the writer; each of its environments has a ring in the table.
     - `max_unacknowledged`: maximum number of fragments in flight.
-    - `wait`: function that calls the blocking read of an acknowledgement, such as `interruptible`; None: no function.
+    - `wait`: wrapper of the blocking read of an acknowledgement, such as `interruptible`; None to call it directly.
     """
 
     def __init__(
@@ -91,8 +91,9 @@ class FragmentWriter:
     def put(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
         """Send a fragment; wait for acknowledgements first if too many fragments are in flight.
 
-        Raises ServiceError if the service cannot be reached; the fragment is not sent if too many are in flight. Raises
-        SampleBatchError if the service rejects this fragment or an earlier one; only the rejected one is discarded.
+        Raises ServiceError if the service cannot be reached; the fragment is not sent if too many fragments are in
+        flight. Raises SampleBatchError if the service rejects this fragment or an earlier one; only the rejected
+        fragment is discarded.
         """
         try:
             while len(self.pending) >= self._max:
@@ -224,7 +225,7 @@ def _write(rows: pa.RecordBatch, metadata: bytes, stream: tuple[Any, Any]) -> No
 def interruptible(read: Callable[[], T]) -> T:
     """Call a function that blocks in Flight; signal handlers of the main thread, such as Ctrl-C, run meanwhile.
 
-    After an interrupt, a thread still waits for the function: end its stream.
+    After an interrupt, a thread still waits for the function, so the caller must end the stream.
     """
     if threading.current_thread() is not threading.main_thread():
         return read()
@@ -249,7 +250,7 @@ def new_name() -> str:
 
 
 def close_quietly(writer: Any) -> None:
-    """Close this side of a stream, and ignore the error that ended the other side, which was reported before."""
+    """Close this side of a stream; ignore the error that ended the other side, which was already reported."""
     try:
         writer.close()
     except (OSError, pa.ArrowException):
@@ -428,7 +429,7 @@ class SampleSession:
                 return
 
     def cancel(self) -> None:
-        """Make a thread that waits for an answer raise; thread-safe."""
+        """Interrupt a thread that waits for an answer; thread-safe."""
         self._is_cancelled = True
         self._reader.cancel()
 

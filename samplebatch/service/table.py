@@ -33,7 +33,7 @@ _LIMITS = ("min_size", "samples_per_insert", "error_buffer", "max_times_sampled"
 
 
 class ReplayTable:
-    """Replay table of the service: writers insert items, learners sample them, limits block either side.
+    """Replay table of the service: writers insert items, learners sample them, and limits can block both.
 
     An item is a step or an entire fragment. A table is thread-safe; `info` lists blocked requests with their reasons.
 
@@ -42,15 +42,15 @@ class ReplayTable:
     name
         Name of the table.
     kind
-        Sampling order: `"uniform"` or `"prioritized"`; for fragments also first in first out, either once,
-        `"queue"`, or any number of times, `"fifo"`; last in first out, `"lifo"`; or by key, `"key"`, where a new
-        fragment replaces the previous fragment with the same key.
+        Sampling order: `"uniform"` or `"prioritized"`; for fragments also `"queue"` (first in, first out, each fragment
+        once), `"fifo"` (first in, first out, repeatedly), `"lifo"` (last in, first out), or `"key"` (by key; a new
+        fragment replaces the fragment with the same key).
     items
         `"steps"` or `"fragments"`; by default steps for the kinds `"uniform"` and `"prioritized"`.
     capacity
         Maximum number of items. A number of steps is rounded up to a multiple of `streams`.
     limiter
-        Limits of this table alone; by default sampling requires one item.
+        Limits of this table, not shared with other tables; by default sampling requires one item.
     remover
         Eviction policy of a full table: `"fifo"`, `"lifo"`, `"uniform"`, `"lowest_priority"`, `"most_sampled"`, or
         `"none"`, which blocks inserts. Tables of steps require `"fifo"`. The default is `"none"` for a queue and for a
@@ -77,7 +77,7 @@ class ReplayTable:
     Raises
     ------
     ArgumentError
-        If a word is unknown, a number is out of range, arguments are incompatible, a declared dtype or row shape is
+        If an option is unknown, a number is out of range, arguments are incompatible, a declared dtype or row shape is
         invalid, or a column is declared twice.
     PriorityError
         If alpha or beta is negative or not a number.
@@ -209,7 +209,7 @@ class ReplayTable:
         timeout_s: float | None = None,
         is_cancelled: IsCancelled | None = None,
     ) -> InsertResult:
-        """Insert a fragment: its steps one by one, or the entire fragment.
+        """Insert a fragment, as one item or as one item per step.
 
         A fragment without rows is ignored and never blocked.
 
@@ -221,8 +221,8 @@ class ReplayTable:
         writer
             Name of the writer, for `info` and for `streams`.
         stream, number
-            The writer's stream and the increasing number of the fragment in this stream. A fragment whose number is not
-            greater than the last one was sent again, and is ignored. 0 for fragments without numbers.
+            The writer's stream and the increasing number of the fragment in this stream; 0 for fragments without
+            numbers. A fragment whose number is not greater than the last one is a duplicate, and is ignored.
         priorities
             Priority of the fragment or one per step, for prioritized tables and removal by priority. By default the
             largest priority so far.
@@ -247,8 +247,8 @@ class ReplayTable:
         PriorityError
             If priorities are invalid, or the table does not use priorities.
         SampleBatchError
-            As `ReplayBuffer.extend`; ColumnMismatchError if the columns differ from the declared columns or from those
-            of earlier fragments.
+            As `ReplayBuffer.extend`; ColumnMismatchError if the columns differ from the declared columns or from the
+            columns of earlier fragments.
         """
         ready, count, steps = self._items.prepare(rows, priorities, keys)
         with self._lock:
@@ -387,7 +387,7 @@ class ReplayTable:
         weights
             New priorities, shape (n,).
         generations
-            Generations of the sample, shape (n,). Steps that were overwritten since are skipped.
+            Generations of the sample, shape (n,). Steps that have since been overwritten are skipped.
 
         Raises
         ------
@@ -409,7 +409,7 @@ class ReplayTable:
     # Limits
 
     def set_limits(self, /, **limits: Any) -> None:
-        """Change limits while clients use the table, and re-check blocked requests.
+        """Change limits at run time, and re-check blocked requests.
 
         Parameters
         ----------
@@ -498,8 +498,7 @@ class ReplayTable:
         Raises
         ------
         ColumnMismatchError, FormatError
-            If the state belongs to a table with other arguments, is incomplete (names the missing part), or has rows
-            with undeclared columns (names a column).
+            If the state belongs to a table with other arguments, is incomplete, or has rows with undeclared columns.
         """
         with self._lock, name_damage("the state of a table"):
             limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
@@ -548,15 +547,15 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     text
         `NAME=KIND:CAPACITY`, then comma-separated options `OPTION=VALUE`. KIND is a kind of `ReplayTable`, with the
         arguments of `ReplayTable` and `RateLimiter` as options, or `rows`, with the arguments of `RowTable`. Numbers
-        may be written as `1e6`. Several names are joined by `+`, and so are declared columns, each `NAME:DTYPE[SHAPE]`
-        with the extents of a row joined by `x`, and columns of `ragged`, each `NAME` or `NAME:DTYPE`.
+        may be written as `1e6`. Several names are joined by `+`. Declared columns, each `NAME:DTYPE[SHAPE]` with the
+        extents of a row joined by `x`, and columns of `ragged`, each `NAME` or `NAME:DTYPE`, are also joined by `+`.
 
     Raises
     ------
     ArgumentError
-        If the text has another form, or an unknown kind or option; suggests near names.
+        If the text has another form, or an unknown kind or option (with near names).
     SampleBatchError
-        As `ReplayTable`, `RateLimiter` and `RowTable` do.
+        As in `ReplayTable`, `RateLimiter` and `RowTable`.
 
     Examples
     --------
@@ -617,7 +616,7 @@ def _ragged(text: str) -> dict[str, str | None]:
 
 
 def _value(text: str) -> Any:
-    """Parse a value by its form: a flag, a number, an integer if possible, names, or a word.
+    """Parse a value as a flag, an integer, a number, names or a string.
 
     >>> [_value(text) for text in ("1e6", "0.5", "true", "lifo", "obs+new_obs", "none")]
     [1000000, 0.5, True, 'lifo', ['obs', 'new_obs'], 'none']

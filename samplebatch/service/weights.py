@@ -1,6 +1,6 @@
-"""Weights as an Arrow stream of one record batch, a row for each array, and back; nothing is pickled.
+"""Conversion between weights and an Arrow stream of one record batch with one row per array; nothing is pickled.
 
-The columns are `path`, the names from the outermost dict to the array; `dtype`, NumPy's (`"<f4"`) or torch's
+The columns are `path`, the names from the outermost dict to the array; `dtype`, of NumPy (`"<f4"`) or torch
 (`"torch.bfloat16"`); `shape`; and `data`, the bytes in C order and the machine's byte order.
 """
 
@@ -63,7 +63,7 @@ class _Array(NamedTuple):
 
 
 class Published(NamedTuple):
-    """Newest weights of one name, as stored by a service.
+    """Newest weights of one name in a service.
 
     - `version`: number of the publication, increasing.
     - `epoch`: identifier of the service process that assigned the version. Versions of different epochs cannot be
@@ -79,8 +79,8 @@ class Published(NamedTuple):
 class PublishedWeights:
     """Newest weights and versions by name, for a `ReplayServer` and its checkpoints.
 
-    Each object has its own epoch. Weights that `load` restores retain the epoch in which they were published, so that
-    clients can distinguish weights published after a restart.
+    Each object has its own epoch. Weights that `load` restores retain their epoch, so that clients can identify weights
+    published after a restart.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class PublishedWeights:
         self._newest: dict[str, Published] = {}
 
     def publish(self, raw: Any) -> Published:
-        """Store weights, replacing the previous ones of the same name.
+        """Store weights; they replace previous weights with the same name.
 
         Parameters
         ----------
@@ -139,12 +139,13 @@ class PublishedWeights:
             return dict(self._newest)
 
     def load(self, state: Mapping[str, Published]) -> None:
-        """Replace all weights by those of a checkpoint; later versions continue their numbering.
+        """Replace all weights with the weights of a checkpoint; later versions continue their numbering.
 
         Raises
         ------
         FormatError, ArgumentError, CapacityError
-            If a stream has no weights of its name, a version or epoch is invalid, or there are too many names.
+            If a stream does not contain weights of its name, a version or epoch is invalid, or there are too many
+            names.
         """
         if len(state) > MAX_NAMES:
             raise CapacityError(f"weights must have at most {MAX_NAMES} names, got {len(state)}")

@@ -94,7 +94,7 @@ class DatasetRows:
         return {**self.__dict__, "_cache": OrderedDict(), "_open": OrderedDict()}
 
     def reload(self) -> None:
-        """Adopt the newest commits; raises FormatError as `adopt` does."""
+        """Adopt the newest commits; raises FormatError in the same cases as `adopt`."""
         while True:
             snapshot = self.log.read()
             try:
