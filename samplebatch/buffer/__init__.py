@@ -18,7 +18,7 @@ _MOVED = {
 
 
 class _MovedModule(ModuleType):
-    """Module under its old name, for unpickling: attributes come from the new module."""
+    """Alias of a moved module for unpickling; attributes are looked up in the new module."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

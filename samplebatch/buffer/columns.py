@@ -30,8 +30,7 @@ _NO_NAMES: dict[str, Any] = {}
 class Ready(NamedTuple):
     """Rows validated and converted by every store, ready to write.
 
-    rows: stores with rows to write.
-    new: stores to add first: tree, name, store or subtree.
+    rows: stores and the rows to write to them. new: stores to add first, as (tree, name, store or subtree).
     """
 
     rows: list[tuple[Store, Any]]
@@ -124,7 +123,7 @@ class Columns:
     def fit_others(
         self, ready: Ready, slots: npt.NDArray[np.intp], default: float | None
     ) -> list[tuple[Store, npt.NDArray[Any]]]:
-        """Return the rows of all slots for new columns in which only some slots get values."""
+        """Return rows of all slots for new columns of which only some slots have values."""
         if default is None and len(np.unique(slots)) == self.slots:
             return []
         new = {id(added) for _, _, added in ready.new}
@@ -274,7 +273,7 @@ def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
 
 
 def first_row(value: Any) -> Any:
-    """Return the only row of values: numbers as arrays of no dimension, objects unchanged."""
+    """Return the only row of values: numbers as 0-d arrays, objects unchanged."""
     if KINDS[type(value)] == NODE:
         return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
     if type(value) is np.ndarray and value.dtype.kind != "O":

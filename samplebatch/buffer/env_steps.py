@@ -60,7 +60,7 @@ class _Rows:
         self.of_slot: Ints = np.zeros(capacity, np.intp)
 
     def at(self, positions: Ints) -> Ints:
-        """Return the slots of the rows of steps, step by step."""
+        """Return the slots of the rows of steps, grouped by step."""
         counts = self.counts.values[positions]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
@@ -70,7 +70,7 @@ class _Rows:
 
 
 class EnvSteps:
-    """Index of environment steps from which `MultiAgentReplayBuffer` samples complete ones in lockstep.
+    """Index of environment steps from which `MultiAgentReplayBuffer` samples complete steps in lockstep.
 
     Rows are identified by buffer name and slot.
 
@@ -121,8 +121,8 @@ class EnvSteps:
     def add(self, count: int, rows: dict[PolicyID, tuple[Ints, Ints, int]]) -> None:
         """Append steps.
 
-        rows: for each buffer: the step of each row, from 0, shape (n,); the slots of the rows, shape (m,), only of the
-            last m rows if there are more rows than slots; and the number of slots.
+        rows: for each buffer: the step of each row, from 0, shape (n,); the slots of the rows, shape (m,), limited to
+        the last m rows if there are more rows than slots; and the number of slots.
         """
         if self._is_complete.size - self._alive > self._alive + _SPARE:
             self._compact()

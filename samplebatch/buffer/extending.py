@@ -55,8 +55,8 @@ def find_streams(
 
     episode, agent: ids, shape (n,). Without episode ids all rows are one stream; without agent ids all rows of an
         episode are one stream.
-    t: times, shape (n,): rows of a stream are consecutive if their times differ by one. None: all are consecutive.
-    before: the previous newest row.
+    t: times, shape (n,): rows of a stream are consecutive if their times differ by one. None if all rows are
+    consecutive. before: the newest row before the fragment.
 
     >>> find_streams(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
     Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]),
@@ -103,7 +103,7 @@ def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail | None) -> int | None:
-    """Return the stream that continues the previous newest row."""
+    """Return the stream that continues the newest row before the fragment."""
     if before is None or t is None:
         return None
     same = episode[first] == before.episode
@@ -144,7 +144,7 @@ def is_dataset(source: Any) -> bool:
 
 
 def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> SampleBatch:
-    """Flatten a nested batch, and preserve names without values.
+    """Flatten a nested batch; names without values are preserved.
 
     >>> flatten_rows(Batch(obs={"x": [1, 2], "y": {}}, info={})).as_batch()
     Batch(
@@ -178,7 +178,7 @@ def _structure_of(batch: Batch) -> dict[str, Structure]:
 def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
     """Return the columns of a batch under buffer names, the number of rows, and the action unit.
 
-    Rows of several policies are concatenated policy by policy.
+    Rows of several policies are concatenated in the order of the policies.
     """
     if hasattr(batch, "policy_batches"):
         flat = join([as_flat(part) for part in batch.policy_batches.values()])
@@ -235,10 +235,10 @@ def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
 
 
 def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
-    """Add n rows to a buffer's rings, the steps of each agent in order; return the index of each row.
+    """Add n rows to a buffer's rings, with the steps of each agent in order; return the index of each row.
 
-    If an episode's steps end in a ring before the episode does, the last one is marked as truncated. Without `rings`,
-    shape (n,), environments and episodes determine the ring of each row.
+    If a ring contains only the start of an episode, the last stored step is marked as truncated. Without `rings`, shape
+    (n,), environments and episodes determine the ring of each row.
     """
     rings = _rings_of(buffer, columns, count) if rings is None else rings
     order = np.empty(count, np.intp)
@@ -285,7 +285,7 @@ def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
 
 
 def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Return the ring of each row, shape (n,): by environment, otherwise by episode in rotation."""
+    """Return the ring of each row, shape (n,): by environment, otherwise by episode, in turn."""
     number, _ = _count_rings(buffer)
     if number == 1:
         return np.zeros(count, np.intp)

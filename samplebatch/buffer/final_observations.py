@@ -1,4 +1,4 @@
-"""Final observations: observations that no later step contains, stored if next observations are not.
+"""Final observations: observations that no later step contains, for buffers that do not store next observations.
 
 The next observation of a step is the observation of the following step, except after a truncation and at the newest
 step of a running episode. After a termination a learner needs no next observation.
@@ -46,7 +46,7 @@ class FinalObservations:
         self._lay_out(Columns(rings + _SPARE, stores.for_final_observations()))
 
     def _lay_out(self, columns: Columns, owners: npt.NDArray[np.int64] | None = None) -> None:
-        """Adopt columns, and the owners of their rows if given."""
+        """Adopt columns and, if passed, the owners of their rows."""
         store = columns.stores.make(OWNER, np.zeros(0, np.int64), columns.slots)
         if owners is not None:
             store.write(slice(0, len(owners)), store.fit(owners, len(owners)))
@@ -106,7 +106,7 @@ class FinalObservations:
         self.keep(Ready([(store, store.fit(values, len(slots))) for store, values in rows], []), slots)
 
     def keep_newest(self, ring: int, slots: Ints) -> None:
-        """Copy a ring's row to a permanent row if it belongs to the given slot and the slot has none."""
+        """Copy a ring's row to a permanent row if it belongs to `slot` and the slot has no permanent row."""
         if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
             self.keep_from(np.array([ring]), slots)
 
@@ -161,7 +161,7 @@ class FinalObservations:
     # State
 
     def state_dict(self, start: int, stop: int, ring: int | None = None) -> dict[str, Any]:
-        """Return the rows of slots from `start` to `stop`, of all rings or of one, for `load_state_dict`."""
+        """Return the rows of slots from `start` to `stop`, of one ring or all rings, for `load_state_dict`."""
         rows = np.flatnonzero((self.owners > start) & (self.owners <= stop))
         rings = self.rings if ring is None else 1
         ring_count = int(_count(rows < self.rings))

@@ -31,7 +31,7 @@ _count = np.count_nonzero
 def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
     """Gather all columns of steps: values of shape (...) for slots of shape (...).
 
-    With `stack` above 1, observations, info and policy have shape (..., stack): the newest steps of the episode, oldest
+    If `stack` exceeds 1, observations, info and policy have shape (..., stack): the newest steps of the episode, oldest
     first.
     """
     tree = table.columns.tree
@@ -59,7 +59,7 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
 
 
 def _check_gather(table: Table, slots: Ints, around: Around) -> None:
-    """Check the size of rows before they are gathered."""
+    """Validate the size of rows before they are gathered."""
     tree = table.columns.tree
     total = sum(gathered_nbytes(column, around[0] if name in STACKED else slots) for name, column in tree.items())
     if not table.keeps_next:
@@ -68,7 +68,7 @@ def _check_gather(table: Table, slots: Ints, around: Around) -> None:
 
 
 def gathered_nbytes(tree: Any, slots: Ints) -> int:
-    """Count the bytes of the rows of slots in a column, nested or not."""
+    """Return the size in bytes of the rows of slots in a column, which may be nested."""
     return sum([store.gathered_nbytes(slots) for _, store in leaves_of(tree)])
 
 
@@ -80,7 +80,7 @@ def check_gathered_nbytes(table: Table, nbytes: int) -> None:
 
 
 def check_gathered_rows(table: Table, rows: int) -> None:
-    """Raise CapacityError if the rows exceed the limit, ignoring columns of varying shape."""
+    """Raise CapacityError if the rows exceed the limit; columns of varying shape are ignored."""
     if table.max_gather_nbytes is not None:
         stores = [store for _, store in leaves_of(table.columns.tree)]
         first_slot = np.zeros(1, np.intp)
@@ -130,7 +130,7 @@ def slots_in(ranges: list[Range]) -> Ints:
 
 
 def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
-    """Gather one column, nested or not, of shape (..., stack) for slots of shape (...) if `stack` is above 1."""
+    """Gather one column, which may be nested; shape (..., stack) for slots of shape (...) if `stack` exceeds 1."""
     tree = table.columns.tree
     if name == "obs_next" and not table.keeps_next and "obs" in tree:
         if table.max_gather_nbytes is not None:
@@ -189,7 +189,7 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
 def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
     """Return the final observations that replace missing following steps.
 
-    last: whether no step of the episode follows although it was not terminated; shape of the slots.
+    last: whether a step is the last stored step of an episode that was not terminated; shape of the slots.
 
     Returns: index of the slots with a final observation, and their rows in `table.finals`, shape (k,).
     """
@@ -211,7 +211,7 @@ def nothing_added() -> ColumnNotFoundError:
 
 
 def show_slots(table: Table, name: str, start: int, stop: int) -> Any:
-    """Return the rows of a slot range as a buffer's attribute: the memory itself if possible."""
+    """Return the rows of a slot range for a buffer's attribute; a view if possible."""
     return _show(table.columns.tree[name], start, stop)
 
 

@@ -1,4 +1,4 @@
-"""Hindsight experience replay (arXiv:1707.01495): sampled steps get a goal achieved later in their episode.
+"""Hindsight experience replay (arXiv:1707.01495): samples are relabelled with goals achieved later in the episode.
 
 `relabel` modifies sampled copies; stored rows are unchanged.
 """
@@ -54,10 +54,9 @@ def relabel(
 
     table, slots: source table and slots of the rows, shape (n,).
     rows: rows read from these slots; modified in place and returned.
-    goals, chosen: new goals, shape (k, ...), and the rows that get them, shape (k,).
-    compute_reward_fn: computes rewards from achieved and desired goals of steps.
-    n_step, gamma: as in the sampling; not None if the rows have `returns`, which are recomputed.
-    stack: number of stacked frames of observations.
+    goals, chosen: new goals, shape (k, ...), and the rows to relabel with them, shape (k,). compute_reward_fn: computes
+    rewards from achieved and desired goals of steps. n_step, gamma: arguments of the sampling; not None if the rows
+    have `returns`, which are recomputed. stack: number of stacked frames of observations.
 
     Raises ColumnLengthError if the function does not return one reward per goal. Raises ColumnMismatchError if the
     column of desired goals cannot store the achieved goals exactly. Raises ColumnNotFoundError if observations have no
@@ -153,7 +152,7 @@ class HERReplayBuffer(ReplayBuffer):
     horizon
         Maximum number of steps of an episode, and of steps from which the new goal is chosen.
     future_k
-        On average, one in `future_k` steps keeps its goal.
+        On average, one of `future_k` steps keeps its goal.
     storage
         Must be None: a folder cannot store the function.
     **kwargs
@@ -239,7 +238,7 @@ class HERReplayBuffer(ReplayBuffer):
 
     @property
     def future_k(self) -> float:
-        """On average, one in `future_k` steps keeps its goal; settable."""
+        """On average, one of `future_k` steps keeps its goal; settable."""
         return self.__dict__["future_k"]  # type: ignore[no-any-return]
 
     @future_k.setter
@@ -335,7 +334,7 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
     Raises
     ------
     ColumnMismatchError
-        If a part is not a hindsight buffer, or has other relabelling parameters; or as in `ReplayBufferManager`.
+        If a part is not a hindsight buffer, or relabelling parameters differ; or as in `ReplayBufferManager`.
     """
 
     _part_kind = HERReplayBuffer

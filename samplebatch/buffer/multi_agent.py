@@ -68,12 +68,11 @@ def prepare_fragment(
 ) -> Fragment:
     """Arrange the rows of a policy by stream, and check that a buffer accepts them, without changes.
 
-    part: at least one row.
-    tail: newest row of the buffer, if another row could continue it.
-    form: form of earlier batches, if any.
+    part: at least one row. tail: newest row of the buffer, if a later row can continue it. form: form of earlier
+    batches, if any.
 
-    Raises ColumnNotFoundError if a required column is missing; names policy and column. Raises SampleBatchError if the
-    rows are sequences, or a column cannot store its rows.
+    Raises ColumnNotFoundError if a required column is missing. Raises SampleBatchError if the rows are sequences, or a
+    column cannot store its rows.
     """
     column_names = set(part.column_names)
     if names.SEQ_LENS in column_names:
@@ -148,8 +147,8 @@ class MultiAgentReplayBuffer:
         Seed of all sampling.
     **options
         Further arguments of the buffers. `compress` and `ragged` use the column names of batches; each must be a column
-        of some policy, which is checked at the first sample. If a policy that acts later provides the column, `size`
-        must list all policies.
+        of at least one policy, which is checked at the first sample. If a policy that acts later provides the column,
+        `size` must list all policies.
 
     Attributes
     ----------
@@ -270,19 +269,20 @@ class MultiAgentReplayBuffer:
         ----------
         batch
             Batch with columns `obs`, `actions`, `rewards`, at least one of `terminateds` and `dones`, and any others.
-            `new_obs` must be in all batches of a policy if it is in the first. The batch is not modified.
+            If the first batch of a policy has `new_obs`, all batches of the policy must have it. The batch is not
+            modified.
 
         Raises
         ------
         ColumnNotFoundError
-            If a required column is missing; names policy and column.
+            If a required column is missing.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
             If a column cannot store its rows exactly.
         PolicyNotFoundError
             If `size` does not include a policy.
         SequenceError
-            If rows are sequences; or, for lockstep, if rows cannot be assigned to environment steps. Nothing has
-            changed after any error.
+            If rows are sequences; or, for lockstep, if rows cannot be assigned to environment steps. An error changes
+            nothing.
         """
         parts = {policy: part for policy, part in batch.items() if part.count}
         with self._lock:
@@ -347,7 +347,8 @@ class MultiAgentReplayBuffer:
     def extend(self, batch: Any) -> int:
         """Add a multi-agent batch, or steps of the default policy, in any form that `ReplayBuffer.extend` accepts.
 
-        Batches of a `Dataset` are added as they were appended. Returns the number of added steps of all agents.
+        Batches of a `Dataset` are added in the order in which they were appended. Returns the number of added steps of
+        all agents.
 
         Raises
         ------
@@ -369,7 +370,7 @@ class MultiAgentReplayBuffer:
     # Sampling
 
     def env_steps(self) -> int:
-        """Return the number of complete environment steps, which lockstep sampling can return."""
+        """Return the number of complete environment steps, which are candidates of lockstep sampling."""
         return len(self._steps)
 
     def sample(
@@ -386,8 +387,8 @@ class MultiAgentReplayBuffer:
         Parameters
         ----------
         batch_size
-            Number of rows per policy; in lockstep, number of environment steps, whose rows are returned step by step. 0
-            for all in time order, None for all in random order, a negative number for none.
+            Number of rows per policy; in lockstep, number of environment steps, whose rows are grouped by step. 0 for
+            all in time order, None for all in random order, a negative number for none.
         n_step, gamma
             As in `ReplayBuffer.sample`; the columns are `returns`, `discount` and `new_obs`.
         device, floats
@@ -419,7 +420,7 @@ class MultiAgentReplayBuffer:
         return delivery.one(Sample(MultiAgentBatch(rows, count), drawn), convert_sample)
 
     def _check_names(self) -> None:
-        """Check once that options name columns of a policy, after all known policies have rows."""
+        """Validate the column names in the options once all known policies have rows."""
         if self._has_checked_names or not self.buffers:
             return
         if not isinstance(self._size, dict) or self._size.keys() <= self.buffers.keys():
@@ -458,7 +459,7 @@ class MultiAgentReplayBuffer:
         return rows_as_added(rows, self._forms[policy], self.buffers[policy].action_unit)
 
     def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[PolicyID, npt.ArrayLike]) -> None:
-        """Set priorities of sampled rows; rows overwritten since are skipped.
+        """Set priorities of sampled rows; rows that have since been overwritten are skipped.
 
         Parameters
         ----------

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Replay buffer of one environment with prioritized sampling.
 
-    A new step gets the largest priority so far. Rows have two additional columns: `weight`, the importance weight by
-    which their losses are multiplied, and `generation`, which `update_weight` accepts.
+    A new step is assigned the largest priority so far. Rows have two additional columns: `weight`, the importance
+    weight by which their losses are multiplied, and `generation`, which `update_weight` accepts.
 
     Parameters
     ----------
@@ -38,7 +38,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     beta
         Importance exponent: 0 for equal weights, 1 for full correction.
     weight_norm
-        Whether to divide weights by the largest weight of the rows read together, so that they only scale down.
+        Whether to divide weights by the largest weight of the rows that are read together, so that weights are at most
+        1.
     stratified
         Whether each of n draws covers an equal share of the total priority: rows are in slot order, and their
         frequencies deviate less from the expectation.
@@ -94,7 +95,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def weight(self) -> SegmentTree:
-        """Priorities to the power of alpha, one per slot and 0 without a row, as a sum tree."""
+        """Sum tree of priorities to the power of alpha, one per slot; 0 for slots without a row."""
         if self._ring is not None:
             raise RingError("the weights of all rings are in one tree; read `weight` of the entire buffer")
         return SegmentTree._over(self._sampler.tree)
@@ -110,8 +111,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Set priorities of rows.
 
         Indices of sequences, shape (n, length), accept one priority per sequence, shape (n,), for the step by which the
-        sequence was sampled, the first one after burn-in. Priorities of shape (n, length) apply to each step; padding,
-        index -1, is skipped.
+        sequence was sampled, which is the first step after burn-in. Priorities of shape (n, length) apply to each step;
+        padding, index -1, is skipped.
 
         Parameters
         ----------
@@ -120,8 +121,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         new_weight
             Priorities, shape (n,) or one for all; an array or a tensor. Signs are ignored.
         generation
-            `generation` of the rows at sampling, shape (n,). Priorities of rows that were overwritten or removed since
-            are discarded.
+            `generation` of the rows at sampling, shape (n,). Priorities of rows that have since been overwritten or
+            removed are discarded.
         burn_in
             Column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
 
@@ -167,7 +168,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._sampler.update(slots, priorities)
 
     def init_weight(self, index: Any) -> None:
-        """Set the priority of rows to the largest so far, like new rows.
+        """Set the priority of rows to the largest priority so far, like that of new rows.
 
         Raises
         ------
@@ -196,7 +197,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise RowIndexError(f"index {missing} must have a row to get a priority, got an empty slot")
 
     def get_weight(self, index: Any) -> Any:
-        """Return importance weights of rows without normalization: a number for a single index, else an array.
+        """Return importance weights of rows without normalization: a number for a single index, otherwise an array.
 
         Examples
         --------
@@ -235,7 +236,7 @@ class PrioritizedReplayBufferManager(PrioritizedReplayBuffer, ReplayBufferManage
     Raises
     ------
     ColumnMismatchError
-        If a part is not prioritized; or as in `ReplayBufferManager`.
+        If a part is not prioritized, or as in `ReplayBufferManager`.
     """
 
     _part_kind = PrioritizedReplayBuffer
@@ -305,7 +306,7 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 
 
 def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[Any, Any]:
-    """Return the rows of sequences that get priorities, and the priorities; other indices are returned unchanged.
+    """Return the prioritized rows of sequences, and their priorities; other indices are returned unchanged.
 
     index: rows; for sequences shape (n, length), -1 for padding.
     weights: priorities: one for all or one per sequence, shape (n,), or one per step, shape (n, length).

@@ -57,14 +57,15 @@ class ReplayBuffer:
     `policy` and other names; `done` is computed. The first step determines dtypes and shapes. Columns added later have
     zeros or None in earlier rows. `buf.obs` is the memory of all slots; `buf[...]` copies rows.
 
-    The buffer is thread-safe: each call holds its lock. Only returned memory, such as `buf.obs`, changes later.
+    The buffer is thread-safe: each call holds its lock. Only memory that is returned without a copy, such as `buf.obs`,
+    changes later.
 
     Parameters
     ----------
     size
         Capacity in steps.
     stack_num
-        Number of steps of an episode to stack where observations, info and policy are read.
+        Number of steps of an episode to stack when observations, info and policy are read.
     ignore_obs_next
         Whether to derive next observations from the following step. Final observations of truncated and running
         episodes are stored separately.
@@ -75,7 +76,7 @@ class ReplayBuffer:
     random_seed
         Seed of the buffer's generator.
     compress
-        Names of columns to compress by LZ4, for images; True for observations. A name includes nested columns. The
+        Columns to compress with LZ4, for example images; True for observations. A name includes nested columns. The
         first step must have them, except for `obs_next`, `info` and `policy`.
     ragged
         Names of columns whose rows vary in shape; arrays of arrays as observations are recognized.
@@ -89,7 +90,8 @@ class ReplayBuffer:
     Raises
     ------
     ArgumentError
-        If `size` is not an integer from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` is another dtype.
+        If `size` is not an integer from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` is not a supported
+        dtype.
     StorageError
         If the folder is not empty, or cannot store compressed or ragged rows.
 
@@ -247,7 +249,7 @@ class ReplayBuffer:
         Returns
         -------
         tuple
-            Four arrays of length 1, or k: index of the step; return and length of the episode that it ended, or 0;
+            Four arrays of length 1 or k: index of the step; return and length of the episode that the step ended, or 0;
             index of the episode's first step. All but the first are read-only if no episode ended.
 
         Raises
@@ -276,7 +278,7 @@ class ReplayBuffer:
             return self._add(step_values(batch, columns), rows)
 
     def _add(self, values: dict[str, Any], rows: int | None) -> Added:
-        """Add rows, or a step without a leading axis, to the only ring, or to this part's ring."""
+        """Add rows, or a step without a leading axis, to the only ring, or to the ring of this part."""
         steps, single = rows or 1, rows is None
         if self._ring is None:
             return self._table.add(values, steps, None if steps == 1 else np.zeros(steps, np.intp), single=single)
@@ -287,9 +289,9 @@ class ReplayBuffer:
         """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
 
         RLlib's column names are translated. Steps are ordered by `eps_id`, `agent_index` and `t` where available, and
-        continue the ring's running episode if they follow its newest step. An episode that another one interrupts in
-        its ring is truncated. `env_id` selects the ring; without that column, episodes are assigned to rings in turn.
-        Episodes of a dataset are assembled one at a time.
+        continue the ring's running episode if they follow its newest step. An episode that is interrupted by another
+        episode in its ring is truncated. `env_id` selects the ring; without that column, episodes are assigned to rings
+        in turn. Episodes of a dataset are assembled one at a time.
 
         Returns
         -------
@@ -379,7 +381,7 @@ class ReplayBuffer:
         device
             Device of tensors; None for arrays. Ragged rows become an array of tensors; other objects are unchanged.
         floats
-            Dtype of floating-point columns, torch's or NumPy's, or its name; None for their own.
+            Dtype of floating-point columns, torch's or NumPy's, or its name; None keeps each dtype.
 
         Returns
         -------
@@ -430,7 +432,7 @@ class ReplayBuffer:
         Parameters
         ----------
         batch_size
-            Number of rows; 0 for all in time order, None for all in random order, a negative number for none. Raises
+            Number of rows; 0 for all in time order, None for all in random order, a negative number for no rows. Raises
             EmptyBufferError if there are no rows to sample, ArgumentError if it is not an integer.
         """
         with self._table.lock:
@@ -524,7 +526,7 @@ class ReplayBuffer:
         ----------
         n
             Number of episodes; 0 for all in time order, ring by ring, None for all in random order, a negative number
-            for none. Raises EmptyBufferError if there are no candidates, ArgumentError if it is not an integer.
+            for no rows. Raises EmptyBufferError if there are no candidates, ArgumentError if it is not an integer.
         unfinished
             Whether running episodes are also candidates.
         where
@@ -567,7 +569,7 @@ class ReplayBuffer:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
-        """Sample steps, and return the sequences that start with them; none crosses an episode end or the write cursor.
+        """Sample steps and return the sequences that start with them, within episodes and up to the write cursor.
 
         Steps are sampled as in `sample`: uniformly, or by priority.
 
@@ -578,8 +580,9 @@ class ReplayBuffer:
         length, burn_in
             As in `get_sequences`.
         padded
-            Whether sequences may be shorter. If not, all runs of `length` steps within an episode are candidates; their
-            first `burn_in` steps warm up the state, and the priority of the step after them determines the probability.
+            Whether sequences may be shorter than `length`. If not, all runs of `length` steps within an episode are
+            candidates; their first `burn_in` steps warm up the state, and the priority of the step after them
+            determines the probability.
         device, floats
             As in `sample`. Raises the same errors as `get_sequences` and `sample`; an error samples nothing.
 
@@ -606,10 +609,10 @@ class ReplayBuffer:
         return delivery.one(sequences, convert_sample)
 
     def get_sequences(self, index: Any, length: int, *, burn_in: int = 0) -> Sample[Batch, Ints]:
-        """Return the sequences that start with given steps; none crosses an episode end or the write cursor.
+        """Return the sequences that start with given steps; no sequence crosses an episode end or the write cursor.
 
-        A sequence has up to `burn_in` earlier steps, the given step and later ones, at most `length` in total. Shorter
-        sequences are padded at the end with zeros, or None for objects.
+        A sequence consists of up to `burn_in` earlier steps, the given step and later steps, at most `length` in total.
+        Shorter sequences are padded at the end with zeros, or None for objects.
 
         Parameters
         ----------
@@ -876,7 +879,7 @@ class ReplayBuffer:
         Raises
         ------
         ColumnMismatchError, ColumnLengthError, ColumnTypeError
-            If there are other names or another number of rows, or a column cannot store them. An error changes nothing.
+            If names or the number of rows differ, or a column cannot store its rows. An error changes nothing.
         """
         values = step_values(batch, {})
         unknown = [name for name in values if name not in gather.ORDER]
@@ -912,10 +915,11 @@ class ReplayBuffer:
         index
             Index of n rows, as in `buf[index]`. On duplicates the last value wins.
         generation
-            `generation_of` the rows when they were read, shape (n,): rows overwritten since then are skipped. None
-            requires rows in all slots.
+            `generation_of` the rows when they were read, shape (n,): rows that have since been overwritten are skipped.
+            None requires rows in all slots.
         **columns
-            Values by name, n rows each. Rows outside `index` get the missing value of a new column: NaN, False, None.
+            Values by name, each with n rows. Rows outside `index` get the missing value of a new column: NaN, False,
+            None.
 
         Returns
         -------
@@ -950,10 +954,10 @@ class ReplayBuffer:
     def from_data(
         cls, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, done: Any, obs_next: Any, **options: Any
     ) -> Self:
-        """Create a full buffer from rows in time order; options are the class's arguments except the size.
+        """Create a full buffer from rows in time order; options are the arguments of the class except the size.
 
-        Contiguous arrays are not copied: later steps overwrite them. Raises ColumnLengthError or ColumnTypeError if a
-        column has another number of rows than `obs`, or cannot be stored.
+        Contiguous arrays are not copied: later steps overwrite them. Raises ColumnLengthError or ColumnTypeError if the
+        number of rows of a column differs from `obs`, or the column cannot be stored.
 
         Examples
         --------
@@ -1031,15 +1035,16 @@ class ReplayBuffer:
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
         """Open a buffer created with `storage`, in the state after its last step, even if its process was killed.
 
-        Without `close`, the generator, priorities and `stack_num` may be as of the last added step. `verify=True`
-        compares all files with the checksums of the last `close`; None compares files modified since then; False
-        compares none, and accepts a folder that was copied while open, or whose machine crashed.
+        Without `close`, the generator, priorities and `stack_num` may be in the state after the last added step.
+        `verify=True` compares all files with the checksums of the last `close`; None compares only files that have been
+        modified since; False compares no files, and accepts a folder that was copied while open, or whose machine
+        crashed.
 
         Raises
         ------
         StorageError, FormatError
-            If another process has the buffer open, or the folder contains no buffer; if it is damaged, which names file
-            and column, contains a buffer of another class, or was copied while open.
+            If another process has the buffer open, or the folder contains no buffer; if it is damaged, contains a
+            buffer of another class, or was copied while open.
 
         Examples
         --------
@@ -1156,7 +1161,7 @@ class ReplayBuffer:
         max_nbytes: int | None = None,
         **missing: Any,
     ) -> Self:
-        """Read a buffer from an HDF5 file written by `save_hdf5`, this library's or Tianshou's.
+        """Read a buffer from an HDF5 file written by `save_hdf5` of this library or Tianshou.
 
         Parameters and errors as in `load`, and MissingExtraError if h5py is not installed. `device` is accepted for
         compatibility with Tianshou; tensors are always in host memory.

@@ -22,10 +22,10 @@ from samplebatch.errors import ColumnLengthError
 class ReservoirReplayBuffer(VectorReplayBuffer):
     """Buffer that stores a uniform random sample of all steps that were ever added (Vitter 1985, algorithm R).
 
-    A full buffer stores step t with probability `size / t`, in place of a uniformly drawn row; a ring buffer stores the
+    A full buffer stores step t with probability `size / t` and replaces a uniformly drawn row; a ring buffer stores the
     newest steps instead. Averages over the rows therefore estimate averages over the entire training, as neural
-    fictitious self-play requires (arXiv:1603.01121). Rows are single transitions: they have no neighbours, so that
-    frames cannot be stacked, and n-step returns have one step.
+    fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without neighbours, so frames cannot
+    be stacked, and n-step returns have one step.
 
     Parameters
     ----------
@@ -90,15 +90,15 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis of k steps; the older form passes keywords.
+            Values by name, with a leading axis of k steps; keywords are accepted as in older versions of Tianshou.
         buffer_ids
-            Accepted from collectors and ignored, except that the batch must have one row per entry.
+            Accepted from collectors but not used, except that the batch must have one row per entry.
 
         Returns
         -------
         tuple
-            Index of each step, -1 if it is not stored or another step of the call replaced it; and returns, lengths
-            and first indices of episodes, which are zeros because rows have no episodes.
+            Index of each step, or -1 if it is not stored or was replaced by another step of the same call; and returns,
+            lengths and first indices of episodes, which are zeros because rows have no episodes.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         return slots, np.zeros(count), np.zeros(count, np.intp), np.zeros(count, np.intp)
 
     def extend(self, batch: Any) -> Ints:
-        """Offer all steps of a batch; see `ReplayBuffer.extend`. Returns their indices, as `add` does."""
+        """Offer all steps of a batch; see `ReplayBuffer.extend`. Returns their indices; see `add`."""
         steps = len(batch)
         ordered = ReplayBuffer(max(steps, 1))
         ordered.action_unit = self.action_unit

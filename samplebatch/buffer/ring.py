@@ -1,7 +1,7 @@
 """Rings: write positions and running episodes of n ring buffers.
 
-This module contains index arithmetic and no rows. While all rings are written in lockstep, one step of all environments
-costs no more than one step of a single environment.
+This module contains index arithmetic and no rows. While all rings are written in lockstep, adding a step of all
+environments costs no more than adding a step of one environment.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Rings:
 
     maxsizes, bases: number of slots and first slot of each ring, shape (n,).
     edges: first slot of each ring, and the total number of slots; shape (n + 1,).
-    even: number of slots per ring if equal for all rings, else 0.
-    together: whether all rings share `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one
+    even: number of slots per ring if all rings have the same size, otherwise 0. together: whether all rings share
+    `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one
         entry per ring, shape (n,).
     origins: write count of each ring when it was last empty, shape (n,).
-    nothing: initial return: zero, in the shape of one reward.
-    ep_return, began, ep_start: return of each running episode, write count of its ring at its start, and its first
+    nothing: initial return: zeros in the shape of one reward. ep_return, began, ep_start: return of each running
+    episode, write count of its ring at its start, and its first
         slot; shape (n, ...). A single ring has scalars.
 
     >>> rings = Rings([3, 3])
@@ -272,7 +272,7 @@ class Rings:
     def generation(self, slots: Ints) -> Ints:
         """Return how often each slot has been overwritten; -1 if it was never written.
 
-        Emptying a ring counts as overwriting all of its slots.
+        Emptying a ring counts as overwriting all its slots.
         """
         if self.together:
             maxsize = self.capacity // self.n
@@ -326,7 +326,7 @@ class Rings:
         return np.concatenate([_zeros(0, _INTP), *pairs])
 
     def newest(self, count: int, ring: int | None = None) -> Ints:
-        """Return the slots of the newest rows, at most `count` of each ring, oldest first."""
+        """Return the slots of the newest rows, at most `count` per ring, oldest first."""
         rings = range(self.n) if ring is None else (ring,)
         parts = [self.chronological(number) for number in rings]
         return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
@@ -410,7 +410,7 @@ class Rings:
     # Writing
 
     def targets(self, rings: Ints | None) -> Ints | slice | int:
-        """Return the slots of the next step of some rings, or of all, without changes."""
+        """Return the slots of the next step of some or all rings, without changes."""
         if rings is None:
             if self.together:
                 return self.cursor if self.n == 1 else slice(self.cursor, self.capacity, self.even)
@@ -696,7 +696,7 @@ class Rings:
             self._begin_episode(int(self.began[0]), int(self.ep_start[0]), total)
 
     def take_over(self, ring: int, state: dict[str, Any]) -> None:
-        """Restore one ring from the `state_dict` of another ring of the same size."""
+        """Restore one ring from the `state_dict` of another ring with the same size."""
         values = {name: state[name][0] for name in state if name not in ("maxsizes", "together")}
         self._slots_to_come = iter(())
         self.origins[ring] = values["origins"]
@@ -733,5 +733,5 @@ def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:
-    """Return the next write count that starts a cycle, so that no generation of a slot repeats."""
+    """Return the next write count that starts a cycle, so that generations of a slot never repeat."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes

@@ -1,4 +1,4 @@
-"""Samples, rows with their indices, and samplers, which select the rows that a buffer samples."""
+"""Samples (rows and their indices), and samplers, which select the rows that a buffer samples."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Sample(tuple[BatchT, IndicesT]):
     indices
         Row locations in the form that the source's `update_weight` accepts.
     weights
-        Importance weights, also a column of the batch; by policy for a `MultiAgentBatch`. None unless rows were sampled
+        Importance weights, also a column of the batch; by policy for a `MultiAgentBatch`. None if rows were not sampled
         by priority.
     generation
-        Generation of each row's slot, for `update_weight`; None if the source has none.
+        Generation of each row's slot, for `update_weight`; None if the source has no generations.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
-        """Sample the slots of `count` rows, of one ring or of all."""
+        """Sample the slots of `count` rows, from one ring or all rings."""
 
     def on_add(self, slots: Ints) -> None:
         """Handle rows written to slots."""
@@ -190,7 +190,7 @@ class Uniform(Sampler):
 
 
 def complete_stacks(table: Table, ring: int | None, frames: int) -> Ints:
-    """Return the slots of all rows with `frames` frames, of one ring or of all, oldest first, ring by ring."""
+    """Return the slots of all rows with `frames` frames, from one ring or all rings, oldest first, ring by ring."""
     every = table.rings.chronological(ring)
     if frames < 2 or not len(every):
         return every
@@ -209,8 +209,8 @@ def draw_limited(
 ) -> Ints:
     """Sample slots of the newest `max_age` rows of each ring, or of rows not sampled before if `once`.
 
-    Probabilities are proportional to priorities if there are any. With `once`, sampling is without replacement, returns
-    at most the remaining rows, and marks them.
+    Probabilities are proportional to priorities if there are any. With `once`, rows are sampled without replacement and
+    marked as sampled; at most the unmarked rows are returned.
     """
     newest = whole("max_age", table.rings.capacity if max_age is None else max_age, 0 if max_age is None else 1)
     candidates = table.rings.newest(newest, ring)
@@ -234,7 +234,7 @@ def draw_limited(
 
 
 def draw_from(candidates: Ints, sampler: Sampler, count: int, rng: np.random.Generator, replace: bool = True) -> Ints:
-    """Sample among slots, by priority if the sampler has priorities."""
+    """Sample from slots, by priority if the sampler has priorities."""
     if not isinstance(sampler, Prioritized):
         picks = rng.integers(0, len(candidates), count) if replace else rng.permutation(len(candidates))[:count]
         return candidates[picks]
@@ -261,11 +261,11 @@ class Prioritized(Sampler):
     alpha: priority exponent of at least 0; 0 for uniform sampling.
     beta: importance exponent of at least 0; 0 for equal importance weights.
     weight_norm: whether to divide importance weights by the largest.
-    stratified: whether each of n draws covers an equal share of the total, which reduces the variance.
+    stratified: whether each of n draws covers an equal share of the total priority, which reduces the variance.
 
-    largest, smallest: extremes of all priorities so far, initially 1. New rows receive the largest.
+    largest, smallest: largest and smallest priority so far, initially 1. New rows receive the largest priority.
     new_weight: weight of a new row: the largest priority to the power of alpha, computed in the priority's dtype.
-    mirror: array of length `capacity` that mirrors all weights, such as one in a file; None for none.
+    mirror: array of length `capacity` that mirrors all weights, for example in a file; None for no mirror.
 
     Raises PriorityError if alpha or beta is negative or not a number.
     """

@@ -42,8 +42,8 @@ class Episodes(NamedTuple):
 def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
     """Return the episodes of one ring, or of all.
 
-    After rows of a ring have been overwritten, its oldest episode may be incomplete, which is not recorded: it counts
-    as incomplete.
+    After rows of a ring have been overwritten, its oldest episode counts as incomplete, because its first steps may be
+    missing.
 
     >>> rings, done = Rings([5]), np.array([False, False, True, False, True])
     >>> for end in (False, True, True, False, True, False, False, True):
@@ -98,7 +98,7 @@ def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
 
 
 def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
-    """Return the slots `by` steps later in their rings, or earlier for negative numbers.
+    """Return the slots that are `by` steps later in their rings, or earlier if `by` is negative.
 
     Shapes are broadcast. The rings must have rows at these slots.
     """

@@ -46,7 +46,8 @@ _ndarray = np.ndarray
 class Store(ABC):
     """Interface of stores: rows of one column in numbered slots, for `Columns`.
 
-    dtype, row_shape: dtype and shape of arrays that `values[slot] = row` stores without `fit`; None if there are none.
+    dtype, row_shape: dtype and shape of arrays that can be stored by `values[slot] = row` without `fit`; None if all
+    rows require `fit`.
     """
 
     __slots__ = ("dtype", "name", "row_shape")
@@ -63,7 +64,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """Rows of all slots as a buffer's attribute: the array itself if the rows are in one."""
+        """Rows of all slots for a buffer's attribute; the array itself if the rows are stored in one array."""
 
     @property
     @abstractmethod
@@ -80,7 +81,7 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, slots: Slots, rows: Any) -> None:
-        """Write rows returned by `fit`; the last of several rows for one slot wins."""
+        """Write rows returned by `fit`; for duplicate slots the last row wins."""
 
     @abstractmethod
     def take(self, slots: npt.NDArray[np.intp]) -> Any:
@@ -192,7 +193,7 @@ class ArrayStore(Store):
 
 
 class DenseStore(ArrayStore):
-    """Rows of one shape in one C-contiguous array of shape (slots, ...), which is not copied.
+    """Rows of equal shape in one C-contiguous array of shape (slots, ...), which is not copied.
 
     >>> store = DenseStore("act", np.zeros(4, np.float32))
     >>> store.write(slice(1, 3), store.fit([1, 2], 2))
@@ -263,7 +264,7 @@ class DenseStore(ArrayStore):
 
 
 class TorchStore(DenseStore):
-    """Torch tensors of one shape in a host array of the same element size; read as tensors.
+    """Torch tensors of equal shape in a host array with the same element size; read as tensors.
 
     >>> import torch
     >>> store = TorchStore("policy.hidden_state", np.zeros((4, 2), np.float32), torch.float32)
@@ -340,7 +341,7 @@ def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.ND
 
 
 class ObjectStore(ArrayStore):
-    """Python objects: one per row, or object arrays of one shape. Unwritten slots contain None.
+    """Python objects: one per row, or object arrays of equal shape. Unwritten slots contain None.
 
     >>> store = ObjectStore("info.text", 3)
     >>> store.write(1, store.fit(["key found"], 1))
@@ -402,7 +403,7 @@ class RaggedStore(Store):
     """Rows of varying shape with one dtype and number of dimensions, in one array.
 
     Rows are appended to the array. When the array is full, the rows in use are compacted into a new array of twice
-    their size. Hence memory is within a small multiple of the rows in use, regardless of the number of writes, and each
+    their size. Hence memory usage is a small multiple of the rows in use, regardless of the number of writes, and each
     element is moved about once. Unwritten slots contain a row without elements.
 
     >>> store = RaggedStore("obs", 4, np.dtype(np.int64), 1)
@@ -428,7 +429,7 @@ class RaggedStore(Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int) -> RaggedStore:
-        """Create a store for rows like these, which are not written."""
+        """Create an empty store with the layout of the rows."""
         rows = ragged_rows(first_rows, name)
         store = cls(name, slots, rows.dtype, rows.ndim)
         store._is_open = not len(rows.flat)
@@ -481,7 +482,7 @@ class RaggedStore(Store):
         self._end += count
 
     def _compact(self, slots: Slots, count: int) -> None:
-        """Move the rows of all other slots to an array with room for `count` more elements, and spare room."""
+        """Move the rows of all other slots to an array with room for `count` more elements and spare capacity."""
         lengths = self._lengths.copy()
         lengths[slots] = 0
         required = int(lengths.sum()) + count

@@ -72,7 +72,7 @@ class CompressedStore(store.Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int, max_open: int = 8) -> CompressedStore:
-        """Create a store for rows like these, which are not written. Tensors are stored as arrays."""
+        """Create an empty store with the layout of the rows. Tensors are stored as arrays."""
         rows = store.as_rows(first_rows, name)
         if rows.dtype.kind == "O":
             raise ColumnTypeError(f"column {name!r} must have numeric rows of one shape to be compressed, got objects")
@@ -231,10 +231,9 @@ zeroed = allocate_zeros
 class Stores:
     """Factory of a buffer's stores: store kinds, and source of their memory.
 
-    compress: names of columns to store in LZ4 chunks; a name includes nested columns.
-    ragged: names of columns whose rows vary in shape, in addition to observations in arrays of arrays.
-    max_open: maximum number of open chunks per compressed column.
-    allocate: allocator for rows of one shape.
+    compress: names of columns to store in LZ4 chunks; a name includes its nested columns. ragged: names of columns
+    whose rows vary in shape, in addition to observations in arrays of arrays. max_open: maximum number of open chunks
+    per compressed column. allocate: allocator for rows of one shape.
 
     >>> stores = Stores(compress=("obs",), ragged=("info.path",))
     >>> frames, path = np.zeros((1, 84, 84), np.uint8), np.zeros((1, 3))
@@ -251,7 +250,7 @@ class Stores:
     allocate: Allocate = allocate_zeros
 
     def check_names(self, *steps: Mapping[str, Any]) -> None:
-        """Check that option names match columns of a buffer's first step, or of several buffers'."""
+        """Validate column names in options against the columns of a buffer's first step, or of several buffers."""
         if not self.compress and not self.ragged:
             return
         paths = [path for values in steps for path in _paths(values, "")]
@@ -266,7 +265,7 @@ class Stores:
                     )
 
     def make(self, name: str, first_rows: Any, slots: int) -> store.Store:
-        """Create the store for the first rows of a column, which are not written."""
+        """Create an empty store with the layout of the first rows of a column."""
         if covers(self.compress, name):
             return CompressedStore.for_rows(name, first_rows, slots, self.max_open)
         is_ragged = isinstance(first_rows, VaryingRows) or covers(self.ragged, name)
@@ -275,7 +274,7 @@ class Stores:
         return store_for(name, first_rows, slots, self.allocate)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> store.Store:
-        """Create an empty store of a kind for rows of a column from another store's `to_column`."""
+        """Create an empty store of a kind for rows of a column that another store's `to_column` returned."""
         if kind == "object":
             return store.ObjectStore(name, slots, row_shape)
         if kind == "compressed":
@@ -285,7 +284,7 @@ class Stores:
         return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
 
     def for_final_observations(self) -> Self:
-        """Return a factory for final observations: uncompressed, and ragged under `obs_next` if ragged under `obs`."""
+        """Return a factory for final observations: uncompressed, and ragged if the observations are ragged."""
         ragged = (f"obs_next{name[3:]}" for name in self.ragged if covers(("obs",), name))
         return replace(self, compress=(), ragged=(*self.ragged, *ragged))
 
@@ -300,7 +299,7 @@ class Stores:
 
 
 def names_of(selection: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
-    """Convert a user's choice of columns to names: one or several, or True for the defaults.
+    """Convert an option to column names: one or several names, or True for the defaults.
 
     >>> (
     ...     names_of(True, ("obs",), "compress"),
@@ -328,7 +327,7 @@ def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> store.Store:
-    """Create the store for the first rows of a column, which are not written.
+    """Create an empty store with the layout of the first rows of a column.
 
     >>> store_for("rew", np.zeros(2), 10).kind, store_for("info.text", ["a"], 10).kind
     ('dense', 'object')

@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 class SumTree:
     """Weights of numbered slots and their sums, as a binary tree of float64.
 
-    Every sum is recomputed from its two parts when one part changes, so that rounding errors do not accumulate. The
+    Every sum is recomputed from its two children when one child changes, so that rounding errors do not accumulate. The
     memory is twice the next power of two; pages of unused slots are not touched. The loops are compiled: see
     `samplebatch.kernels` for the cost of the first tree of a process.
 
@@ -93,7 +93,7 @@ class SumTree:
         self.put(rows, values)
 
     def put(self, slots: Indices, weights: Floats) -> None:
-        """Set weights as `set`, given C-contiguous arrays of dtype intp and float64, shape (n,) both.
+        """Set weights like `set`, from C-contiguous arrays of dtype intp and float64, shape (n,) each.
 
         Raises PriorityError or RowIndexError as in `set`.
         """
@@ -127,7 +127,8 @@ class SumTree:
     def find(self, values: npt.ArrayLike) -> Indices:
         """Return, for each value v, the first slot of positive weight at which the cumulative weight is at least v.
 
-        values: from 0 to the total, which must be positive; shape (n,). Larger values return the last such slot.
+        values: numbers from 0 to the total, which must be positive; shape (n,). Larger values return the last slot of
+        positive weight.
 
         Returns: slots, shape (n,).
         """

@@ -1,4 +1,4 @@
-"""Table: rings of slots and columns of their steps, the core of every buffer."""
+"""Table: rings of slots and the columns of their steps; the core of every buffer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _acquired: list[RLock] = []
 def new_lock() -> RLock:
     """Create a reentrant lock that is released in forked children.
 
-    A thread that holds one must not acquire another, which could block a fork forever.
+    A thread that holds such a lock must not acquire another one, because a fork could then block forever.
     """
     lock = threading.RLock()
     _locks[id(lock)] = lock
@@ -71,7 +71,7 @@ _NONE: Flags = np.zeros(0, np.bool_)
 
 
 class Journal(Protocol):
-    """Write-ahead log of a table's steps, such as a folder's."""
+    """Write-ahead log of a table's steps, for example in a folder."""
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
         """Save rows by column and slots before they are overwritten."""
@@ -107,11 +107,10 @@ class Table:
         steps, and only final observations are stored separately.
     last_frame: whether to store only the newest frame of stacked observations.
 
-    fast_add: adds a batch like the last one compiled by `compile_fast_add`; None if none is compiled.
-    journal: Write-ahead log; None for a table in memory.
-    listener: observer of added and removed rows; None for none.
-    action_unit: unit of the rows' actions; None if unknown.
-    lock: held by the thread that reads or writes rows. Buffers hold it across sampling and gathering, so that the rows
+    fast_add: function that `compile_fast_add` compiled for batches with the layout of the last one; None if there is
+    none. journal: Write-ahead log; None for a table in memory. listener: observer of added and removed rows; None for
+    none. action_unit: unit of the rows' actions; None if unknown. lock: held by the thread that reads or writes rows.
+    Buffers hold it across sampling and gathering, so that the rows
         are consistent.
     max_gather_nbytes: maximum bytes of rows gathered at once; None for no limit.
     """
@@ -140,7 +139,7 @@ class Table:
 
     @property
     def done(self) -> Flags:
-        """Whether an episode ended with each step; one flag per slot, or none before the first step."""
+        """Whether an episode ended with each step: one flag per slot; empty before the first step."""
         store = self.columns.tree.get("done")
         return _NONE if store is None else store.values
 
@@ -150,7 +149,7 @@ class Table:
         self._general_only = ()
 
     def compile_fast_add(self, values: dict[str, Any], n: int | None) -> None:
-        """Compile `fast_add`, if there is none, for batches like the one that `add` has just accepted."""
+        """Compile `fast_add`, if there is none, for batches with the layout of the last added batch."""
         form = (n, *values)
         if self.fast_add is None and not self.raise_on_nan and form != self._general_only:
             self.fast_add = compile_fast_add(self, values, n)
@@ -161,9 +160,8 @@ class Table:
     def add(self, step: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
         """Add one step to each of n rings; see `Rings.advance`.
 
-        held: values by name, as in a `Batch`.
-        rings: ring of each row, shape (n,); rows of the same ring are successive steps. None for all rings in order.
-        single: whether the values are one step without a leading axis.
+        held: values by name, as in a `Batch`. rings: ring of each row, shape (n,); rows of the same ring are successive
+        steps. None for all rings in order. single: whether the values are one step without a leading axis.
         """
         values, obs_next = self._complete(step, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
@@ -206,13 +204,13 @@ class Table:
         return added
 
     def _fit(self, values: dict[str, Any], obs_next: Any, n: int) -> None:
-        """Raise the errors of adding n rows, without changes."""
+        """Raise the errors that adding n rows would raise, without changes."""
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
 
     def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise the errors of `append`, or of `add` for rows not `stored`, for n rows, without changes."""
+        """Raise the errors that `append` (or `add`, if not `stored`) would raise for n rows, without changes."""
         self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
@@ -220,7 +218,7 @@ class Table:
 
         rows: values as returned by `gather.rows_at`.
         count: number of rows to count as added; `rows` contains only the last ones, at most one per slot of the ring.
-        gaps: rows not followed by the next row although their episode continues; the last row never is.
+        gaps: rows that are not followed by the next row although their episode continues, such as the last row.
 
         Returns: slots of the rows in order, shape (count,).
         """
@@ -376,7 +374,7 @@ class Table:
     ) -> tuple[dict[str, Any], Any]:
         """Convert rewards and flags, compute `done`, and separate next observations.
 
-        With `stored`, the values are from a table and already single frames.
+        With `stored`, the values were read from a table and are already single frames.
         """
         values = convert_step(step, n, single=single, last_frame=self.last_frame and not stored)
         if not stored and not self.columns.tree:
@@ -578,7 +576,7 @@ class _Text:
 
 
 def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> FastAdd | None:
-    """Compile a fast `add` for batches like the last one; None if they require the general path."""
+    """Compile a fast `add` for batches with the layout of the last batch; None if they require the general path."""
     tree, finals, rings = table.columns.tree, table.finals, table.rings
     names = set(values)
     has_next = finals is None or "obs_next" in names

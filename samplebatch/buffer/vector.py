@@ -153,15 +153,15 @@ class ReplayBufferManager(ReplayBuffer):
         *more: Never,
         **columns: Any,
     ) -> Added:
-        """Add a step of each environment, or of some.
+        """Add a step of each or some environments.
 
         Parameters
         ----------
         batch
-            Values by name, with a leading axis: one row per buffer, or per entry of `buffer_ids`. The older form passes
-            keywords.
+            Values by name, with a leading axis: one row per buffer, or per entry of `buffer_ids`. Keywords are accepted
+            as in older versions of Tianshou.
         buffer_ids
-            Buffer of each row, shape (k,); None for all in order. Rows with a repeated buffer are successive steps.
+            Buffer of each row, shape (k,); None for all in order. Rows with the same buffer are successive steps.
 
         Returns
         -------
@@ -267,17 +267,18 @@ class VectorReplayBuffer(ReplayBufferManager):
 class CachedReplayBuffer(ReplayBufferManager):
     """Main buffer with one cache per environment, from which finished episodes move to the main buffer.
 
-    Hence the main buffer stores every episode contiguously, although environments alternate. Indices count the main
-    buffer's slots first, then the slots of the caches.
+    The main buffer therefore stores every episode contiguously, although the steps of environments are interleaved.
+    Indices count the main buffer's slots first, then the slots of the caches.
 
     Parameters
     ----------
     main_buffer
-        Target of finished episodes; becomes a part of this buffer with its rows. With a size of 0 they are discarded.
+        Target of finished episodes; becomes a part of this buffer with its rows. If its size is 0, episodes are
+        discarded.
     cached_buffer_num
         Number of environments.
     max_episode_length
-        Number of slots per cache; of a longer episode the newest steps are stored.
+        Number of slots per cache; only the newest steps of a longer episode are stored.
 
     Attributes
     ----------
@@ -346,13 +347,13 @@ class CachedReplayBuffer(ReplayBufferManager):
         *more: Never,
         **columns: Any,
     ) -> Added:
-        """Add a step of each environment, or of some; episodes that end with it move to the main buffer.
+        """Add a step of each or some environments; episodes that end move to the main buffer.
 
         Parameters
         ----------
         batch
-            Values by name, with a leading axis: one row per cache, or per entry of `buffer_ids`. The older form passes
-            keywords.
+            Values by name, with a leading axis: one row per cache, or per entry of `buffer_ids`. Keywords are accepted
+            as in older versions of Tianshou.
         buffer_ids
             Cache of each row, excluding the main buffer, shape (k,); None for all in order.
 
@@ -360,7 +361,8 @@ class CachedReplayBuffer(ReplayBufferManager):
         -------
         tuple
             Four arrays of length k: indices, returns, lengths and first indices as in `ReplayBufferManager.add`; for a
-            moved episode, the indices of its last and first step in the main buffer, or -1 if that has no slots.
+            moved episode, the indices of its last and first step in the main buffer, or -1 if the main buffer has no
+            slots.
 
         Raises
         ------
@@ -384,7 +386,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         return slots, returns, lengths, starts
 
     def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:
-        """Add rows in groups of different caches: an episode that ends is moved before another row of its cache."""
+        """Add rows in groups of different caches, so that finished episodes are moved before their cache is reused."""
         starts, used_rings = [0], set[int]()
         for row, ring in enumerate(rings.tolist()):
             if ring in used_rings:
@@ -411,7 +413,7 @@ class CachedReplayBuffer(ReplayBufferManager):
 
 
 class ListReplayBuffer(ReplayBuffer):
-    """Replay buffer for Tianshou's oldest scripts, which did not pass a size.
+    """Replay buffer for old Tianshou scripts, which did not pass a size.
 
     Early Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then overwrites the
     oldest ones. Memory is allocated with the first step; the operating system provides it as rows are written.

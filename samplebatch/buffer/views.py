@@ -45,9 +45,9 @@ _count = np.count_nonzero
 
 
 class AbsentColumn(NamedTuple):
-    """Message for a missing column; near names are searched only when it is read, which `hasattr` never does.
+    """Message for a missing column; similar names are searched only when it is formatted, which `hasattr` never does.
 
-    It is not an exception, because Python suggests near attribute names only for `AttributeError`.
+    It is not an exception, because Python suggests similar attribute names only for `AttributeError`.
     """
 
     kind: str
@@ -74,7 +74,7 @@ _METHODS_ELSEWHERE: Final = {
 
 
 def values_by_position(count: int) -> errors.ArgumentError:
-    """Return the error for a step whose values are given by position, as for other libraries' buffers."""
+    """Return the error for a step whose values are passed by position, as other libraries' buffers allow."""
     return errors.ArgumentError(
         f"a step must be a Batch or have its values by name, add(obs=..., act=..., rew=..., terminated=..., "
         f"truncated=..., obs_next=...), got {count} values by position"
@@ -116,7 +116,7 @@ class StepColumn:
 
 
 class StoredColumns(dict[str, Any]):
-    """Columns of a buffer by name, the values of its stored batch: assigned columns are set in the buffer."""
+    """Columns of a buffer by name, as values of its stored batch; assigned columns are set in the buffer."""
 
     def __init__(self, table: Table | None, columns: Mapping[str, Any]) -> None:
         super().__init__(columns)
@@ -201,7 +201,7 @@ def _column(table: Table, name: str, value: Any) -> Any:
 
 
 def ranges_of(buffer: ReplayBuffer, index: slice) -> list[Range] | None:
-    """Return the slot ranges of a slice; None if there are too many, or none."""
+    """Return the slot ranges of a slice; None if there are no ranges or too many."""
     rings = buffer._table.rings
     if index == slice(None):
         chosen = range(rings.n) if buffer._ring is None else (buffer._ring,)

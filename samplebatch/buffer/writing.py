@@ -37,7 +37,7 @@ def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_steps(buffer_ids: Any) -> int:
-    """Return the number of steps from the ids of a buffer with one ring."""
+    """Return the number of steps in `buffer_ids` of a buffer with one ring."""
     numbers = buffer_ids if type(buffer_ids) is list else np.asarray(buffer_ids).tolist()
     if not isinstance(numbers, list) or not numbers or numbers != [0] * len(numbers):
         raise errors.RingError(f"buffer_ids of a buffer with one ring must be [0], or one 0 per row, got {buffer_ids}")
@@ -137,7 +137,7 @@ def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
 
 
 def newest_frame(value: Any, path: str, *, single: bool) -> Any:
-    """Return the last frame of stacked observations, of one row or of each."""
+    """Return the last frame of stacked observations of one row or each row."""
     names = values_of(value)
     if names is not None:
         return node(
@@ -178,7 +178,7 @@ class Series:
 
     slots: slot of each step, shape (k,).
     lasting: steps that no later step overwrites, shape (l,), ascending; None for all.
-    rings, newest: rings that get steps, ascending, and the newest step of each.
+    rings, newest: rings that receive steps, ascending, and the newest step of each.
 
     >>> rings = Rings([2, 2])
     >>> series = Series(rings, np.array([0, 0, 1, 0]))

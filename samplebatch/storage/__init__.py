@@ -1,4 +1,4 @@
-"""Private storage of batches and buffers in files, imported on first use by methods of lower layers."""
+"""Storage of batches and buffers in files (private); methods of lower layers import it on first use."""
 
 from __future__ import annotations
 

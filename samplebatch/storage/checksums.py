@@ -68,7 +68,7 @@ class FileChecksums(NamedTuple):
 class SummedFile:
     """File object that computes block checksums in parallel with the writes of other libraries.
 
-    Blocks written in several pieces are left to `add`, which reads them from the file.
+    `add` reads blocks that were written in several pieces from the file.
 
     blocks: checksums by block number of blocks written in one piece.
     """
@@ -113,8 +113,8 @@ def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyTyp
     """Add checksums to a complete file that is open for reading and writing.
 
     file: the file, complete in its format.
-    known: checksums of some blocks, by block number.
-    nbytes: size of the file's contents if more bytes are reserved; 0 for the file's size.
+    known: precomputed checksums by block number. nbytes: size of the contents if additional bytes are reserved; 0 for
+    the size of the file.
     """
     file.flush()
     with mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
@@ -124,7 +124,7 @@ def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyTyp
 
 
 def write(file: BinaryIO, data: memoryview, form: Format) -> None:
-    """Write all bytes of an empty file from memory, including checksums."""
+    """Write the contents and checksums of an empty file from memory."""
     body_nbytes, ending = _sum(data, form, {})
     file.write(data[:body_nbytes])
     file.write(ending)
@@ -161,7 +161,7 @@ def _read(data: memoryview, form: Format, name: str) -> FileChecksums | None:
 def verify(data: Any, form: Format, name: str, columns_at: ColumnsAt | None) -> bool:
     """Verify a file, or only its footer if `columns_at` is None; return whether it has checksums.
 
-    The error names the columns in the first block with a changed byte.
+    The error lists the columns in the first block with a changed byte.
     """
     view = memoryview(data).cast("B")
     sums = _read(view, form, name)

@@ -1,4 +1,4 @@
-"""Files of every format: recognition, reading as bytes, and atomic replacement."""
+"""File formats: detection, reading as bytes, and atomic replacement."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _suffix_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
-    """Raise FormatError if the suffix of a path belongs to another format.
+    """Raise FormatError unless the suffix of a path belongs to the format.
 
     >>> check_suffix("steps.csv", "Arrow")
     Traceback (most recent call last):
@@ -128,8 +128,8 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True, unnamed: bo
 
     path: path to replace.
     durable: whether to sync the file to disk before it replaces the path.
-    unnamed: whether the temporary file is unnamed, if the file system supports it: other readers of the folder do not
-        see it, and a killed process leaves no file.
+    unnamed: whether the temporary file is unnamed, if the file system supports it: other processes do not see it, and a
+    killed process leaves no file.
 
     Raises OSError if the path is a folder or not writable, or the disk is full; `filename` is the path.
     """
@@ -230,11 +230,11 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
 
     A forked child shares the lock and must close the file.
 
-    path: the lock file, created if needed. It contains the owner's process number, for errors.
-    must: requirement on the folder, for errors.
+    path: the lock file, created if needed. It contains the process id of the owner, for error messages. must:
+    requirement on the folder, for error messages.
 
-    Raises StorageError if the folder is already locked, by this or another process; the message contains the folder and
-    the process. If the file system does not support locks.
+    Raises StorageError if the folder is already locked, by this or another process, or if the file system does not
+    support locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     folder = str(path.parent)
@@ -269,7 +269,7 @@ def _lock_owner(fd: int) -> str:
 def reserve(fd: int, nbytes: int, what: str) -> None:
     """Reserve disk blocks for a file, so that a full disk is detected here and not when rows are written.
 
-    Raises StorageError if the disk is full; includes `what` requires the space.
+    Raises StorageError if the disk is full; `what` is the subject of its message.
     """
     if not nbytes:
         return
@@ -313,7 +313,7 @@ def plain_bytes(plain: dict[str, Any]) -> bytes:
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file and verify its checksum; older versions wrote none.
+    """Read a JSON object from a file and verify its checksum; older versions did not write a checksum.
 
     Raises FormatError if the file is missing, not a JSON object, or has changed.
     """

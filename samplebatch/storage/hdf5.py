@@ -1,10 +1,10 @@
 """HDF5 files with checksums: batches, and nested values in Tianshou's layout.
 
-A batch is one dataset per column, and JSON for types, flags and layout. A nested batch uses Tianshou's layout: a dict
-or batch is a group, an array or tensor a dataset, a number an attribute of its group. String arrays are string
-datasets; values without an HDF5 type are pickled into byte datasets. The attribute `__data_type__` records the type.
-Pickles are decoded as data without execution (see `inert_pickle`): strings, None, lists and their arrays are read from
-any file, other objects only if the caller allows it.
+A batch is stored as one dataset per column, and JSON with types, flags and layout. A nested batch uses Tianshou's
+layout: a dict or batch is a group, an array or tensor a dataset, a number an attribute of its group. String arrays are
+string datasets; values without an HDF5 type are pickled into byte datasets. The attribute `__data_type__` records the
+type. Pickles are decoded as data without execution (see `inert_pickle`): strings, None, lists and their arrays are read
+from any file, other objects only if the caller allows it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def from_hdf5(
     allow_pickle: bool = False,
     max_nbytes: int | None = None,
 ) -> Any:
-    """Read a group of `to_hdf5`, this library's or Tianshou's, as a dict or Batch, or a dataset as its value.
+    """Read a group that `to_hdf5` of this library or Tianshou wrote, as a dict or Batch; or a dataset as its value.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def _create(group: h5py.Group, name: str, array: npt.NDArray[Any], compression: 
 
 
 def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Return an array in a form that HDF5 stores; None if there is no such form."""
+    """Convert an array to a form that HDF5 supports; None if there is none."""
     import h5py
 
     kind = array.dtype.kind
@@ -234,7 +234,7 @@ def hdf5_file(path: str | os.PathLike[str], *, verify: bool = True) -> Iterator[
 
 
 def check_hdf5(data: pa.Buffer, name: str) -> bool:
-    """Verify all bytes of an HDF5 file against its checksums; return whether it has any."""
+    """Verify all bytes of an HDF5 file against its checksums; return whether it has checksums."""
     return checksums.verify(data, checksums.HDF5, name, lambda start, stop: _datasets_at(name, start, stop))
 
 
@@ -326,7 +326,7 @@ def read_hdf5(
     verify: bool = True,
     max_nbytes: int | None = None,
 ) -> AnyBatch:
-    """Read all or some columns of a batch from an HDF5 file of `write_hdf5`."""
+    """Read all or some columns of a batch from an HDF5 file that `write_hdf5` wrote."""
     with hdf5_file(path, verify=verify) as file, name_damage(repr(os.fspath(path))):
         reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
         about = _about(file, reader)

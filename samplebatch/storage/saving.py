@@ -75,7 +75,7 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
 
 
 def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
-    """Select the compression of HDF5 datasets; by default the in-memory compression."""
+    """Select the compression of HDF5 datasets; default: the compression of the columns in memory."""
     if compression is None:
         compressed = (
             thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else batches.is_compressed(thing)
@@ -110,14 +110,14 @@ def load(
     memory_map
         Whether to map an Arrow file instead of reading it. The columns are then read-only views of the file.
     allow_pickle
-        Whether to unpickle Python objects that the format has no type for. Only for files from a trusted writer: a
+        Whether to unpickle Python objects for which the format has no type. Only for files from a trusted writer: a
         pickle can execute arbitrary code.
     verify
         Whether to verify all bytes against their checksums; default: if all bytes are read.
     max_nbytes
         Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
     **missing
-        Buffer arguments that files cannot contain, such as the reward function of a hindsight buffer.
+        Buffer arguments that files cannot store, such as the reward function of a hindsight buffer.
 
     Returns
     -------
@@ -128,8 +128,8 @@ def load(
     Raises
     ------
     FormatError
-        If the format is unknown, the file contains another type, or it is damaged or truncated. Names the columns with
-        changed bytes.
+        If the format is unknown, the file contains another type, or it is damaged or truncated. The message lists the
+        columns with changed bytes.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false.
     CapacityError
@@ -258,7 +258,7 @@ class FileReport(NamedTuple):
     nbytes
         Recorded size in bytes if known, else the actual size.
     has_checksums
-        Whether the file has checksums of all bytes. If not, it was only read in its format.
+        Whether the file has checksums of all bytes. A file without checksums was only parsed.
     fault
         Description of the damage; empty if intact.
     """

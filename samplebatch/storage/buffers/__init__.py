@@ -1,1 +1,1 @@
-"""Replay buffers: their state, files of every format, and folders of mapped columns behind a write-ahead log."""
+"""Storage of replay buffers: state, files of every format, and memory-mapped folders with a write-ahead log."""

@@ -1,8 +1,8 @@
 """Replay buffers in Arrow IPC and Parquet files, and buffers of several policies in folders of such files.
 
 A file is a table with one row per stored step, in slot order, written in parts. Final observations that no later step
-contains are stored as lists of zero to two values beside the steps that they follow. The schema's metadata contains the
-remaining state as JSON: rings, open episodes, sampler and generator.
+contains are stored in additional columns, as lists of zero to two values in the row of the step before them. The
+schema's metadata contains the remaining state as JSON: rings, open episodes, sampler and generator.
 
 A folder of several policies has one file per policy, and a manifest that lists the files. A newer state uses new file
 names. The manifest is replaced atomically once they are written, and the older files are deleted afterwards: a killed
@@ -85,7 +85,7 @@ class PreparedBuffer:
 
     @cached_property
     def extra_columns(self) -> dict[str, Column]:
-        """Columns beside the rows: priorities."""
+        """Additional columns: priorities."""
         return {} if self.weights is None else {WEIGHTS: TensorColumn(self.weights[self.slots])}
 
 
@@ -144,7 +144,7 @@ def _form(structure: Mapping[str, Any]) -> buffer_state.State:
 
 
 class _Finals:
-    """Final observations of a buffer as list columns beside its rows, for `write_rows`."""
+    """Final observations of a buffer as additional list columns, for `write_rows`."""
 
     def __init__(self, table: Table, ring: int | None) -> None:
         self.form: buffer_state.State | None = None
@@ -231,7 +231,7 @@ class LiveBuffer:
     they are read are copied first; the copies are freed once they are in the file. Priorities and final observations
     are copied when the snapshot is created.
 
-    Raises StorageError if the buffer is stored in a folder, or has another snapshot in use.
+    Raises StorageError if the buffer is stored in a folder, or another snapshot of it is in use.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -275,7 +275,7 @@ class LiveBuffer:
 
 
 class _RowsBefore:
-    """Journal that preserves the rows of a table as of its creation (lock held)."""
+    """Journal that preserves the rows that a table had when the journal was created (lock held)."""
 
     def __init__(self, table: Table, ring_rows: Ints) -> None:
         self._table = table
@@ -333,7 +333,7 @@ class _RowsBefore:
     # Reader interface
 
     def read(self, index: int, slots: Ints) -> Column:
-        """Read rows of one store as of the snapshot."""
+        """Read rows of one store in the state of the snapshot."""
         store = self._stores[index]
         with self._table.lock:
             copies = self._copy[slots]
@@ -420,13 +420,12 @@ def read_buffer(
     max_nbytes: int | None = None,
     missing: dict[str, Any],
 ) -> _Buffer:
-    """Read a buffer from an Arrow or Parquet file of `write_buffer`.
+    """Read a buffer from an Arrow or Parquet file that `write_buffer` wrote.
 
     form: `"Arrow"` or `"Parquet"`.
-    allow_pickle: whether to unpickle columns of Python objects that Arrow has no type for.
-    verify: whether to verify the file against its checksums, if it has any.
-    max_nbytes: maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
-    missing: attributes that files cannot contain, by argument name.
+    allow_pickle: whether to unpickle columns of Python objects without an Arrow type. verify: whether to verify the
+    file against its checksums, if it has any. max_nbytes: maximum bytes to allocate; None for the larger of 256 MiB and
+    1024 times the file's size. missing: attributes that files cannot store, by argument name.
     """
     name = os.fspath(path)
     open_table = open_parquet if form == "Parquet" else open_arrow
@@ -469,7 +468,7 @@ class _Rows:
 def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> None:
     """Check the number of rows against the rings, and subtract rows and objects from the memory bound.
 
-    Numeric columns are views of the file, and stored in pages that are allocated on write.
+    Numeric columns are views of the file, and the pages of their stores are allocated on write.
     """
     counts = file.counts
     if any(count < 0 for count in counts) or sum(counts) != sum(about["rings"]["sizes"]):
@@ -661,7 +660,7 @@ def read_policies(
     max_nbytes: int | None = None,
     missing: dict[str, Any],
 ) -> MultiAgentReplayBuffer:
-    """Read a multi-agent buffer from a folder of `write_policies`; parameters as in `read_buffer`."""
+    """Read a multi-agent buffer from a folder that `write_policies` wrote; parameters as in `read_buffer`."""
     folder = Path(path)
     about = read_plain(folder / MANIFEST)
     if about.get("type") != "MultiAgentReplayBuffer" or about.get("version") != _VERSION:

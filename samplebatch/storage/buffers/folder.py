@@ -12,10 +12,10 @@
         intent                   location of the undo rows, and number of the previous step
 
 A step copies the rows that it will overwrite to `undo`, records this in `intent`, writes the columns, and commits.
-Mapped and written data belongs to the system and survives the process: all writes of a killed process persist. On
-opening, the newest valid commit determines the state. If an intent followed the commit, the columns may be partially
-written, and the rows are restored from `undo`. Hence no torn row is read and no committed row is lost. A crash of the
-machine loses unsynced data; `flush` waits for the sync.
+The operating system holds mapped and written data, so all writes of a killed process persist. On opening, the newest
+valid commit determines the state. If an intent followed the commit, the columns may be partially written, and the rows
+are restored from `undo`. Hence no torn row is read and no committed row is lost. A crash of the machine loses unsynced
+data; `flush` waits for the sync.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Commits:
         self.pending = which
 
     def withdraw(self) -> None:
-        """Withdraw the intent after the rows are restored."""
+        """Delete the intent after the rows are restored."""
         self._write(INTENT, _INTENT_MAGIC, Record(0, 0, b""))
         self.pending = None
 
@@ -311,8 +311,8 @@ class BufferFolder:
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
         """Lock a folder, verify it, and restore the last committed state.
 
-        verify: whether to verify all files against their checksums at closing; default: only files changed since. If
-            false, folders copied while open and folders of a crashed machine are accepted.
+        verify: whether to verify all files against their checksums at closing; default: only files that have changed
+        since. If false, folders that were copied while open and folders of a crashed machine are accepted.
 
         Raises StorageError if another process has the folder open, or it contains no buffer. Raises FormatError if a
         size, checksum, dtype or version is wrong, or if the folder was not closed and its files have been replaced.
@@ -453,7 +453,7 @@ class BufferFolder:
 
         If the previous step was not committed because of an error, its rows are restored first.
 
-        overwritten: rows that the last state shows; others can be omitted.
+        overwritten: rows that exist in the last state; other rows can be omitted.
 
         Raises StorageError if the disk is full, or the folder is closed. An error changes nothing.
         """

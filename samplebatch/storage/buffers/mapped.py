@@ -33,7 +33,7 @@ _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 
 
 def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
-    """Store the rows of an empty buffer in a new folder from now on.
+    """Make an empty buffer store its rows in a new folder.
 
     Raises StorageError if the folder is not new, or the buffer has columns or attributes that folders cannot store.
     """
@@ -65,7 +65,7 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
 
 
 def is_mappable(buffer: ReplayBuffer) -> bool:
-    """Return whether a buffer can be stored in a folder: numeric rows of one shape, and plain attributes."""
+    """Return whether a buffer can be stored in a folder: numeric rows of equal shape, and plain attributes."""
     columns = buffer._table.columns
     return (
         not (columns.stores.compress or columns.stores.ragged or buffer_state.describe(buffer)["missing"])
@@ -151,7 +151,7 @@ def _restore_weights(sampler: Sampler, folder: BufferFolder, table: Table) -> No
 
 
 def _attach_journal(buffer: ReplayBuffer, folder: BufferFolder) -> FolderJournal:
-    """Commit every later step of a buffer to a folder."""
+    """Make a buffer commit every later step to a folder."""
     sampler = buffer._sampler
     if isinstance(sampler, Prioritized):
         if WEIGHTS not in folder.columns:
@@ -173,12 +173,12 @@ _HEAD = struct.Struct("<?QQ")
 
 @dataclass(frozen=True)
 class MappedStores(Stores):
-    """Factory of stores in a folder's memory, for numeric rows of one shape."""
+    """Factory of stores in a folder's memory, for numeric rows of equal shape."""
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
-        """Create the store for the first rows of a column, which are not written.
+        """Create an empty store with the layout of the first rows of a column.
 
-        Raises ColumnTypeError if the rows are not numeric and of one shape.
+        Raises ColumnTypeError if the rows are not numeric or differ in shape.
         """
         if KINDS[type(first_rows)] != TENSOR and as_rows(first_rows, name).dtype.kind == "O":
             raise ColumnTypeError(
@@ -188,9 +188,9 @@ class MappedStores(Stores):
         return super().make(name, first_rows, slots)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
-        """Create an empty store for rows of a column from another store's `to_column`.
+        """Create an empty store for rows of a column that another store's `to_column` returned.
 
-        Raises ColumnTypeError if the rows are not numeric and of one shape.
+        Raises ColumnTypeError if the rows are not numeric or differ in shape.
         """
         if kind == "compressed":
             return self.make(name, column.slice(0, min(len(column), 1)).to_numpy(), slots)
@@ -248,7 +248,7 @@ class FolderJournal:
         self.folder.commit(pack_state(table.rings.state_dict(), self._encode_extra()))
 
     def commit_state(self) -> None:
-        """Commit changes since the last step, such as the generator's state."""
+        """Commit changes since the last step, such as a new generator state."""
         self.begin([])
         self.commit()
 

@@ -1,12 +1,12 @@
-"""Rows of successive checkpoints in segment files, of which each checkpoint writes only changed groups of rows.
+"""Segment files with the rows of successive checkpoints; each checkpoint writes only changed groups of rows.
 
 A table is split into groups of consecutive rows, per ring. A manifest lists segment number, offset, size and digest of
 each group, and is stored in the checkpoint. A group whose digest equals the digest at the same position of the previous
-checkpoint is not written: the manifest refers to the earlier segment. Groups are compared by content, so that rows that
-were changed in place are found, too.
+checkpoint is not written: the manifest refers to the earlier segment. Groups are compared by content, so that in-place
+changes of rows are detected.
 
-The caller replaces the checkpoint atomically between `SegmentWriter.write` and `SegmentWriter.remove_unreferenced`. A
-process that is killed at any moment leaves a checkpoint whose segments exist.
+The caller replaces the checkpoint atomically between `SegmentWriter.write` and `SegmentWriter.remove_unreferenced`.
+Whenever a process is killed, all segments of the newest checkpoint exist.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def encode_columns(columns: Sequence[Column]) -> bytes:
 
 
 def decode_columns(data: Any, source: str, *, allow_pickle: bool = False) -> list[Column]:
-    """Restore the columns of `encode_columns`, as views of the bytes.
+    """Decode the result of `encode_columns` to columns that view the bytes.
 
     Raises FormatError if the bytes are not encoded columns. Raises UntrustedPickleError if a column is pickled and
     `allow_pickle` is false.
@@ -98,7 +98,7 @@ def _parts(columns: Sequence[Column]) -> list[bytes | memoryview]:
 
 @contextlib.contextmanager
 def locked_checkpoint(folder: Path, *, exclusive: bool) -> Iterator[None]:
-    """Lock a folder, so that no process removes segments that another one is about to read or refer to."""
+    """Lock a folder, so that no process removes segments that another process is about to read or reference."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Some network file systems have no locks of folders.
@@ -148,7 +148,8 @@ class SegmentWriter:
     def write(self) -> None:
         """Write changed groups to new segments, and sync them to disk.
 
-        Raises OSError if the segments cannot be written, for example because the disk is full; an error leaves none.
+        Raises OSError if the segments cannot be written, for example because the disk is full; no new segments remain
+        after an error.
         """
         for table in self._tables:
             table.find_unchanged(self._sizes)
@@ -206,7 +207,7 @@ class SegmentWriter:
             path.unlink(missing_ok=True)
 
     def remove_unreferenced(self) -> None:
-        """Remove segments that the checkpoint does not refer to, and files of killed processes; sync first."""
+        """Sync, then remove segments that the checkpoint does not reference, and files of killed processes."""
         sync(self._folder)
         referenced = {segment for table in self._tables for segment in np.unique(table.groups[:, 0]).tolist()}
         obsolete = [name for number, name in _segments(self._folder) if number not in referenced]
@@ -230,8 +231,8 @@ def _digest(parts: Iterable[bytes | memoryview]) -> bytes:
 class _Table:
     """Columns of a table, split into groups.
 
-    manifest: locations of the groups, complete once they are written.
-    groups, digests: segment, offset and size of each group, with segment -1 before it is written; and its digest.
+    manifest: locations of the groups; complete once the groups are written. groups, digests: segment, offset and size
+    of each group, with segment -1 before it is written; and its digest.
     """
 
     def __init__(self, columns: Sequence[Column], ring_rows: Sequence[int], previous: Manifest | None) -> None:
@@ -262,7 +263,7 @@ class _Table:
         return _parts([column.slice(_boundary(column, start), _boundary(column, stop)) for column in self._columns])
 
     def find_unchanged(self, sizes: Mapping[int, int]) -> None:
-        """Set digests, and the locations of groups that equal those of the previous checkpoint."""
+        """Set the digests, and the locations of groups that have not changed since the previous checkpoint."""
         for group in range(len(self._ranges)):
             self.digests[group] = np.frombuffer(_digest(self.encode(group)), np.uint8)
         previous = self._previous
@@ -289,7 +290,7 @@ class _Table:
 
 
 def _boundary(column: Column, row: int) -> int:
-    """Return the first row of a compressed block from a row on, so that no block is in two groups."""
+    """Return the first compressed-block boundary at or after a row, so that no block is in two groups."""
     if not isinstance(column, CompressedColumn):
         return row
     return column.bounds[bisect_left(column.bounds, row)]

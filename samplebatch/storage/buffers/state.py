@@ -1,7 +1,7 @@
-"""State of a buffer as plain values, arrays and columns, with validation of each part.
+"""Conversion of a buffer's state to plain values, arrays and columns, and its validation.
 
-All file formats and `state_dict` use this state. It contains no library classes except columns, so that any format can
-store it. Decoding validates every part, because files are untrusted.
+All file formats and `state_dict` use this state. The state contains no library classes except columns, so that any
+format can store it. Decoding validates every part, because files are untrusted.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _check_flag(table: Table, name: str) -> None:
 
 
 def check_fragments(buffers: Mapping[PolicyID, ReplayBuffer], forms: Mapping[PolicyID, Form]) -> None:
-    """Check that rows of policies have the columns required to return them in their original form."""
+    """Check that the rows of policies have the columns required to restore their original form."""
     for policy, buffer in buffers.items():
         table = buffer._table
         if policy not in forms:
@@ -384,7 +384,7 @@ def _describe_part(part: str, state: Mapping[str, Any]) -> str:
 
 
 def _digest(value: Any, crc: int = 0) -> int:
-    """Compute a checksum of plain values, arrays, tensors and columns; of other objects only their class."""
+    """Compute a checksum of plain values, arrays, tensors and columns; for other objects, of the class only."""
     kind = type(value)
     crc = zlib.crc32(kind.__name__.encode(), crc)
     if isinstance(value, Mapping):
@@ -462,7 +462,7 @@ def describe_without_rows(buffer: ReplayBuffer) -> State:
 
 
 def check_description(described: Mapping[str, Any]) -> None:
-    """Check that a description is a buffer's and has a supported version."""
+    """Check that a description belongs to a buffer and has a supported version."""
     if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
         raise FormatError("the state must be a buffer's, got another object")
     version = described.get("version")
@@ -473,8 +473,8 @@ def check_description(described: Mapping[str, Any]) -> None:
 def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
     """Create a buffer from its parts.
 
-    described: description by `describe`, and the generator's state.
-    missing: attributes that files cannot contain, by argument name.
+    described: result of `describe`, and the state of the generator. missing: attributes that files cannot contain, by
+    argument name.
     """
     buffer = make_rowless(cls, described, missing)
     give_rows(buffer, table, sampler, generator_from_state(described.get("generator")))

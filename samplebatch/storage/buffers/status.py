@@ -3,11 +3,11 @@
 `status.json` records for an open folder the inodes of its files, and for a closed folder the inode, change time and
 checksums per MiB of each file. It is replaced when the folder is opened or closed, not by steps.
 
-- A closed folder is intact if its files are unchanged by change time, or else match their checksums. Files of different
+- A closed folder is intact if each file has its recorded change time or matches its checksums. Files of different
   states are rejected.
 - An open folder must have the inodes of the process that opened it. If that process was killed, its writes persist in
-  the same files. A copy has other inodes, and may mix states: it is rejected.
-- After a crash of the machine, unflushed writes are lost: the folder is rejected.
+  the same files. A copy has different inodes and may mix states, so it is rejected.
+- A crash of the machine loses unflushed writes, so the folder is rejected.
 """
 
 from __future__ import annotations
@@ -89,20 +89,21 @@ class FolderStatus:
     def check_closed(self, *, always: bool) -> None:
         """Check that the files are unchanged since the folder was closed.
 
-        always: whether to also read files that are unchanged by change time.
+        always: whether to also read files with an unchanged change time.
 
-        Raises FormatError if a file is missing or has changed; names the file and its column.
+        Raises FormatError if a file is missing or has changed.
         """
         for _, _, fault in self.faults(always=always):
             if fault:
                 raise FormatError(fault)
 
     def faults(self, *, always: bool) -> Iterator[tuple[str, int, str]]:
-        """Compare the files of a closed folder with their checksums, one by one.
+        """Compare each file of a closed folder with its checksums.
 
         always: as in `check_closed`.
 
-        Yields: file name, size in bytes when closed, and a description of the difference, empty if equal.
+        Yields: file name, size in bytes when closed, and a description of the difference, which is empty if the file is
+        intact.
         """
         for name, closed in self._files.items():
             path = self.folder / name
@@ -131,7 +132,7 @@ class FolderStatus:
 
         names: file names; None for all recorded files that exist.
 
-        Raises FormatError if a file is another one, or the machine crashed since.
+        Raises FormatError if a file was replaced, or the machine has crashed since.
         """
         where = repr(str(self.folder))
         for name in self._files if names is None else names:
@@ -149,7 +150,7 @@ class FolderStatus:
             )
 
     def write_open(self, names: Iterable[str]) -> None:
-        """Write the status of an open folder with these files and those recorded before."""
+        """Write the status of an open folder with these files and the files recorded before."""
         inodes = {name: state.inode for name, state in self._files.items() if not self.closed}
         inodes |= {name: os.stat(self.folder / name).st_ino for name in names}
         self._write({name: FileState(inode, 0, 0, []) for name, inode in inodes.items()}, closed=False)
@@ -170,7 +171,7 @@ class FolderStatus:
         self.closed, self._files, self._boot = closed, files, boot
 
     def _settled(self, name: str) -> FileState | None:
-        """Return the state of a file when closed, if later changes are visible in its change time."""
+        """Return the state of a closed file, if its change time would reveal later changes."""
         state = self._files.get(name)
         return state if state and self.closed and state.changed_ns < self._written_ns - _SETTLED_NS else None
 

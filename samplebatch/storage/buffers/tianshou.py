@@ -1,9 +1,9 @@
-"""Replay buffers in Tianshou's layouts: attributes of its buffers, written and read, and HDF5 files.
+"""Conversion of replay buffers to and from Tianshou's attributes and HDF5 files.
 
-Objects of Tianshou's classes are written as stubs. Their pickles load if Tianshou is installed, without this library.
+Objects of Tianshou's classes are written as stubs. Loading their pickles requires Tianshou, but not this library.
 
 The columns of an HDF5 file are datasets with one row per slot; slots without a step occupy no space. Open episodes and
-the sampler are stored where Tianshou expects them. Values that Tianshou does not support are attributes of the dataset
+the sampler are stored in Tianshou's layout. Values that Tianshou does not support are attributes of the dataset
 `_indices`, which Tianshou ignores and never writes. Checksums of all bytes follow the HDF5 end of the file (see
 `checksums`).
 """
@@ -52,7 +52,7 @@ _TREE = ("tianshou.data.utils.segtree", "SegmentTree")
 
 
 class _Module:
-    """Module that pickles by name."""
+    """Module that is pickled by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class _Module:
 
 
 class _Class:
-    """Class that pickles by module and name."""
+    """Class that is pickled by module and name."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -139,8 +139,8 @@ class AttributeReader(Protocol):
 def attributes_for(buffer: Any) -> buffer_state.State:
     """Return the attributes of the equivalent Tianshou buffer, except its rows.
 
-    The buffers of single rings contain only rewards and flags, and all columns if hindsight requires them: Tianshou
-    would store all rows twice.
+    Single-ring buffers contain only rewards and flags, unless hindsight requires all columns, because Tianshou would
+    store all rows twice.
     """
     table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
     rings = table.rings.state_dict(buffer._ring)
@@ -364,7 +364,8 @@ def _parts(found: buffer_state.State, children: Mapping[str, Any], reader: Attri
 def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> buffer_state.State:
     """Unpickle the reward function of a hindsight buffer, from the buffer or its first ring.
 
-    Returns: the function by argument name; empty without permission, because the caller can pass the function.
+    Returns: the function by argument name; empty if pickles are not permitted, because the caller can pass the
+    function.
     """
     if not reader.allow_pickle:
         return {}
@@ -419,7 +420,7 @@ def _class_name(cls: Any, found: buffer_state.State, children: Mapping[str, Any]
 
 
 def _seed(children: Mapping[str, Any], reader: AttributeReader) -> Any:
-    """Derive a seed from the state of Tianshou's generator, which has another type than the library's."""
+    """Derive a seed from the state of Tianshou's generator, whose type differs from the library's generator."""
     data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
     return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())
 

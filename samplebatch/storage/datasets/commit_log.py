@@ -7,9 +7,9 @@ The log is a Parquet file without rows, so that readers of the folder treat it a
         89abcdef              seal: CRC-32 of all following bytes, or dashes
     footer                schema of the dataset, no row groups; its length; PAR1
 
-An append writes the next line, dashes and a footer over the old seal and footer, in one call. When they are on disk,
-the new seal replaces the dashes. Hence the last line of a sealed log is complete, and a damaged line is distinguishable
-from a truncated one. In format version 1 the log was a text file with only these lines.
+An append overwrites the old seal and footer with the next line, dashes and a footer, in one call. Once they are on
+disk, the new seal replaces the dashes. Hence the last line of a sealed log is complete, and a damaged line is
+distinguishable from a truncated one. In format version 1, the log was a text file that consisted of these lines.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class CommitLog:
 
     @property
     def path(self) -> Path | None:
-        """Path of the log in either format version; None if there is none."""
+        """Path of the log in either format version; None if there is no log."""
         # A writer may rename a version 1 log between two checks.
         return next((path for name in (*LOGS, LOG) if (path := self._folder / name).exists()), None)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the writer lock of the folder, waiting for other writers."""
+        """Hold the writer lock of the folder; wait for other writers."""
         fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -227,7 +227,7 @@ def schema_in(about: dict[str, Any]) -> pa.Schema:
 
 
 def hide_rows(path: Path, nbytes: int, about: dict[str, Any]) -> None:
-    """Append a footer without rows to the first bytes of a file, which hides rows without deleting them."""
+    """Append a footer without rows to a prefix of a file, which hides its rows without deleting them."""
     footer = _footer(about)
     with open(path, "r+b") as file:
         file.seek(nbytes)
@@ -258,7 +258,7 @@ def _tail(about: dict[str, Any]) -> bytes:
 
 
 def _sealed_end(data: bytes) -> int | None:
-    """Return the end of the lines that match the seal; None without a valid seal."""
+    """Return the end of the lines that match the seal; None if the seal is invalid."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return None
     footer = len(data) - 2 * len(_MAGIC) - int.from_bytes(data[-2 * len(_MAGIC) : -len(_MAGIC)], "little")
@@ -287,7 +287,7 @@ def _write(fd: int, data: bytes, at: int) -> None:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Decode a line; None if it has changed."""
+    """Decode a line; None if its checksum does not match."""
     try:
         if int(line[:8], 16) != zlib.crc32(line[9:]):
             return None

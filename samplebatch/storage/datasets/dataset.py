@@ -57,14 +57,14 @@ class Dataset:
     filters
         Conditions on the rows to read, as in `load`.
     policy
-        Policy whose rows to read, for `MultiAgentBatch`es.
+        Policy whose rows are read, for `MultiAgentBatch`es.
     seed
         Seed of `sample` and `sample_sequences`.
     cache_nbytes
         Maximum bytes of row groups cached for repeated samples.
     allow_pickle
-        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files from a trusted writer:
-        a pickle can execute arbitrary code.
+        Whether to unpickle columns of Python objects without an Arrow type. Only for files from a trusted writer: a
+        pickle can execute arbitrary code.
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
@@ -171,7 +171,7 @@ class Dataset:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Uncommitted work of killed writers that this writer discarded at its first write, one sentence each."""
+        """Description of each uncommitted write of a killed writer that this writer discarded."""
         return self._writer.dropped
 
     def parts(self) -> list[Path]:
@@ -198,7 +198,7 @@ class Dataset:
         return self._writer.extend(batch, compression)
 
     def compact(self, part_nbytes: int = 1 << 28, *, compression: str = "zstd") -> int:
-        """Join small consecutive parts, and return the reduction in the number of files.
+        """Join small consecutive parts; return by how many files the dataset shrinks.
 
         Row order and numbers are preserved. Readers in other processes locate their rows in the joined parts. Other
         tools may see rows twice during the compaction.
@@ -219,7 +219,7 @@ class Dataset:
     # Reading
 
     def fragments(self) -> Iterator[AnyBatch]:
-        """Yield the batches as appended, except that compacted ones are joined; columns and filters are ignored.
+        """Yield the batches as appended (compacted batches are joined); columns and filters are ignored.
 
         Raises
         ------
@@ -241,7 +241,7 @@ class Dataset:
         Raises
         ------
         FormatError, UntrustedPickleError, CapacityError
-            As in `load`; FormatError also if there are no parts.
+            As in `load`; also raises FormatError if there are no parts.
         """
         return self._rows.read(verify=verify)
 
@@ -265,8 +265,8 @@ class Dataset:
     ) -> Sample[AnyBatch, Rows]:
         """Sample rows uniformly with replacement, and return them with their numbers.
 
-        Each row requires its row group to be read, unless cached: `iter_batches` with `shuffle` reads each row group
-        once.
+        Each sampled row requires reading its row group, unless it is cached; `iter_batches` with `shuffle` reads each
+        row group once.
 
         Parameters
         ----------
@@ -316,7 +316,7 @@ class Dataset:
         memory_nbytes
             Approximate memory limit of loaded rows in bytes.
         seed, epoch
-            Together determine the order.
+            Numbers that together determine the order.
         drop_last
             Whether to omit a smaller last batch.
         shard
@@ -346,7 +346,7 @@ class Dataset:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or runs of steps ended by a flag."""
+        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or runs of steps that a flag ends."""
         return len(self._episodes()[1]) - 1
 
     def iter_episodes(self) -> Iterator[AnyBatch]:
@@ -413,7 +413,7 @@ class Dataset:
         return Sample(delivery.one(batch, convert), rows)
 
     def discounted_rewards(self, gamma: float = 0.99) -> npt.NDArray[np.float32]:
-        """Compute the discounted reward sum from each row to the end of its episode or of its stored part.
+        """Compute the discounted sum of rewards from each row to the last stored step of its episode.
 
         Reads only the rewards, flags and ids of all rows.
 
@@ -622,7 +622,7 @@ class DatasetBatches:
         Raises
         ------
         ColumnMismatchError
-            If the state has another row order: another seed, epoch, share or batch size, or other rows or row groups.
+            If the row order of the state differs because of another seed, epoch, share, batch size, rows or row groups.
         """
         if state["plan"] != self._checksum():
             raise errors.ColumnMismatchError(
@@ -638,7 +638,7 @@ class DatasetBatches:
         return crc
 
     def share(self, share: int, shares: int) -> DatasetBatches:
-        """Return a share of this share's batches."""
+        """Return a share of the batches of this share."""
         own_share, all_shares = self._shard
         return DatasetBatches(
             self._rows,
@@ -654,8 +654,9 @@ class DatasetBatches:
     def as_torch(self) -> Any:
         """Return a torch `IterableDataset` in which each worker of a `DataLoader` reads its own share.
 
-        Pass it with `batch_size=None`: it yields batches. The workers share the memory limit evenly. Loaders that save
-        their workers' states resume within an epoch through `state_dict` and `load_state_dict`.
+        Pass it to the loader with `batch_size=None`, because it yields batches. The workers share the memory limit
+        evenly. Loaders that save their workers' states resume within an epoch through `state_dict` and
+        `load_state_dict`.
 
         Examples
         --------

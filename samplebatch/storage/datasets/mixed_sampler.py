@@ -1,4 +1,4 @@
-"""MixedSampler: batches mixed from datasets and replay buffers by weight."""
+"""MixedSampler: sampler of batches from several datasets and replay buffers by weight."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ class MixedSampler:
         EmptyBufferError
             If a source with a positive number of requested rows is empty.
         ColumnMismatchError
-            If columns differ and `missing` is `"error"`; names a column and a source without it. If the sources'
-            actions have different units; no rows are sampled.
+            If columns differ and `missing` is `"error"`, or the sources' actions have different units. No rows are
+            sampled.
         """
         delivery = Delivery(device, floats)
         self._check_units()
@@ -221,7 +221,7 @@ class MixedSampler:
         Raises
         ------
         ColumnMismatchError
-            If the sources' units have become different.
+            If the units of the sources differ.
         """
         self._check_units()
         return self._unit
@@ -278,7 +278,7 @@ class MixedSampler:
         new_weight
             Priorities, shape (n,), an array or a tensor.
         generation
-            `generation` of the rows at sampling, shape (n,): priorities of rows that were overwritten since are
+            `generation` of the rows at sampling, shape (n,): priorities of rows that have since been overwritten are
             discarded.
 
         Raises
@@ -309,10 +309,10 @@ def _is_empty(value: Any) -> bool:
 
 
 class SourceState:
-    """Checkpoint state of data that exists before training: generators, and priorities if any.
+    """Checkpoint state of data sources that exist before training: generators and, if any, priorities.
 
     The rows themselves are not included. A source is a replay buffer, `Dataset`, `MixedSampler` or another object with
-    `state_dict` and `load_state_dict`; others raise ArgumentError.
+    `state_dict` and `load_state_dict`; other objects raise ArgumentError.
     """
 
     def __init__(self, source: Any) -> None:

@@ -57,8 +57,8 @@ _MAX_OPEN = 64
 class DatasetRows:
     """Rows of all parts of a dataset, numbered in append order.
 
-    Row numbers survive compaction, which joins consecutive parts: if a file is missing, the log is read again to locate
-    its rows.
+    Row numbers remain valid after compaction, which joins consecutive parts: if a file is missing, the log is read
+    again to locate its rows.
 
     columns: columns to read; None for all.
     filters: conditions on the rows; None for all rows.
@@ -161,11 +161,11 @@ class DatasetRows:
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether the rows have several policies and none was selected."""
+        """Whether the rows have several policies and no policy is selected."""
         return self._policy is None and any(part.policies is not None for part in self.snapshot.parts)
 
     def read(self, *, verify: bool | None = None) -> AnyBatch:
-        """Read all selected rows, or the rows of all policies if none was selected."""
+        """Read all selected rows, or the rows of all policies if no policy is selected."""
         # If columns or rows are excluded, pages are verified when they are read.
         if verify or (verify is None and self._columns is None and self._filters is None):
             self._find(self._verify_parts)
@@ -179,7 +179,7 @@ class DatasetRows:
         return self._units.get(self._policy)
 
     def _with_units(self, batch: AnyBatch) -> AnyBatch:
-        """Set a batch's action units to the units of all rows; some rows may lack one."""
+        """Set a batch's action units to the units of all rows, because some rows may lack a unit."""
         if self._units:
             parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {self._policy: batch}
             for policy, part in parts.items():
@@ -400,7 +400,7 @@ _DROPPED_1 = re.compile(r"\.(part-\d{6,}-[0-9a-f]{8}\.parquet)\.dropped")
 class DatasetWriter:
     """Writer of a dataset that appends and joins parts under the folder's lock; used by `Dataset`.
 
-    dropped: uncommitted work of killed writers, one sentence each.
+    dropped: descriptions of uncommitted writes of killed writers.
     """
 
     def __init__(self, folder: Path, rows: DatasetRows) -> None:
@@ -469,7 +469,7 @@ class DatasetWriter:
         return commit_log.Part(path.name, path.stat().st_size, file.group_rows, to_table(batch).nbytes, policies)
 
     def _recover(self, state: commit_log.Snapshot) -> commit_log.Snapshot:
-        """Remove uncommitted files, which no writer uses while the lock is held."""
+        """Remove uncommitted files (lock held, so no writer uses them)."""
         if self._recovered:
             return state
         check_log(self._folder, state)
@@ -496,7 +496,7 @@ class DatasetWriter:
         return state
 
     def _hide(self, entry: str, name: str, state: commit_log.Snapshot) -> None:
-        """Rename an uncommitted part to include its size, and append a footer without rows."""
+        """Rename an uncommitted part so that its name includes its size, and append a footer without rows."""
         path = self._folder / entry
         nbytes = path.stat().st_size
         hidden = path.rename(self._folder / f"_dropped-{nbytes}-{name}")
@@ -514,7 +514,7 @@ def check_log(folder: Path, state: commit_log.Snapshot) -> None:
 
 
 def _small_runs(parts: list[commit_log.Part], nbytes: int) -> list[list[commit_log.Part]]:
-    """Group consecutive parts whose total size allows joining."""
+    """Group consecutive parts that are small enough to be joined."""
     runs: list[list[commit_log.Part]] = [[]]
     for part in parts:
         if sum(part_in_run.nbytes for part_in_run in runs[-1]) + part.nbytes > nbytes:
@@ -529,7 +529,7 @@ def _number(name: str) -> int:
 
 
 def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
-    """Convert columns of a batch to the dataset's ragged columns if their rows have one shape or no elements."""
+    """Convert columns with equal row shapes or without elements to ragged if they are ragged in the dataset."""
     if isinstance(batch, MultiAgentBatch) or about["type"] == "MultiAgentBatch":
         return batch
     flat = batch if isinstance(batch, SampleBatch) else batch.as_sample_batch()

@@ -1,6 +1,6 @@
-"""Readers of files that anyone may have written: sizes are checked before pyarrow or HDF5 allocates memory.
+"""Readers of untrusted files: sizes are validated before pyarrow or HDF5 allocates memory.
 
-A file of few bytes can describe columns of any size, and pyarrow and HDF5 believe it; damaged descriptions can end the
-process. These readers hold descriptions against the bytes of the file first. `column.memory_bound` counts what is made
-of a file, and `column.unpickling` reads pickles as data.
+A small file can declare columns of any size, which pyarrow and HDF5 do not verify, and damaged metadata can terminate
+the process. These readers first compare the metadata with the bytes of the file. `column.memory_bound` counts the
+memory that is allocated for a file, and `column.unpickling` reads pickles as data.
 """

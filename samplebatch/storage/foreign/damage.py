@@ -12,7 +12,7 @@ from samplebatch.errors import CapacityError, FormatError, SampleBatchError, Unt
 
 @contextlib.contextmanager
 def name_file_damage(name: str, form: str) -> Iterator[None]:
-    """Convert errors of pyarrow about damaged bytes into errors that name the file.
+    """Convert errors of pyarrow about damaged bytes to library errors that contain the path.
 
     Raises FormatError if the block raises an error that is not the library's. Raises CapacityError if memory is
     insufficient.
@@ -34,11 +34,11 @@ def name_file_damage(name: str, form: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_damage(where: str) -> Iterator[None]:
-    """Convert any error about damaged bytes into an error that names their location.
+    """Convert any error about damaged bytes to a library error that contains their location.
 
     pyarrow, h5py, NumPy and torch raise errors of many types for invalid bytes.
 
-    where: location at the start of the error: the file, or a dataset in the file.
+    where: location for the message: the file, or a dataset in the file.
 
     Raises FormatError if the block raises an error that is not the library's. Raises CapacityError if memory is
     insufficient.
@@ -61,7 +61,7 @@ def name_damage(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_buffer_damage(path: str) -> Iterator[None]:
-    """Convert any error from reading a buffer's file into an error that names the file.
+    """Convert any error from reading a buffer's file to a library error that contains the path.
 
     Errors of columns and rings about inconsistent values mean that the file is damaged.
 

@@ -1,8 +1,8 @@
 """Reader of nested values from untrusted HDF5 files.
 
-The declared size of every dataset is compared with the bytes of the file before the dataset is read. Damage detected by
-HDF5 is converted into errors that name the location. Heaps of strings are validated first, because HDF5 loops forever
-on damaged heaps.
+The declared size of every dataset is compared with the bytes of the file before the dataset is read. Errors of HDF5
+about damage are converted to library errors that contain the location. String heaps are validated first, because HDF5
+does not terminate on damaged heaps.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Hdf5Reader:
         return members
 
     def value(self, dataset: Any) -> Any:
-        """Read one value that is not a dict or batch; objects are unpickled only with permission."""
+        """Read one value that is not a dict or batch; objects are unpickled only if permitted."""
         with name_damage(f"{dataset.name!r}"):
             attributes = self.attributes(dataset)
             kind = attributes.get(TYPE_KEY, "ndarray")
@@ -219,7 +219,7 @@ class Hdf5Reader:
 
 
 def _check_unfolded(value: Any, name: str) -> None:
-    """Reject recursive values and repeatedly shared ones, which could expand without limit."""
+    """Reject recursive and repeatedly shared values, which could expand without limit."""
     sizes: dict[int, int] = {}
     stored = 0
     pending: list[tuple[Any, bool]] = [(value, False)]
@@ -254,7 +254,7 @@ _PIECE = 1 << 20
 
 
 def check_heaps(path: str) -> None:
-    """Check that every heap of strings ends.
+    """Check that every string heap is terminated.
 
     The entire file is searched, because HDF5 places heaps at any offset.
     """

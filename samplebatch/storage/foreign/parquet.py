@@ -1,8 +1,8 @@
-"""Size of the columns of a Parquet file, determined before they are read.
+"""Determines the size of the columns of a Parquet file before they are read.
 
-A file's metadata may declare wrong sizes. Therefore the page headers are read: each declares the page's decompressed
-size, which is all that Parquet uses. Metadata consists of structs in Thrift's compact protocol. pyarrow terminates the
-process on some damaged metadata, and does not expose page sizes.
+A file's metadata may declare wrong sizes. Therefore the page headers are read: Parquet uses only the decompressed size
+that each header declares. Metadata consists of structs in Thrift's compact protocol. pyarrow terminates the process on
+some damaged metadata, and does not expose page sizes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
     """Values of one column in one row group, from its page headers.
 
     nbytes: uncompressed size of its pages or of its values, whichever is larger.
-    repeats: whether values of variable length may require more memory.
+    repeats: whether values of variable length may occupy more memory.
     """
 
     name: str
@@ -78,7 +78,8 @@ class BoundedReader:
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of row groups.
 
-        Strings stored once may occur repeatedly in the table: such columns are read in steps, and counted per step.
+        Strings that are stored once may occur repeatedly in the table, so such columns are read in parts, and each part
+        is counted.
 
         Raises CapacityError if a column exceeds the remaining memory bound. Raises FormatError if pages are not at the
         declared offsets.

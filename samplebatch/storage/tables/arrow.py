@@ -62,7 +62,7 @@ def write_arrow(
     FormatError
         If the suffix of the path belongs to another format.
     ColumnTypeError
-        If a nested batch has a single value, which is not a column.
+        If a value of a nested batch is a scalar, which cannot be a column.
     SequenceError
         If the batch is time-major.
     ArgumentError
@@ -152,7 +152,7 @@ def arrow_writer(
     """Open a writer of an Arrow file with checksums, which replaces the path if the block succeeds.
 
     path, schema, compression, durable: as in `write_arrow`; `schema` is the schema of the tables.
-    nbytes: size of the tables if known: their disk blocks are reserved at once.
+    nbytes: size of the tables if known, to reserve their disk blocks at once.
 
     Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
     another format. Raises ArgumentError if the compression is unknown.
@@ -208,11 +208,11 @@ def read_arrow(
         Whether to map the file instead of reading it. The columns are then read-only views of the file, loaded lazily;
         the file must not be modified while they are in use.
     allow_pickle
-        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files from a trusted writer:
-        a pickle can execute arbitrary code.
+        Whether to unpickle columns of Python objects without an Arrow type. Only for files from a trusted writer: a
+        pickle can execute arbitrary code.
     verify
-        Whether to verify all bytes against their checksums. Default: if the file is not mapped; of a mapped file only
-        the footer is verified. Files without checksums, from older versions or other tools, are not verified.
+        Whether to verify all bytes against their checksums. Default: True if the file is read, False if it is mapped;
+        then only the footer is verified. Files without checksums, from older versions or other tools, are not verified.
     max_nbytes
         Maximum bytes to allocate for objects and compressed columns; None for the larger of 256 MiB and 1024 times the
         file's size.
@@ -220,8 +220,8 @@ def read_arrow(
     Raises
     ------
     FormatError
-        If the file is not an Arrow file, is damaged or truncated, or was not written by this library. Names the columns
-        with changed bytes.
+        If the file is not an Arrow file, is damaged or truncated, or was not written by this library. The message lists
+        the columns with changed bytes.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false.
     CapacityError
@@ -308,7 +308,7 @@ class _ArrowSchema(batches.FileSchema):
 
     @cached_property
     def plan(self) -> Plan | None:
-        """Plan to view columns of a flat batch; None if there is none."""
+        """Plan for viewing columns of a flat batch; None if they cannot be viewed."""
         return Plan.of(self.schema) if self._is_native else None
 
     def reader(self, names: Sequence[str], about: Mapping[str, Any]) -> TableReader:
@@ -349,7 +349,7 @@ class ArrowTable(batches.TableFile):
             return self._layout.rows()
 
     def view(self, names: Sequence[str]) -> Parts | None:
-        """View columns of a flat batch without copies or a table; None if a table must be read."""
+        """View columns of a flat batch without copies; None if they must be read as a table."""
         about = self._known.about
         if about is None or about.get("type") != "SampleBatch" or self.num_groups != 1:
             return None

@@ -30,7 +30,7 @@ from samplebatch.storage.tables.parquet_layout import holds_flags, parquet_field
 
 
 class FileSchema:
-    """Schema of files with derived values, cached for further files with the same schema."""
+    """Schema of files with derived values; cached for files with the same schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -79,11 +79,11 @@ class TableFile(ABC):
         """
 
     def view(self, names: Sequence[str]) -> Parts | None:
-        """View columns of a flat batch without copies or a table; None if a table must be read."""
+        """View columns of a flat batch without copies; None if they must be read as a table."""
         return None
 
     def matching(self, condition: RowFilter) -> list[int]:
-        """List the groups that may have rows that satisfy a condition."""
+        """List the groups that may contain matching rows."""
         return list(range(self.num_groups))
 
 
@@ -166,7 +166,7 @@ def batch_in(
 
     table: table whose buffer sizes have been checked.
     about: metadata of its schema, from `metadata_of`.
-    must: requirement on the file, for errors: a clause that names the file.
+    must: clause for error messages that contains the path and the requirement.
     """
     kind = kind_of(about)
     if about is None or kind not in ("SampleBatch", "MultiAgentBatch"):
@@ -199,9 +199,8 @@ def read_batch(
 ) -> AnyBatch:
     """Read a batch from a file, or selected columns and rows.
 
-    must: requirement on the file, for errors.
-    columns: names of the columns to read; None for all.
-    filters: conditions on the rows to read.
+    must: requirement on the file, for error messages. columns: names of the columns to read; None for all. filters:
+    conditions on the rows to read.
     """
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         if filters is not None and columns is not None and (more := _counting(file, columns)):
@@ -228,7 +227,7 @@ def read_group(
 
 
 def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
-    """View columns of a batch; of a multi-agent batch, the columns that each policy has."""
+    """View columns of a batch; for a multi-agent batch, the columns that each policy has."""
     if isinstance(batch, MultiAgentBatch):
         parts = {
             policy: part.select(*[column for column in columns if column in part]) for policy, part in batch.items()
@@ -240,7 +239,7 @@ def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
 
 
 def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
-    """List one column per policy that counts steps, if no requested column does."""
+    """Return one column per policy that counts steps, if no requested column does."""
     about = file.about
     if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
         return []
@@ -251,7 +250,7 @@ def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
 
 
 def _project(file: TableFile, columns: Sequence[str] | None) -> tuple[list[str], dict[str, Any] | None]:
-    """Return the requested columns of the table, and its metadata reduced to them."""
+    """Return the requested columns of the table, and the metadata of these columns."""
     stored, about = file._known.schema.names, file._known.about
     if columns is None or about is None:
         return choose(columns, stored, repr(file.name)), about
@@ -350,7 +349,7 @@ def join(batches: Sequence[AnyBatch]) -> AnyBatch:
 
 
 def _env_steps(parts: Mapping[str, SampleBatch]) -> int:
-    """Count environment steps by episode and time if all policies have these columns, else by the maximum row count."""
+    """Count environment steps by episode and time if all policies have these columns, else by maximum row count."""
     filled = [part for part in parts.values() if part.count]
     if not filled:
         return 0
@@ -426,7 +425,7 @@ def _other_type(error: Exception) -> ArgumentError:
 class RowFilter:
     """Condition on the rows of a table, used by readers to skip other rows.
 
-    Columns are compared in their types in memory. `subject` labels the table in errors.
+    Columns are compared in their types in memory. `subject` describes the table in error messages.
 
     names: columns in the condition.
     expression: the condition for pyarrow, with Parquet's types.
@@ -471,7 +470,7 @@ class RowFilter:
         return reduce(operator.or_, masks).nonzero()[0]
 
     def _find(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Evaluate the condition with Arrow, for values of all types; takes at least 0.2 ms."""
+        """Evaluate the condition with Arrow, which supports all types but needs at least 0.2 ms."""
         columns: dict[str, Any] = {}
         for name in self.names:
             field = table.schema.field(name)

@@ -1,8 +1,8 @@
 """Batches in Parquet files: compressed, for archiving and other tools.
 
 A file contains the table of `to_arrow`, with separate row groups per policy. Types that Parquet lacks are converted
-(see `parquet_layout`), and the metadata contains the Arrow schema to restore them exactly. Each page has the checksum
-that the format defines; checksums of all bytes precede the footer (see `checksums`).
+(see `parquet_layout`), and the metadata contains the Arrow schema to restore them exactly. Each page has the format's
+page checksum; checksums of all bytes precede the footer (see `checksums`).
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ def read_parquet(
     Raises
     ------
     FormatError
-        If the file is not a Parquet file, is damaged or truncated, or was not written by this library. Names the
-        columns with changed bytes.
+        If the file is not a Parquet file, is damaged or truncated, or was not written by this library. The message
+        lists the columns with changed bytes.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false.
     CapacityError
@@ -296,7 +296,8 @@ def open_parquet(
     """Open the table of a Parquet file, and create its memory bound.
 
     path, max_nbytes: as in `read_parquet`.
-    verify: whether to verify all bytes against their checksums; None for the footer now and pages when read.
+    verify: whether to verify all bytes against their checksums; None to verify the footer now and pages when they are
+    read.
     """
     name = os.fspath(path)
     return parquet_table(file_bytes(name, memory_map=True), name, verify=verify, max_nbytes=max_nbytes)
@@ -338,7 +339,7 @@ def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
 
 
 def _row_groups(batch: batches.AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
-    """Split a table so that each row group has one policy, which lets readers of a policy skip the others."""
+    """Split a table so that each row group has one policy, so that readers of a policy can skip the other groups."""
     if not isinstance(batch, MultiAgentBatch) or not batch.policy_batches:
         yield table
         return

@@ -1,4 +1,4 @@
-"""Arrow types that Parquet or common Parquet readers lack, and the types that they are stored as.
+"""Arrow types that Parquet or common Parquet readers do not support, and their stored types.
 
 - Flags are stored as booleans, and tensors as nested fixed-size lists, which every reader supports, unlike Arrow's
   extension types. Flag columns whose rows are tensors or lists are stored as lists of booleans.
@@ -128,7 +128,7 @@ def lay_out(array: pa.Array, target: pa.DataType, *, nullable: bool = False, fla
 def byte_paths(schema: pa.Schema) -> list[str]:
     """List the Parquet paths of 8-bit integers: numbers, and rows of numbers such as images.
 
-    Parquet's integers have at least 32 bits, but dictionary indices have at most 8 for these.
+    Parquet stores integers with at least 32 bits, but dictionary indices of 8-bit integers need at most 8 bits.
 
     >>> byte_paths(pa.schema({"obs": pa.list_(pa.uint8(), 4), "t": pa.int64()}))
     ['obs.list.element']
