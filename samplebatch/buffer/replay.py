@@ -57,8 +57,7 @@ class ReplayBuffer:
     `policy` and other names; `done` is computed. The first step determines dtypes and shapes. Columns added later have
     zeros or None in earlier rows. `buf.obs` is the memory of all slots; `buf[...]` copies rows.
 
-    The buffer is thread-safe: each call holds its lock. Only memory that is returned without a copy, such as `buf.obs`,
-    changes later.
+    The buffer is thread-safe: each call holds its lock. Only returned views, such as `buf.obs`, change later.
 
     Parameters
     ----------
@@ -90,8 +89,7 @@ class ReplayBuffer:
     Raises
     ------
     ArgumentError
-        If `size` is not an integer from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` is not a supported
-        dtype.
+        If `size` is not an integer from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` is not supported.
     StorageError
         If the folder is not empty, or cannot store compressed or ragged rows.
 
@@ -278,7 +276,6 @@ class ReplayBuffer:
             return self._add(step_values(batch, columns), rows)
 
     def _add(self, values: dict[str, Any], rows: int | None) -> Added:
-        """Add rows, or a step without a leading axis, to the only ring, or to the ring of this part."""
         steps, single = rows or 1, rows is None
         if self._ring is None:
             return self._table.add(values, steps, None if steps == 1 else np.zeros(steps, np.intp), single=single)
@@ -580,9 +577,8 @@ class ReplayBuffer:
         length, burn_in
             As in `get_sequences`.
         padded
-            Whether sequences may be shorter than `length`. If not, all runs of `length` steps within an episode are
-            candidates; their first `burn_in` steps warm up the state, and the priority of the step after them
-            determines the probability.
+            Whether sequences may be shorter. If not, all runs of `length` steps within an episode are candidates; their
+            first `burn_in` steps warm up the state, and the priority of the step after them determines the probability.
         device, floats
             As in `sample`. Raises the same errors as `get_sequences` and `sample`; an error samples nothing.
 
@@ -918,8 +914,7 @@ class ReplayBuffer:
             `generation_of` the rows when they were read, shape (n,): rows that have since been overwritten are skipped.
             None requires rows in all slots.
         **columns
-            Values by name, each with n rows. Rows outside `index` get the missing value of a new column: NaN, False,
-            None.
+            Values by name, n rows each. Rows outside `index` get the missing value of a new column: NaN, False, None.
 
         Returns
         -------
@@ -1036,8 +1031,8 @@ class ReplayBuffer:
         """Open a buffer created with `storage`, in the state after its last step, even if its process was killed.
 
         Without `close`, the generator, priorities and `stack_num` may be in the state after the last added step.
-        `verify=True` compares all files with the checksums of the last `close`; None compares only files that have been
-        modified since; False compares no files, and accepts a folder that was copied while open, or whose machine
+        `verify=True` compares all files with the checksums of the last `close`; None compares files that have been
+        modified since; False compares no files, and accepts folders that were copied while open or whose machine
         crashed.
 
         Raises

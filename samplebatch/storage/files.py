@@ -72,13 +72,14 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
 
     >>> check_suffix("steps.csv", "Arrow")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: 'steps.csv' must end as Arrow files do ('.arrow',
-        '.feather', '.ipc'), got '.csv'
+    samplebatch.errors.FormatError: the suffix of 'steps.csv' must be '.arrow',
+        '.feather' or '.ipc', got '.csv'
     """
     suffix = _suffix_of(path)
     if suffix in _OTHERS or SUFFIXES.get(suffix, form) != form:
-        suffixes = ", ".join(repr(known) for known, other in SUFFIXES.items() if other == form)
-        raise FormatError(f"{os.fspath(path)!r} must end as {form} files do ({suffixes}), got {suffix!r}")
+        suffixes = [repr(known) for known, other in SUFFIXES.items() if other == form]
+        must = " or ".join([", ".join(suffixes[:-1]), suffixes[-1]] if suffixes[1:] else suffixes)
+        raise FormatError(f"the suffix of {os.fspath(path)!r} must be {must}, got {suffix!r}")
 
 
 def form_to_write(path: str | os.PathLike[str]) -> Form | None:
