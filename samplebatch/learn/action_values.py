@@ -140,7 +140,7 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         self.critic_optim = self._create_optimizer(critic, critic_optim, max_grad_norm)
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
-        """Replace the sums of rewards in `returns` by the targets of the critics, shape (n,)."""
+        """Replace the sums of rewards in `returns` with the targets of the critics, shape (n,)."""
         with torch.no_grad():
             batch.returns = batch.returns + batch.discount * self._target_q(batch)
         return batch
@@ -156,7 +156,7 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         return self._action_value(critic, batch.obs, batch.act).flatten()
 
     def _action_value(self, critic: nn.Module, obs: Any, act: torch.Tensor) -> torch.Tensor:
-        """Return a critic's values of continuous actions, shape (n, 1); observations are normalized as the policy's."""
+        """Return a critic's values of continuous actions, shape (n, 1); observations are normalized by the policy."""
         values: torch.Tensor = critic(self.policy.normalize(obs), act)
         return values
 

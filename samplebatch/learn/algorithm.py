@@ -69,7 +69,7 @@ class TrainingStats(PrintedAsDict):
     train_time, smoothed_loss
         Duration of the update in seconds, and moving averages of losses, set by trainers.
     gradient_steps
-        Number of gradient steps; of all policies, if there are several.
+        Number of gradient steps, summed over policies.
     """
 
     train_time: float = 0.0
@@ -111,7 +111,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     policy
         The trained policy.
     allow_nonfinite
-        Whether updates continue if a loss is NaN or infinite, which makes weights NaN.
+        Whether updates continue if a loss is NaN or infinite, although weights then become NaN.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._lagged_networks[-1]
 
     def _update_lagged_network_weights(self, tau: float = 1.0) -> None:
-        """Update all lagged networks from their sources: copies for a `tau` of 1, Polyak averages for less."""
+        """Update all lagged networks from their sources: copies if `tau` is 1, otherwise Polyak averages."""
         follow(self._lagged_networks, tau)
 
     # For subclasses: stages of an update
@@ -214,7 +214,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
         """Update the priorities of a prioritized buffer from the column `weight` of `_update_with_batch`, if any.
 
-        Skips rows overwritten since sampling, and non-finite priorities if `allow_nonfinite`.
+        Skips rows that have been overwritten since sampling, and non-finite priorities if `allow_nonfinite`.
         """
         # Looked up on the class: attribute access on a buffer searches its columns.
         if WEIGHT in batch and hasattr(type(buffer), "update_weight"):
@@ -267,7 +267,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return stats
 
     def _run_update(self, update: Callable[[], StatsT]) -> StatsT:
-        """Run, count and time an update within a training step; networks start in evaluation mode."""
+        """Run, count and time an update within a training step; networks are initially in evaluation mode."""
         start = perf_counter()
         with policy_within_training_step(self.policy), torch_train_mode(self, False):
             stats = update()
@@ -296,8 +296,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         Raises
         ------
         ArgumentError
-            If the state is from different networks; the message contains the first differing parameter, before loading
-            anything.
+            If the state is from different networks; the message contains the first differing parameter. Nothing is
+            loaded.
         """
         expected, loaded = _parameter_shapes(self.state_dict()), _parameter_shapes(state_dict)
         for name in [*expected, *loaded] if strict else expected.keys() & loaded.keys():
@@ -410,7 +410,7 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         buffer
             A replay buffer, or a `SampleBatch` or `Batch` of steps in time order, episode by episode.
         batch_size, repeat
-            Steps per minibatch, None for all; and passes over the steps.
+            Steps per minibatch (None for all), and number of passes over the steps.
 
         Raises
         ------
@@ -547,8 +547,8 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         Parameters
         ----------
         buffer
-            A replay buffer, `Dataset` or `MixedSampler`, returned as is; or a path: a dataset folder is opened, and
-            Parquet files of another library are read into a replay buffer.
+            A replay buffer, `Dataset` or `MixedSampler`, which is returned unchanged; or a path: a dataset folder is
+            opened, and Parquet files of other libraries are read into a replay buffer.
 
         Raises
         ------

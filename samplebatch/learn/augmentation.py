@@ -48,7 +48,7 @@ class RandomShift:
         ----------
         images
             Tensor of shape (n, channels, height, width) or (n, height, width, channels); the shorter of the second and
-            the last axis is the channels.
+            the last axis is the channel axis.
 
         Raises
         ------

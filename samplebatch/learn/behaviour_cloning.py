@@ -50,7 +50,7 @@ class ImitationPolicy(Policy):
     def forward(self, batch: Batch, state: Any = None, **unused: Any) -> Batch:
         """Return the actions as `act`, the network's output as `logits`, and the state.
 
-        Masked discrete actions have logits below all others. Other arguments are ignored, as by Tianshou's policies.
+        Logits of masked discrete actions are lower than all others. Other arguments are ignored, as in Tianshou.
         """
         obs, mask = self.observations(batch)
         logits, state = call_network(self.actor, obs, state)
@@ -82,7 +82,7 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
 
 
 class OffPolicyImitationLearning(OffPolicyAlgorithm[ImitationPolicy]):
-    """Behaviour cloning of another policy during its collection, for discrete and continuous actions.
+    """Behaviour cloning of another policy while it collects, for discrete and continuous actions.
 
     The collector of the trainer runs the imitated policy.
 

@@ -1,6 +1,7 @@
 """Checkpoints of trainers: atomic files, loaded without unpickling objects.
 
-A checkpoint is one file, and segments beside it with the rows of buffers (see `samplebatch.storage.buffers.segments`).
+A checkpoint consists of one file, and segment files with the rows of buffers in the same folder (see
+`samplebatch.storage.buffers.segments`).
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
     """Write the state of a trainer to a folder, and return the path of the file.
 
     Atomically replaces the previous checkpoint: after a crash, the folder contains either the old or the new one.
-    The trainer must be between two training steps. The folder is created if it does not exist.
+    Call it between two training steps. The folder is created if it does not exist.
 
     Rows of buffers with more than 1 MiB are written to files `rows-<n>.bin` in the folder. The next checkpoint writes
-    only groups of 16 to 64 KiB with changed rows, and refers to earlier files for all others. The files have at most
-    about twice the size of the rows.
+    only changed groups of rows, of 16 to 64 KiB, and references earlier files for all other groups. The files have at
+    most about twice the size of the rows.
 
     Raises
     ------
@@ -80,7 +81,7 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
 
 
 def _previous_manifests(path: Path) -> list[Manifest]:
-    """Read the manifests of the checkpoint to replace; none if it is missing, damaged, or unsafe to read."""
+    """Read the manifests of the checkpoint to replace; empty if it is missing, damaged, or unsafe to read."""
     try:
         require_safe_torch(str(path), allow_pickle=False)
         encoded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -144,7 +145,7 @@ def write_torch(value: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> str | None:
-    """Restore a trainer from a checkpoint of `save_checkpoint`.
+    """Restore a trainer from a checkpoint that `save_checkpoint` wrote.
 
     Parameters
     ----------
@@ -156,7 +157,7 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
     Returns
     -------
     str or None
-        Why environments start new episodes, if they could not be saved; None if the run continues exactly.
+        Reason why environments start new episodes, if they could not be saved; None if the run continues exactly.
 
     Raises
     ------

@@ -30,7 +30,7 @@ _RETURNS = "calibration_returns"
 
 @dataclass(kw_only=True)
 class CQLTrainingStats(SACTrainingStats):
-    """Losses of an update of CQL; without a Lagrange multiplier its value and loss are None."""
+    """Losses of an update of CQL; value and loss of the Lagrange multiplier are None if it is not used."""
 
     cql_alpha: float | None = None
     cql_alpha_loss: float | None = None
@@ -66,15 +66,15 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     cql_weight, temperature
         Weight of the penalty, and T in the formula, above 0.
     with_lagrange, lagrange_threshold
-        Whether to use a Lagrange multiplier, and its target of the penalty.
+        Whether to use a Lagrange multiplier, and its target value of the penalty.
     cql_alpha_lr, alpha_min, alpha_max
         Learning rate and bounds of the Lagrange multiplier.
     min_action, max_action, num_repeat_actions
         Bounds of the uniform actions, and number of sampled actions per source and step.
     calibrated
-        Whether the return of the data is a lower bound of the values of policy actions in the penalty (Cal-QL, Nakamoto
-        et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`: `process_buffer` adds it
-        to a replay buffer; it is added to rows of a `Dataset` when they are sampled.
+        Whether the returns of the data are lower bounds of the values of policy actions in the penalty (Cal-QL,
+        Nakamoto et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`: `process_buffer`
+        adds it to a replay buffer; it is added to rows of a `Dataset` when they are sampled.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
             self.multiplier_optim = self._create_optimizer(self.multiplier, AdamOptimizerFactory(cql_alpha_lr))
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Return the source of rows, see `OfflineAlgorithm.process_buffer`; compute the returns for calibration."""
+        """Return the source of rows (see `OfflineAlgorithm.process_buffer`) after computing returns for calibration."""
         source = super().process_buffer(buffer)
         if self.calibrated and isinstance(source, ReplayBuffer):
             indices = source.sample_indices(0)
@@ -130,7 +130,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         return source
 
     def _dataset_returns(self, dataset: Dataset) -> npt.NDArray[np.float32]:
-        """Return the discounted return from each row of a dataset on; recomputed if rows were added."""
+        """Return discounted sums of rewards from each row of a dataset; recomputed if rows were added."""
         cached = self._cached_returns
         if cached is None or cached[0] is not dataset or len(cached[1]) != len(dataset):
             cached = self._cached_returns = dataset, dataset.discounted_rewards(self.gamma)

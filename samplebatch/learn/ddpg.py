@@ -47,7 +47,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None, **unused: Any) -> Batch:
         """Return the actions as `act`, and the state; `model` is evaluated instead of `self.actor`.
 
-        Other arguments are ignored, as by Tianshou's policies, whose algorithms pass some.
+        Other arguments are ignored, because Tianshou's algorithms pass some.
         """
         obs, _ = self.observations(batch)
         act, state = call_network(self.actor if model is None else model, obs, state)

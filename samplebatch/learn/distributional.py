@@ -102,7 +102,7 @@ class C51(QLearningOffPolicyAlgorithm[C51Policy]):
 
     .. math:: m_i = \sum_j \left[1 - \frac{|[r + \gamma^k z_j]_{v_{min}}^{v_{max}} - z_i|}{\Delta z}\right]_0^1 p_j
 
-    of the chosen next action; its priority is the KL divergence (Rainbow, arXiv:1710.02298, section 4).
+    of the chosen next action; the priority of the row is the KL divergence (Rainbow, arXiv:1710.02298, section 4).
 
     Parameters
     ----------

@@ -110,14 +110,14 @@ class DiscreteQLearningPolicy(Policy):
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
         """Compute action values from the output of the network; overridden by distributional policies.
 
-        Actions that the boolean mask, shape (n, actions), forbids get a value below all others.
+        Actions that the boolean mask, shape (n, actions), forbids are assigned a value below all others.
         """
         if mask is None:
             return logits
         return mask_logits(logits, torch.as_tensor(mask, dtype=torch.bool, device=logits.device))
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Replace actions by random allowed actions with probability epsilon.
+        """Replace actions with random allowed actions with probability epsilon.
 
         Raises ArgumentError if a row's mask allows no action.
         """

@@ -47,12 +47,12 @@ class DiscreteActor(VectorOutput):
     hidden_sizes
         Widths of layers between the features and the output.
     softmax_output
-        Whether the output is a probability per action, otherwise a logit.
+        Whether the output is a probability per action instead of a logit.
 
     Attributes
     ----------
     preprocess, last
-        The network of the features, and the `MLP` from features to the output.
+        The feature network, and the `MLP` from features to the output.
 
     Raises
     ------
@@ -78,7 +78,7 @@ class DiscreteActor(VectorOutput):
         return cls(body, _logit_count(action_space), softmax_output=False)
 
     def get_preprocess_net(self) -> nn.Module:
-        """Return the network of the features."""
+        """Return the feature network."""
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
@@ -96,7 +96,7 @@ class ContinuousActorProbabilistic(VectorOutput):
     preprocess_net, action_shape, hidden_sizes
         See `DiscreteActor`; `action_shape` is the shape of an action.
     max_action, unbounded
-        Bound of the absolute mean, by tanh; and whether means are unbounded instead.
+        Bound of the absolute mean (by tanh), and whether means are unbounded instead.
     conditioned_sigma
         Whether standard deviations depend on the observation, as in SAC, or are parameters.
 
@@ -141,7 +141,7 @@ class ContinuousActorProbabilistic(VectorOutput):
         return cls(body, width, max_action=bound, unbounded=is_unbounded, conditioned_sigma=conditioned_sigma)
 
     def get_preprocess_net(self) -> nn.Module:
-        """Return the network of the features."""
+        """Return the feature network."""
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[tuple[torch.Tensor, torch.Tensor], Any]:
@@ -190,7 +190,7 @@ class ContinuousActorDeterministic(VectorOutput):
         return cls(body, _action_width(action_space), max_action=max_action)
 
     def get_preprocess_net(self) -> nn.Module:
-        """Return the network of the features."""
+        """Return the feature network."""
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:

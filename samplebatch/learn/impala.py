@@ -1,4 +1,4 @@
-"""IMPALA and APPO: actor-critic algorithms that correct for steps of older policies by V-trace."""
+"""IMPALA and APPO: actor-critic algorithms that correct for steps of older policies with V-trace."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class IMPALA(A2C):
 class APPO(PPO):
     """Asynchronous proximal policy optimization: PPO's clipped loss on V-trace targets and advantages.
 
-    Supports steps of older policies, as `IMPALA` does. The clipped ratio compares the policy with its state before the
+    Supports steps of older policies, like `IMPALA`. The clipped ratio compares the policy with its state before the
     update; V-trace corrects for earlier changes (architecture of Espeholt et al., arXiv:1802.01561, loss of Schulman et
     al., arXiv:1707.06347).
 

@@ -1,8 +1,8 @@
 """Independent learners: one algorithm per policy, trained on the steps of its agents (Tan, ICML 1993).
 
 Agents that share a policy train it together; `policy_mapping` of the collector assigns agents to policies. Agents that
-take turns in one environment, as in Tianshou's `PettingZooEnv`, share a buffer: a column `obs.agent_id` has the agent
-that acts, and rewards have one number per agent.
+take turns in one environment, as in Tianshou's `PettingZooEnv`, share a buffer: column `obs.agent_id` contains the
+acting agent, and rewards have one number per agent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
     """Policies by id, for collectors and workers with several agents, and as one policy for trainers.
 
     A call with a batch whose observations have `agent_id` returns the actions of agents that take turns: `act` for each
-    row, of the policy with that id.
+    row, from the policy with that id.
 
     Raises
     ------
@@ -82,7 +82,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         return len(self._policies)
 
     def __call__(self, batch: Batch, state: Any = None) -> Batch:
-        """Return actions of agents that take turns, as `act`, by the column `agent_id` of their observations.
+        """Return actions of agents that take turns, as `act`; `agent_id` in the observations selects the policy.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         PolicyNotFoundError
             If there is no policy for an agent.
         PolicySpecError
-            If a policy is recurrent: its states have no row in the steps of other agents.
+            If a policy is recurrent, because steps of other agents do not store its states.
         """
         acts: npt.NDArray[Any] | None = None
         for policy_id, rows in _turns(batch, self._policies).items():
@@ -239,15 +239,15 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     ----------
     algorithms
         Algorithms by policy id; agents that share a policy share its algorithm. The attribute `policy` contains the
-        policies as a `MultiAgentPolicy`, for collectors, workers and trainers. Or, as in Tianshou, a list, in the order
-        of `env.agents`; also of Tianshou's algorithms that learn from single steps.
+        policies as a `MultiAgentPolicy`, for collectors, workers and trainers. Alternatively, as in Tianshou, a list in
+        the order of `env.agents`, which may contain Tianshou's algorithms that learn from single steps.
     env
-        Environment whose `agents` name the policies of a list; otherwise unused.
+        Environment whose `agents` are the policy ids of a list; otherwise unused.
 
     Raises
     ------
     ArgumentError
-        If a list of algorithms has another length than `env.agents`.
+        If the length of a list of algorithms differs from `env.agents`.
 
     Examples
     --------
@@ -281,8 +281,8 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         Parameters
         ----------
         buffer, sample_size
-            The buffer or batch, and rows per policy, see `ReplayBuffer.sample`; None for a batch. In a `ReplayBuffer`
-            of agents that take turns, rows of all agents.
+            The buffer or batch, and the number of rows per policy (see `ReplayBuffer.sample`), or None for a batch. For
+            a `ReplayBuffer` of agents that take turns, the number of rows of all agents.
 
         Raises
         ------
@@ -292,7 +292,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
             If there are steps of a policy without an algorithm.
         ArgumentError
             As in `OffPolicyAlgorithm.update`; if `buffer` is not a multi-agent buffer or batch; or if steps of a
-            `ReplayBuffer` have no `obs.agent_id`, or another number of rewards than there are agents.
+            `ReplayBuffer` have no `obs.agent_id`, or the number of rewards differs from the number of agents.
         """
         if isinstance(buffer, ReplayBuffer):
             samples = {policy_id: self._sample_turns(buffer, sample_size, policy_id) for policy_id in self._labels}
@@ -357,7 +357,7 @@ def _turns(batch: Batch, policies: Collection[PolicyID]) -> dict[PolicyID, npt.N
 
 
 def _own_rows(batch: Batch, rows: npt.NDArray[np.intp]) -> Batch:
-    """Select rows, with their agent's own observations: without `agent_id`, and as an array if nothing else remains."""
+    """Select rows of an agent; observations lack `agent_id`, and become an array if only one value remains."""
     part: Batch = batch[rows]
     for name in ("obs", "obs_next"):
         values = {key: value for key, value in (values_of(part.get(name)) or {}).items() if key != _AGENT}
@@ -387,7 +387,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         Parameters
         ----------
         buffer, batch_size, repeat
-            The steps, steps per minibatch, None for all, and passes over the steps.
+            The steps, steps per minibatch (None for all), and number of passes over the steps.
 
         Raises
         ------

@@ -91,7 +91,7 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
         self.value_optim = self._create_optimizer(value, value_optim or critic_optim)
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
-        """Add no targets: `_update_with_batch` computes them after the gradient step of V."""
+        """Return the batch unchanged, because `_update_with_batch` computes targets after the gradient step of V."""
         return batch
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
@@ -130,5 +130,5 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
 
 
 def _mean(losses: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Return the mean loss, with importance weights if any."""
+    """Return the mean loss, weighted by importance weights if there are any."""
     return (losses if weight is None else losses * weight).mean()

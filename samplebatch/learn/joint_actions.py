@@ -23,9 +23,10 @@ JOINT_SPACES = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tu
 class JointActions:
     """Factory of joint distributions of actions with several independent parts, from the outputs of a network.
 
-    The parts are the leaves of the space in order. A Discrete leaf has a logit per choice, a MultiDiscrete leaf a logit
-    per choice of each number, a MultiBinary leaf a logit per bit, a Box leaf the means followed by the logarithms of
-    the standard deviations. Actions are in the environment's unit, except that Box leaves are clipped later, by `clip`.
+    The parts are the leaves of the space in order. The outputs of a Discrete leaf are one logit per choice; of a
+    MultiDiscrete leaf, one logit per choice of each number; of a MultiBinary leaf, one logit per bit; of a Box leaf,
+    the means followed by the logarithms of the standard deviations. Actions are in environment units, except that Box
+    leaves are clipped later by `clip`.
 
     Parameters
     ----------
@@ -36,8 +37,8 @@ class JointActions:
     Attributes
     ----------
     output_dim, mask_dim
-        Number of outputs of the network, and length of a mask: a flag per logit, in the order of the outputs. False
-        forbids a choice, or a bit of 1.
+        Number of outputs of the network, and length of a mask: one flag per logit, in the order of the outputs. False
+        forbids a choice, or the value 1 of a bit.
 
     Raises
     ------
@@ -101,7 +102,7 @@ class JointActions:
         return output.masked_fill(forbidden, torch.finfo(output.dtype).min)
 
     def split(self, output: torch.Tensor) -> list[list[Distribution]]:
-        """Return the distributions of each leaf: one per number of a MultiDiscrete leaf, else one."""
+        """Return the distributions of each leaf: one per number for a MultiDiscrete leaf, otherwise one."""
         parts = output.split_with_sizes(self._widths, -1)
         return [_distributions(leaf, part) for leaf, part in zip(self.leaves, parts, strict=True)]
 
@@ -162,7 +163,7 @@ class JointDistribution(Distribution):
         self._parts = joint.split(output)
 
     def take_rows(self, select: Callable[[torch.Tensor], Any]) -> JointDistribution:
-        """Return the distribution of the rows that `select` returns as an index into a tensor."""
+        """Return the distribution of a selection of rows; `select` returns an index for tensors."""
         return JointDistribution(self.joint, self.output[select(self.output)])
 
     def sample(self, sample_shape: Any = ()) -> Any:

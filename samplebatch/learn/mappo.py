@@ -1,6 +1,6 @@
 """MAPPO: PPO with decentralized actors and a centralized critic (Yu et al., arXiv:2103.01955).
 
-The critic maps the concatenated observations of all agents at an environment step to a value per agent; minibatches
+The critic maps the concatenated observations of all agents at an environment step to one value per agent; minibatches
 consist of complete environment steps.
 """
 
@@ -96,14 +96,14 @@ class MAPPO(OnPolicyAlgorithm[Any]):
     def update(
         self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None = None, repeat: int = 1
     ) -> ActorCriticTrainingStats:
-        """Update policies and critic with all steps of a buffer, or of a batch of a collector or workers.
+        """Update policies and critic with all steps of a buffer, or of a batch from a collector or workers.
 
         Parameters
         ----------
         buffer
             The steps, with columns `eps_id`, `agent_index` and `t`.
         batch_size, repeat
-            Environment steps per minibatch, None for all; and passes over the steps.
+            Environment steps per minibatch (None for all), and number of passes over the steps.
 
         Raises
         ------

@@ -27,7 +27,7 @@ from samplebatch.errors import ArgumentError, PolicySpecError
 
 
 def set_training(module: nn.Module, mode: bool) -> None:
-    """Set torch's training mode as `nn.Module.train` does, including submodules that override `train`.
+    """Set torch's training mode like `nn.Module.train`, including submodules that override `train`.
 
     >>> network = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
     >>> set_training(network, False)
@@ -130,7 +130,7 @@ def recurrent_parts(network: nn.Module) -> list[nn.Module]:
 
 
 class Flatten(nn.Module):
-    """Layer that flattens observations to vectors: parts of dicts and tuples concatenated, choices one-hot encoded.
+    """Layer that flattens observations to vectors; discrete values are one-hot encoded, parts are concatenated.
 
     The attribute `output_dim` is the width of the vectors.
 
@@ -194,7 +194,7 @@ def _peer_class(kind: type[Any]) -> type[Any]:
 class NoisyLinear(nn.Module):
     r"""Linear layer with learned noise on its weights, for exploration (Fortunato et al., arXiv:1706.10295).
 
-    The noise is factorized (equations 10 and 11) and drawn in every call: all rows of a call share the same noise.
+    The noise is factorized (equations 10 and 11) and drawn once per call, so all rows of a call share it.
 
     .. math:: y = (\mu_W + \sigma_W \circ f(\epsilon_q) f(\epsilon_p)^T) x + \mu_b + \sigma_b \circ f(\epsilon_q),
         \quad f(x) = \mathrm{sgn}(x) \sqrt{|x|}
@@ -273,12 +273,13 @@ class MLP(VectorOutput):
     Parameters
     ----------
     input_dim, hidden_sizes, output_dim
-        Widths of the input, of the hidden layers, each followed by an activation, and of a last linear layer without
-        activation; 0 for no such layer.
+        Widths of the input, of the hidden layers (each followed by an activation), and of a last linear layer without
+        activation; 0 for no last layer.
     norm_layer, norm_args
-        Class of a normalization layer before each activation, and its further arguments; one, or one per hidden layer.
+        Class of a normalization layer before each activation, and its further arguments; shared, or one per hidden
+        layer.
     activation, act_args
-        Class of the activation and its arguments; one, or one per hidden layer. None for no activations.
+        Class of the activation and its arguments; shared, or one per hidden layer. None for no activations.
     linear_layer
         Factory of layers, called with input and output width.
     flatten_input
@@ -368,7 +369,7 @@ class Net(VectorOutput):
         Outputs per action, for distributional algorithms. If greater than 1, the output shape is (n, actions,
         num_atoms).
     dueling_param
-        Arguments of two `MLP`: the advantage head and the value head of a dueling network (Wang et al.,
+        Arguments of the `MLP`s of the advantage head and the value head of a dueling network (Wang et al.,
         arXiv:1511.06581, equation 9). None for no dueling network.
 
     Attributes
@@ -470,7 +471,8 @@ class Convolutional(VectorOutput):
     Parameters
     ----------
     observation_space
-        A Box of images; the shorter of the first and the last axis is the channels. uint8 images are divided by 255.
+        A Box of images; the shorter of the first and the last axis is the channel axis. uint8 images are divided by
+        255.
     features
         Width of the output; also the attribute `output_dim`.
     linear_layer
@@ -697,8 +699,8 @@ class LaggedNetwork(nn.Module):
     def follow(self, tau: float = 1.0) -> None:
         """Update the parameters from the source: `tau * source + (1 - tau) * target`.
 
-        A `tau` of 1 copies, less computes Polyak averages. Buffers, such as the running means of batch normalization,
-        are copied.
+        If `tau` is 1, parameters are copied, otherwise Polyak averages are computed. Buffers, such as the running means
+        of batch normalization, are copied.
 
         Raises ArgumentError if `tau` is not between 0 and 1.
         """
@@ -801,5 +803,5 @@ def shape_size(name: str, shape: int | Sequence[int], minimum: int = 0) -> int:
 
 
 def type_name(value: object) -> str:
-    """Return the name of a value's class, for errors."""
+    """Return the name of a value's class, for error messages."""
     return type(value).__name__

@@ -33,7 +33,7 @@ class RunningMeanStd(nn.Module):
     clip_max
         Bound of the absolute value of results of `norm`; None for no bound.
     epsilon
-        Added to the variance, against division by zero.
+        Added to the variance to prevent division by zero.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class RunningMeanStd(nn.Module):
         return result
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Normalize a tensor as `norm` does."""
+        """Normalize a tensor; see `norm`."""
         dtype = rows.dtype if rows.is_floating_point() else torch.float32
         normalized = (rows.to(self.mean) - self.mean) / self.std
         if self.clip_max is not None:
@@ -160,7 +160,7 @@ class RunningMeanStd(nn.Module):
 
 
 class AddedRows:
-    """Position in a buffer's rows up to which they were counted, so that statistics count each added row once.
+    """Position up to which the rows of a buffer were counted, so that statistics include each row once.
 
     Examples
     --------
@@ -179,7 +179,7 @@ class AddedRows:
         self._writes: npt.NDArray[np.intp] | None = None
 
     def take(self, buffer: ReplayBuffer) -> npt.NDArray[np.intp]:
-        """Return the indices of rows that were added since the last call; of all rows of another buffer."""
+        """Return the indices of rows added since the last call, or of all rows if the buffer has changed."""
         rings = buffer._table.rings
         writes, counted = rings.writes_of_all(), self._writes
         is_known = self._buffer is None or self._buffer() is buffer
@@ -189,7 +189,7 @@ class AddedRows:
         return rings.slots_since(counted)
 
     def state_dict(self) -> list[int] | None:
-        """Return the counts of a buffer; the next buffer after `load_state_dict` is taken for it."""
+        """Return the counts of a buffer; after `load_state_dict` they apply to the next buffer."""
         return None if self._writes is None else self._writes.tolist()
 
     def load_state_dict(self, state: list[int] | None) -> None:

@@ -68,7 +68,7 @@ class OptimizerFactory(ABC):
     lr_scheduler_factory: LRSchedulerFactory | None = None
 
     def with_lr_scheduler_factory(self, lr_scheduler_factory: LRSchedulerFactory) -> Self:
-        """Set the learning-rate schedule of optimizers created from now on, and return the factory."""
+        """Set the learning-rate schedule of optimizers that are created later, and return the factory."""
         self.lr_scheduler_factory = lr_scheduler_factory
         return self
 
@@ -228,8 +228,8 @@ def descend(
         optimizer, because gradients of all losses are added.
     retain_graph, create_graph: see `torch.Tensor.backward`.
 
-    Raises NonFiniteLossError if a loss on the host is not finite and its optimizer requires that; no parameter is
-    changed. Losses on other devices are not checked, because that would synchronize the device.
+    Raises NonFiniteLossError if a loss on the host is not finite and its optimizer requires that; parameters are
+    unchanged. Losses on other devices are not checked, because that would synchronize the device.
 
     >>> modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
     >>> before = [module.weight.item() for module in modules]

@@ -56,9 +56,9 @@ class Policy(nn.Module, ABC):
     action_space, observation_space
         Spaces of a single environment.
     action_scaling
-        Whether actions in [-1, 1] are scaled to the bounds of the space; for a Box only.
+        Whether actions in [-1, 1] are scaled to the bounds of the space; only for a Box.
     action_bound_method
-        How actions of a Box are bounded to [-1, 1] before scaling: `"clip"`, `"tanh"`, or None for not at all.
+        How actions of a Box are bounded to [-1, 1] before scaling: `"clip"`, `"tanh"`, or None for no bounds.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Policy(nn.Module, ABC):
         self._learner = (algorithm,)
 
     def learn_on_batch(self, samples: Any) -> dict[str, Any]:
-        """Update the policy with a train batch by `Algorithm.update`, as RLlib's policies do.
+        """Update the policy with a train batch by `Algorithm.update`, as in RLlib.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ class Policy(nn.Module, ABC):
         Raises
         ------
         PolicySpecError
-            If observations have no single shape, such as in a Dict space without a mask.
+            If observations have several shapes, for example in a Dict space without a mask.
         ArgumentError
             If `clip_max` is not a positive number.
 
@@ -316,7 +316,7 @@ class Policy(nn.Module, ABC):
         Raises
         ------
         PolicySpecError
-            If the policy normalizes observations, and these have several parts.
+            If the policy normalizes observations, but observations have several parts.
         """
         if self.obs_rms is None:
             return obs
@@ -401,8 +401,8 @@ class Policy(nn.Module, ABC):
         """Return rows with their actions converted to the policy's unit.
 
         Converts actions in the environment's unit, such as the actions of a dataset of another library, and actions of
-        a policy with different scaling. Leaves actions of unknown unit unchanged, and actions mapped by a collector's
-        `map_action` instead of the policy's.
+        a policy with different scaling. Actions of unknown unit, and actions that a collector's `map_action` mapped,
+        are unchanged.
 
         Raises
         ------
@@ -457,9 +457,9 @@ class Policy(nn.Module, ABC):
         return act
 
     def get_exploration_state(self) -> dict[str, Any]:
-        """Return the exploration state that is not in parameters and buffers; empty in the base class.
+        """Return the exploration state outside parameters and buffers; empty in the base class.
 
-        Contained in `Algorithm.state_dict`, but not in the weights for workers: their copies explore independently.
+        It is part of `Algorithm.state_dict`, but not of the weights for workers, whose copies explore independently.
         """
         return {}
 

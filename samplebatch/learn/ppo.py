@@ -145,6 +145,6 @@ class PPO(ActorCriticOnPolicyAlgorithm):
 
 
 def summarize_steps(metrics: list[torch.Tensor]) -> ActorCriticTrainingStats:
-    """Summarize the metrics of gradient steps, each a tensor of shape (5,) in the order of the statistics."""
+    """Summarize the metrics of gradient steps: one tensor of shape (5,) per step, in the order of the statistics."""
     summaries: Any = dict(zip(_METRICS, summarize(metrics, len(_METRICS)), strict=True))
     return ActorCriticTrainingStats(**summaries, gradient_steps=len(metrics))

@@ -61,7 +61,7 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         """Return actions in [-1, 1] as `act`, their log-densities as `log_prob`, shape (n, 1), and the state.
 
         The log-density is the normal log-density minus the logarithm of the slope of tanh (arXiv:1801.01290, equation
-        21). Other arguments are ignored, as by Tianshou's policies.
+        21). Other arguments are ignored, as in Tianshou.
         """
         obs, _ = self.observations(batch)
         (loc, scale), state = call_network(self.actor, obs, state)
@@ -93,7 +93,7 @@ class Alpha(nn.Module, ABC):
         """The temperature."""
 
     def loss(self, entropy: torch.Tensor) -> torch.Tensor:
-        """Return the loss of a learned temperature for entropies of the policy, shape ().
+        """Return the loss of a learned temperature, shape (), from the entropies of the policy.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class FixedAlpha(Alpha):
 
 
 class AutoAlpha(Alpha):
-    """Temperature learned for a target entropy of the policy (Haarnoja et al. 2018, arXiv:1812.05905).
+    """Temperature that is learned from a target entropy of the policy (Haarnoja et al. 2018, arXiv:1812.05905).
 
     The loss is J = E[log(alpha) (entropy - target)]: equation 18, with the factor log(alpha) instead of alpha.
 
@@ -167,7 +167,7 @@ class AutoAlpha(Alpha):
         return self.log_alpha.detach().exp().item()
 
     def loss(self, entropy: torch.Tensor) -> torch.Tensor:
-        """Return the loss of the temperature for entropies of the policy, shape ()."""
+        """Return the loss of the temperature, shape (), from the entropies of the policy."""
         return (self.log_alpha * (entropy.detach() - self.target_entropy)).mean()
 
 

@@ -27,9 +27,9 @@ class TD3TrainingStats(TrainingStats):
 class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
     """Twin delayed deterministic policy gradient, for continuous actions.
 
-    Targets use actions of the target policy with clipped noise, which smooths the critics (section 5.3). The policy is
-    updated with the gradient of the first critic every `update_actor_freq` updates, followed by all target networks
-    (section 5.2).
+    Targets use actions of the target policy with clipped noise, which smooths the critics (section 5.3). Every
+    `update_actor_freq` updates, the policy is updated with the gradient of the first critic, and then all target
+    networks are updated (section 5.2).
 
     Parameters
     ----------

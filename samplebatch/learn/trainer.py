@@ -65,9 +65,9 @@ class TrainerParams:
     max_epochs
         Number of epochs. An epoch consists of `epoch_num_steps` steps and a test.
     epoch_num_steps
-        Minimum number of environment steps per epoch; of updates for an `OfflineTrainer`.
+        Minimum number of environment steps per epoch; for an `OfflineTrainer`, number of updates.
     test_collector, test_step_num_episodes
-        Collector for test episodes, not `RolloutWorkers`, None for no tests; and episodes per test.
+        Collector for test episodes (not `RolloutWorkers`; None for no tests), and episodes per test.
     training_fn, test_fn
         Called with epoch and environment steps before each collection and each test, for example to set exploration.
     stop_fn
@@ -81,10 +81,11 @@ class TrainerParams:
         `save_interval` of the first logger.
     resume_from_log
         Whether epochs, environment steps and update steps continue from the values that the first logger recorded at
-        the last `save_checkpoint_fn`. The caller restores the rest; `checkpoint_dir` restores all state.
+        the last `save_checkpoint_fn`. The caller restores all other state; `checkpoint_dir` restores the complete
+        state.
     checkpoint_dir, checkpoint_interval
-        Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`), None for
-        no checkpoints; and epochs between checkpoints.
+        Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`; None for
+        no checkpoints), and epochs between checkpoints.
     multi_agent_return_reduction
         Reduces the array of returns to one return per episode, for rewards with several components or agents.
     logger
@@ -98,8 +99,8 @@ class TrainerParams:
     Raises
     ------
     ArgumentError
-        If a parameter is unknown (the error suggests near names), a number is not positive, `test_collector` is not a
-        collector, or a test function is given without `test_collector`.
+        If a parameter is unknown, a number is not positive, `test_collector` is not a collector, or a test function is
+        passed without `test_collector`.
     """
 
     max_epochs: int = 100
@@ -162,8 +163,8 @@ class OnlineTrainerParams(TrainerParams):
     collection_step_num_env_steps, collection_step_num_episodes
         Environment steps to collect before each update, counted as in `collect(n_step=...)`; or episodes.
     test_in_training
-        Whether to test immediately if the collected episodes satisfy `stop_fn`, and to stop training if the test
-        satisfies it too.
+        Whether to test immediately if the collected episodes satisfy `stop_fn`, and to stop training if the test also
+        satisfies it.
     overlap
         Whether workers collect the next steps during an update, with the weights of the previous update. Requires
         `RolloutWorkers`.
@@ -175,7 +176,7 @@ class OnlineTrainerParams(TrainerParams):
     Raises
     ------
     ArgumentError
-        If not exactly one of the two amounts is given, the collector has no buffer, `test_in_training` lacks
+        If not exactly one of the two amounts is passed, the collector has no buffer, `test_in_training` lacks
         `test_collector` or `stop_fn`, `overlap` or `asynchronous` lacks workers, both are true, or `asynchronous` is
         combined with a number of episodes.
     """
@@ -221,7 +222,7 @@ class OnPolicyTrainerParams(OnlineTrainerParams):
     Attributes
     ----------
     batch_size, update_step_num_repetitions
-        Rows per gradient step, None for all collected rows; and passes over the collected rows.
+        Rows per gradient step (None for all collected rows), and number of passes over the collected rows.
 
     Examples
     --------
@@ -265,7 +266,7 @@ class OfflineTrainerParams(TrainerParams):
     Attributes
     ----------
     buffer, batch_size
-        Source of the rows, passed to the algorithm's `process_buffer`; and rows sampled per update.
+        Source of the rows, which is passed to the algorithm's `process_buffer`, and rows sampled per update.
     """
 
     buffer: Any
@@ -273,7 +274,7 @@ class OfflineTrainerParams(TrainerParams):
 
 
 def require_finite_losses(figures: Mapping[str, float]) -> None:
-    """Check the metrics of an update whose names contain `loss`.
+    """Validate the metrics of an update whose names contain `loss`.
 
     Raises NonFiniteLossError if a loss is NaN or infinite.
 
@@ -294,7 +295,7 @@ class TimingStats(PrintedAsDict):
     Attributes
     ----------
     total_time, train_time
-        Time since the start, without pauses between the processes of a resumed run; and without `test_time`.
+        Time since the start, without the pauses of a resumed run; and this time without `test_time`.
     train_time_collect, train_time_update, test_time
         Time in collections, updates and tests.
     update_speed
@@ -316,7 +317,7 @@ class InfoStats(PrintedAsDict):
     Attributes
     ----------
     update_step
-        Training steps: a collection and its update, or an update of an `OfflineTrainer`.
+        Training steps. A training step is a collection and its update, or an update of an `OfflineTrainer`.
     gradient_step
         Gradient steps of all updates.
     best_score, best_reward, best_reward_std
@@ -475,7 +476,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def run(self, reset_collectors: bool = True, reset_collector_buffers: bool = False) -> InfoStats:
         """Train for `max_epochs`, or until `stop_fn` returns True or a stop is requested; return a summary.
 
-        Continues from a loaded state; without one, calls `reset` with the arguments first.
+        Continues from a loaded state. If no state was loaded, calls `reset` with the arguments first.
 
         Raises
         ------
@@ -511,7 +512,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def request_stop(self) -> None:
         """Request that `run` returns after the current training step; safe to call from signal handlers.
 
-        The next `run` continues from there, as does a trainer that loads the state or checkpoint.
+        The next `run` continues from there, and so does a trainer that loads the state or checkpoint.
         """
         self._stop_requested = True
 
@@ -654,7 +655,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 getattr(logger, method)(metrics, step)
 
     def _record_returns(self, stats: CollectStats[Any]) -> None:
-        """Add the returns of ended episodes to the recent means: in total, and of each policy if there are several."""
+        """Add the returns of ended episodes to the recent means: in total, and per policy if there are several."""
         by_name = {"return": stats.returns}
         if len(stats.policies) > 1 and not self.params.multi_agent_return_reduction:
             labels = label_policies(stats.policies)
@@ -829,7 +830,7 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
 class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
     """Trainer for on-policy algorithms; clears the buffer after each update.
 
-    Algorithms need `policy` and `update(buffer=, batch_size=, repeat=)`.
+    Algorithms require the attributes `policy` and `update(buffer=, batch_size=, repeat=)`.
 
     Raises
     ------
@@ -862,7 +863,7 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
 class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
     """Trainer for algorithms that learn from samples of a replay buffer while collecting.
 
-    Algorithms need `policy` and `update(buffer=, sample_size=)`, which performs one gradient step.
+    Algorithms require the attributes `policy` and `update(buffer=, sample_size=)`, which performs one gradient step.
     """
 
     _params_type = OffPolicyTrainerParams
@@ -885,13 +886,13 @@ class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
 class OfflineTrainer(Trainer[OfflineTrainerParams]):
     """Trainer for algorithms that learn from existing data, without collecting.
 
-    Algorithms need `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, which performs one gradient
-    step.
+    Algorithms require the attributes `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, which
+    performs one gradient step.
 
     Raises
     ------
     ArgumentError
-        If `checkpoint_dir` is given, and the source of rows has no `state_dict` and is not a replay buffer, `Dataset`
+        If `checkpoint_dir` is passed, but the source of rows has no `state_dict` and is not a replay buffer, `Dataset`
         or `MixedSampler`.
     """
 

@@ -1,7 +1,7 @@
 """Channels and broadcasts of batches between processes, in shared memory.
 
-The classes of channels and broadcasts, loaded when they are first used. `samplebatch.channel`, `samplebatch.gather` and
-`samplebatch.broadcast` make them.
+Classes of channels and broadcasts are imported on first use; `samplebatch.channel`, `samplebatch.gather` and
+`samplebatch.broadcast` create them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Arena: free and allocated ranges of bytes, and the blocks allocated from them.
 
 Recently used memory is faster to write than other memory, so returned blocks are reused first. Small blocks are
-allocated at the end of the arena and large ones at its start, so that a small one that is retained for long does not
-fragment the large ones.
+allocated at the end of the arena and large ones at its start, so that a small block that is retained for long does not
+fragment the space of large blocks.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class ReturnPipe:
         self.lent: dict[int, LeaseRef] = {}
 
     def open(self, descriptor: int) -> None:
-        """Return blocks through a pipe, which this object owns from now on, in this process."""
+        """Return blocks of this process through a pipe, which this object then owns."""
         self._process = this_process[0]
         self.descriptor = descriptor
 
     def gone(self, reference: LeaseRef) -> None:
-        """Return the block of a deleted lease, as callback of its reference."""
+        """Return the block of a deleted lease; callback of its weak reference."""
         self.give(reference.ident)
 
     def give(self, ident: int) -> None:
@@ -104,7 +104,7 @@ class ReturnPipe:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the pipe was full for some numbers."""
+        """Whether some numbers could not be written because the pipe was full."""
         return bool(self._pending)
 
     def recover(self) -> None:
@@ -114,7 +114,7 @@ class ReturnPipe:
                 self.give(ident)
 
     def close(self) -> None:
-        """Return no further blocks; existing arrays stay valid."""
+        """Stop returning blocks; existing arrays remain valid."""
         self.lent.clear()
 
     def __del__(self) -> None:
@@ -143,7 +143,7 @@ _UP = ALIGNMENT - 1
 
 
 def block_nbytes(nbytes: int) -> int:
-    """Round up the size of a block; small sizes to one of few size classes, at most an eighth larger, for reuse.
+    """Round up the size of a block; small sizes by at most an eighth, to one of few size classes, for reuse.
 
     >>> [block_nbytes(n) for n in (0, 1, 64, 1000, 1025, 5000, 100_000)]
     [64, 64, 64, 1024, 1152, 5120, 100032]
@@ -215,7 +215,7 @@ class Arena:
             self._kept[nbytes] = [start]
 
     def _cut(self, nbytes: int) -> int | None:
-        """Allocate from the first free range that is long enough, or for a small piece from the last one."""
+        """Allocate from the first free range that is long enough; small pieces from the last such range."""
         starts, stops = self._starts, self._stops
         small = nbytes <= SMALL_NBYTES
         for i in reversed(range(len(starts))) if small else range(len(starts)):
@@ -261,7 +261,7 @@ class Blocks:
 
     `lent` and `reserved` list the allocated blocks and change by single stores; the arena is derived from them. A
     signal handler may raise between any two calls, so a caller clears the flag `is_settled` until its block is in one
-    of the two. If the flag is cleared, the next caller rebuilds the arena.
+    of the two dicts. If the flag is cleared, the next caller rebuilds the arena.
 
     - `start`, `stop`: start and end of the arena.
     - `back`: non-blocking pipe through which the consumer returns blocks by message number.
@@ -275,7 +275,7 @@ class Blocks:
     - `sending`: number of the newest message.
     - `is_sent`: whether the newest message was written.
     - `sent`: number of messages written before it.
-    - `starved_since`: time since which there has been no free block, set by the caller; None if there is one.
+    - `starved_since`: time since which there has been no free block, set by the caller; None if a block is free.
     """
 
     def __init__(self, start: int, stop: int, back: int) -> None:

@@ -1,4 +1,4 @@
-"""broadcast: the latest batch or weights of one process for any number of readers."""
+"""broadcast: publication of the latest batch or weights of one process to any number of readers."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class Publication:
 class Publisher(peers.Transferable):
     """Publishing end of a broadcast, created by `samplebatch.broadcast`.
 
-    It belongs to the first process that publishes or closes it; after the death of that process to the next one. Before
-    the first publication, readers detect the death of the process that received the end. Calls of several threads are
-    serialized.
+    It belongs to the first process that publishes or closes it; after the death of that process, to the next process
+    that does so. Before the first publication, readers detect the death of the process that received the end.
+    Concurrent calls are serialized.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[peers.Recipient]) -> None:
@@ -130,7 +130,7 @@ class Publisher(peers.Transferable):
         return self._board is None
 
     def publish(self, value: Any) -> int:
-        """Publish a batch or weights, replacing the previous publication. Never waits for a reader.
+        """Publish a batch or weights, and replace the previous publication. Never waits for readers.
 
         Parameters
         ----------
@@ -140,14 +140,14 @@ class Publisher(peers.Transferable):
 
         Returns
         -------
-        The number of the publication, increased by one.
+        The number of the publication: the previous number plus one.
 
         Raises
         ------
         CapacityError
-            If the value exceeds the capacity of the broadcast; names both sizes.
+            If the value exceeds the capacity of the broadcast.
         ColumnTypeError
-            If the value is neither a batch nor weights, or contains a value that cannot be sent; names that value.
+            If the value is neither a batch nor weights, or contains a value that cannot be sent.
         UntrustedPickleError
             If a value must be pickled and the broadcast does not allow it.
         DeviceError
@@ -219,7 +219,7 @@ class Publisher(peers.Transferable):
         )
 
     def _describe(self, frame: Frame, kind: int) -> bytes:
-        """Describe a publication; the previous description is reused if it fits."""
+        """Describe a publication; the previous description is reused if it is still valid."""
         key = (frame.schema, frame.rows, kind, frame.metadata)
         if key != self._described[0]:
             described = {**frame.metadata, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
@@ -242,7 +242,7 @@ class Publisher(peers.Transferable):
         return board
 
     def _hold(self) -> None:
-        """Declare that this process will publish, so that its death is noticed before it has published."""
+        """Declare that this process will publish, so that readers detect its death before its first publication."""
         board = self._board
         if board is not None:
             board.hold()
@@ -255,7 +255,7 @@ class Publisher(peers.Transferable):
         self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
 
     def _after_fork(self) -> None:
-        """Hold an end in a child of `multiprocessing` that received it."""
+        """Claim an end in a child of `multiprocessing` that received it."""
         process = multiprocessing.current_process()
         if self._holder == _getpid() or any(value is self for value in peers.arguments_of(process)):
             self._hold()
@@ -273,7 +273,7 @@ class Publisher(peers.Transferable):
         return self._board
 
     def _hand_over(self) -> Region:
-        """Return the memory for another process to publish in, unless this one publishes already."""
+        """Return the memory with which another process can publish, unless this process already publishes."""
         board = self._open()
         if not self._give(peers.Recipient.find_spawning()):
             raise errors.OwnershipError(
@@ -396,12 +396,12 @@ class Subscription:
     def wait_for(
         self, version: int, timeout_s: float | None = None, *, into: Mapping[str, Any] | None = None
     ) -> Publication:
-        """Wait for a publication of this version or a later one, and copy the newest one.
+        """Wait for a publication with this or a later version, and copy the newest publication.
 
         Parameters
         ----------
         version
-            Version to wait for; the last one read plus one is the next.
+            Version to wait for; pass the last version that was read plus one to wait for the next.
         timeout_s, into
             As in `latest`.
 
@@ -445,7 +445,7 @@ class Subscription:
             watch.close()
 
     def _await(self, board: Board, version: int, deadline: float | None) -> int:
-        """Wait for this version or a later one, and return the newest version."""
+        """Wait for this or a later version, and return the newest version."""
         while True:
             status = board.status
             if status.newest >= version:
@@ -497,7 +497,7 @@ class Subscription:
         )
 
     def _describe(self, content: Content) -> _Description:
-        """Read the description of a publication; the previous one is reused if it is the same."""
+        """Read the description of a publication; the previous description is reused if it is identical."""
         if self._last is None or self._last[0] != content.head:
             metadata = unpack_metadata(content.head, content.head_sum)
             schema = Schema.read(metadata.pop(SCHEMA, None))
@@ -641,7 +641,7 @@ class Board:
         return self._enter(publishes=1)
 
     def hold(self) -> peers.ProcessIdentity:
-        """Register this process as the future publisher, whose death readers detect; returns as `claim` does."""
+        """Register this process as the future publisher, whose death readers detect; see `claim` for the result."""
         return self._enter(publishes=0)
 
     def _enter(self, publishes: int) -> peers.ProcessIdentity:
@@ -733,9 +733,9 @@ def broadcast(
     """Create a broadcast: one process publishes, any number of processes read the newest publication.
 
     A publication is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
-    tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1. Slow readers skip versions, and
-    never read a partial one. Readers may start, stop and die at any time: the publisher does not know them, and never
-    waits.
+    tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1. Slow readers skip versions, but
+    never read a partial version. Readers may start, stop and die at any time: the publisher does not keep track of
+    them, and never waits.
 
     Both ends can be sent to other processes like the ends of a `multiprocessing.Pipe`: as arguments of a process under
     every start method, through queues and through pipes. The publisher belongs to the first process that publishes,
@@ -746,8 +746,8 @@ def broadcast(
     capacity_nbytes
         Maximum size of a publication in bytes, including some hundred bytes for the description of each array.
     blocks
-        Number of publications in memory. A reader must copy the newest publication before `blocks - 1` further ones.
-        The entire memory, `blocks * capacity_nbytes`, is reserved immediately.
+        Number of publications in memory. A reader must finish copying the newest publication before `blocks - 1`
+        further publications. The entire memory, `blocks * capacity_nbytes`, is reserved immediately.
     allow_pickle
         Whether to pickle Python objects without an Arrow type. Unpickling runs code of the publisher: allow it only for
         publishers that you trust.
@@ -808,7 +808,7 @@ MAX_DEPTH: Final = 32
 def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1) -> Batch:
     """View weights as a nested batch, without gradients.
 
-    Raises ColumnTypeError if a name is not a string, or dicts are nested deeper than `MAX_DEPTH`; names where.
+    Raises ColumnTypeError if a name is not a string, or dicts are nested deeper than `MAX_DEPTH`.
 
     >>> weights_to_batch({"layer.0": {"bias": np.zeros(2)}})["layer.0"]
     Batch(

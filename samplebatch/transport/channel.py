@@ -1,4 +1,4 @@
-"""channel: a `Pipe` for batches."""
+"""channel: transfer of batches between two processes, like a `Pipe`."""
 
 from __future__ import annotations
 

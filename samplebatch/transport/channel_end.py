@@ -6,9 +6,9 @@ The arena starts with a header, in which each end declares its process and wheth
       |                                                                  ^
       +--closed by its maker, unused--> LEFT                             +--used by any process-- FREE, GIVEN, LEFT
 
-An end that was not closed and whose descriptors are closed belonged to a dead process, even if the process died before
-it bound the end. The end of a pipe does not show that a process has died, because its forked children and earlier
-children have the same descriptors. Therefore each end also watches the process of the other end.
+If the descriptors of an end are closed but the end is not, its process has died, even if it had not bound the end yet.
+The end of a pipe does not show that a process has died, because its forked children and earlier children have the same
+descriptors. Therefore each end also watches the process of the other end.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class ChannelEnd(peers.Transferable):
         words[side + STATE] = state
 
     def _greet(self) -> None:
-        """Notify a waiting other end of the process to watch."""
+        """Tell a waiting peer which process to watch."""
 
     def _bind(self) -> None:
         name = _NAMES[self._side]
@@ -172,7 +172,7 @@ class ChannelEnd(peers.Transferable):
         self._owner = this_process[0]
 
     def _begin(self) -> None:
-        """Prepare the end for its first use in this process; called again if it was interrupted."""
+        """Prepare the end for its first use in this process; repeated after an interrupt."""
 
     def _closed_error(self) -> ChannelClosedError:
         return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, got a closed one")
@@ -182,7 +182,7 @@ class ChannelEnd(peers.Transferable):
         return self._region is None and not isinstance(error, SampleBatchError)
 
     def _after_fork(self) -> None:
-        """Hold an end in a child of `multiprocessing` that received it as an argument."""
+        """Claim an end in a child of `multiprocessing` that received it as an argument."""
         if any(value is self for value in peers.arguments_of(multiprocessing.current_process())):
             self._hold()
         if self._is_held():
@@ -193,7 +193,7 @@ class ChannelEnd(peers.Transferable):
         return util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
 
     def _hand_over(self) -> tuple[Region, int, int]:
-        """Return the memory and the pipes for another process, unless a process has used the end."""
+        """Return the memory and the pipes for another process, unless a process has already used the end."""
         name = _NAMES[self._side]
         if self._region is None:
             raise ChannelClosedError(f"the {name} must be open to be sent to a process, got a closed one")
@@ -225,7 +225,7 @@ class ChannelEnd(peers.Transferable):
         return int(self._words[self._peer_side + STATE])
 
     def _peer_was_left(self) -> bool:
-        """Return whether the other end was closed in order."""
+        """Return whether the other end was closed properly."""
         return self._peer_state() in (CLOSED, _LEFT)
 
     def _peer_identity(self) -> peers.ProcessIdentity:
@@ -233,7 +233,7 @@ class ChannelEnd(peers.Transferable):
         return peers.ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
-        """Watch the process of the other end, if it exists and is not watched yet."""
+        """Start watching the process of the other end, if it exists and is not watched yet."""
         if self._watch is not None or self._peer_state() not in (_BOUND, CLOSED):
             return
         # After this fence, everything that the process wrote before its state is visible.
@@ -248,15 +248,15 @@ class ChannelEnd(peers.Transferable):
         self._peer_has_died()
 
     def _await_too(self, descriptor: int) -> None:
-        """Add a descriptor that ends this end's waits."""
+        """Add a descriptor that interrupts this end's waits."""
         raise NotImplementedError
 
     def _await_no_more(self, descriptor: int) -> None:
-        """Remove a descriptor that ends this end's waits."""
+        """Remove a descriptor that interrupts this end's waits."""
         raise NotImplementedError
 
     def _peer_has_died(self) -> bool:
-        """Return whether the present or future process of the other end has died, according to the system."""
+        """Return whether the operating system reports that the current or future process of the other end has died."""
         if self._watch is None:
             self._look()
         if not self._peer_dead:
@@ -381,7 +381,7 @@ def _is_orderly(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Return an error as one line and with its traceback."""
+    """Return an error as one line, and its traceback."""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 

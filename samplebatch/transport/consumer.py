@@ -35,8 +35,8 @@ _read_into = os.readv
 class Consumer(channel_end.ChannelEnd):
     """Receiving end of a channel, created by `samplebatch.channel`.
 
-    It belongs to the first process that uses it; one thread at a time may use it, and any thread its batches. Iteration
-    yields all batches until the producer closes its end.
+    It belongs to the first process that uses it; one thread at a time may use it, but any thread may use its batches.
+    Iteration yields all batches until the producer closes its end.
     """
 
     _side = channel_end.CONSUMER
@@ -90,7 +90,7 @@ class Consumer(channel_end.ChannelEnd):
             If the producer's process has died, and all batches have been received. A batch that was not sent completely
             is lost.
         WorkerError
-            If the producer has reported an error; contains the reason, and its details as a note.
+            If the producer has reported an error; the message contains the reason, and a note the details.
         FormatError
             If the message is damaged, or not a message of a channel. Nothing can be received afterwards.
         UntrustedPickleError
@@ -172,7 +172,7 @@ class Consumer(channel_end.ChannelEnd):
         """Return a descriptor that is readable when `recv` would not wait.
 
         For `multiprocessing.connection.wait`, `select` and asyncio. It may become readable without a batch, when a
-        producer binds its end or waits for a block: call `recv(timeout_s=0)` then, as after an interrupted `recv`.
+        producer binds its end or waits for a block: then call `recv(timeout_s=0)`, as after an interrupted `recv`.
         """
         self._own()
         self._look()
@@ -184,10 +184,10 @@ class Consumer(channel_end.ChannelEnd):
 
     @contextlib.contextmanager
     def lease(self, timeout_s: float | None = None) -> Iterator[AnyBatch]:
-        """Receive the next batch for a `with` statement, which returns its memory to the producer at the end.
+        """Receive the next batch as a context manager that returns the memory of the batch to the producer on exit.
 
-        Afterwards the batch has no columns. If an exception ends the statement, the batch is unchanged, and its memory
-        is returned when the last array over it is deleted.
+        Afterwards the batch has no columns. If an exception ends the `with` statement, the batch is unchanged, and its
+        memory is returned when the last array over it is deleted.
 
         Parameters
         ----------
@@ -202,8 +202,8 @@ class Consumer(channel_end.ChannelEnd):
         Raises
         ------
         LeaseError
-            At the end of the statement, if arrays, slices or tensors of the batch still exist. They stay valid, and the
-            memory is returned when the last one is deleted.
+            At the end of the `with` statement, if arrays, slices or tensors of the batch still exist. They stay valid,
+            and the memory is returned when the last one is deleted.
         ChannelTimeoutError, EndOfStreamError, PeerDiedError, WorkerError, FormatError, UntrustedPickleError
             As `recv`.
         OwnershipError, ChannelClosedError
@@ -323,7 +323,7 @@ class Consumer(channel_end.ChannelEnd):
             self._return_pipe.recover()
 
     def _is_over(self) -> bool:
-        """Return whether the producer will send nothing more; the pipe may still have unread messages."""
+        """Return whether the producer will not send further messages; the pipe may still contain unread messages."""
         return self._peer_dead or self._words[channel_end.PRODUCER + channel_end.STATE] == channel_end.CLOSED
 
     def _tend(self) -> float:
@@ -337,7 +337,7 @@ class Consumer(channel_end.ChannelEnd):
         return channel_end.LOOK_S if self._peer_fd is None else channel_end.LONG_S
 
     def _collect_garbage(self) -> None:
-        """Return the blocks of batches that are garbage in a reference cycle."""
+        """Return the blocks of unreachable batches in reference cycles."""
         begun = _monotonic()
         if begun >= self._next_collection:
             self._starved_after = -1

@@ -300,8 +300,8 @@ class Decoder:
 
     Its attributes:
     - `ident`: number of the newest message whose block was leased, or 0.
-    - `unfinished`: lease of the message that is being opened, until the caller has its batch. An interrupted message
-      is opened again with it.
+    - `unfinished`: lease of the message that is being opened, until the caller has its batch. After an interrupt, the
+      message is opened again with this lease.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], returns: ReturnPipe, *, allow_pickle: bool = False) -> None:
@@ -391,7 +391,7 @@ class Decoder:
 class _Cut:
     """Views of the consecutive buffers of variable columns, each at an aligned offset.
 
-    The buffers follow the metadata, which is in the message's block or in another block of the same message.
+    The metadata is in the message's block or in another block of the message; the buffers follow it.
     """
 
     def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:

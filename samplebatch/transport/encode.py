@@ -95,7 +95,7 @@ class PartEncoder:
 
     @property
     def rows(self) -> Any:
-        """Common number of rows of all counted columns, or the number of each column."""
+        """Number of rows that all counted columns share, or one number per column."""
         counts = self.counts
         if not counts:
             return 0
@@ -190,7 +190,7 @@ class Encoder:
         )
 
     def _plain(self, batch: SampleBatch, columns: dict[str, Column]) -> Frame | None:
-        """Encode a batch that consists of arrays of equal length; None for any other batch."""
+        """Encode a batch that consists of arrays of equal length; None for other batches."""
         if batch._nested or batch._has_sequences or not batch.count:
             return None
         flags = batch._flags
@@ -268,7 +268,7 @@ class Encoder:
         return part
 
     def intern(self, kind: str, parts: Any) -> Schema:
-        """Find or create the schema of parts: label, columns, structure and action unit of each part."""
+        """Find or create the schema of parts, given label, columns, structure and action unit of each part."""
         key = (kind, parts)
         schema = self._schemas.get(key)
         if schema is None:

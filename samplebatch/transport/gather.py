@@ -1,4 +1,4 @@
-"""gather: batches from many producers in order of arrival."""
+"""gather: reception of batches from many producers in order of arrival."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gathering:
     source
         Consumer of the last batch.
     lost
-        Error of each consumer whose producer failed or died.
+        Errors by consumer, for producers that failed or died.
     """
 
     def __init__(self, consumers: Iterable[Consumer], *, raise_lost: bool) -> None:
@@ -92,8 +92,8 @@ class Gathering:
         EndOfStreamError
             If all streams have ended.
         WorkerError
-            If all streams have ended and some producers failed or died; lists their positions among the consumers, from
-            0. `lost` contains each error as soon as it is detected.
+            If all streams have ended and some producers failed or died; the message lists the indices of the consumers.
+            `lost` contains each error as soon as it is detected.
         UntrustedPickleError
             If a column is pickled and its channel does not allow it; that batch is lost.
         ChannelClosedError
@@ -116,7 +116,7 @@ class Gathering:
                 raise errors.ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none")
 
     def _take(self, consumer: Consumer) -> AnyBatch | None:
-        """Receive an available batch; None if there is none, or the stream has ended."""
+        """Receive an available batch; None if no batch is available or the stream has ended."""
         try:
             batch = consumer.recv(timeout_s=0)
         except errors.ChannelTimeoutError:

@@ -1,7 +1,7 @@
 """Peers: detection of the end of other processes, and waiting for them.
 
-A process that is killed while it starts has not declared that it has an end. Its parent detects this: with `fork` from
-the arguments of the started process, otherwise because it pickles the end for that process (`Recipient`).
+A process that is killed while it starts has not declared yet that it received an end. Its parent knows: with `fork`
+from the arguments of the started process, otherwise because it pickles the end for that process (`Recipient`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ProcessWatch:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Return whether a process still runs, without watching it further.
+    """Return whether a process is still running, without watching it.
 
     >>> is_alive(ProcessIdentity.own()), is_alive(ProcessIdentity(os.getpid(), started=1))
     (True, False)
@@ -221,7 +221,7 @@ os.register_at_fork(before=_give_to_child)
 
 
 class Poller:
-    """Set of descriptors to wait for.
+    """Set of file descriptors to wait for.
 
     - `*descriptors`: initial descriptors; more can be registered.
 
@@ -267,7 +267,7 @@ class Poller:
         return [*dict(events)]
 
     def wait(self, timeout_s: float) -> None:
-        """Wait as `poll` does, without returning the descriptors."""
+        """Wait like `poll`, without returning the descriptors."""
         self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
 
     def fileno(self) -> int:
@@ -303,7 +303,7 @@ UNGUARDED_STATUS: Final = 167
 
 
 def exit_if_unguarded() -> None:
-    """End a starting child whose import of the parent's main module tries to start processes.
+    """Terminate a starting child if importing the parent's main module starts processes.
 
     The parent raises a single error: otherwise each child would print one, and its own children another.
     """
@@ -430,7 +430,7 @@ def start_child(
 
 
 class ChildExit(NamedTuple):
-    """Exit status of a process (None while it runs), a description of its end, and advice or an empty string."""
+    """Exit status of a process (None while it runs), a description of its end, and a hint or an empty string."""
 
     status: int | None
     how: str

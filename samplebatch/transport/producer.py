@@ -50,8 +50,8 @@ class Reservation:
     """Reserved block of the arena, whose columns are filled in place and sent without a copy.
 
     Created by `Producer.reserve`. `reservation["obs"]` is the array of a column in the block, with arbitrary initial
-    values. As a context manager it sends all rows at the end of the statement if nothing was sent before; an exception
-    cancels the reservation.
+    values. As a context manager it sends all rows at the end of the statement unless they were sent before; an
+    exception cancels the reservation.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Reservation:
         return self._plan.names[0]
 
     def _bytes(self) -> ReservedBytes:
-        """Return the bytes of the block, wrapped on first use: from then on arrays may retain them."""
+        """Return the bytes of the block, wrapped on first use, after which arrays may retain them."""
         root = self._root
         if root is None:
             self._producer._own()
@@ -122,14 +122,14 @@ class Reservation:
         extra: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Send the rows; the duration does not depend on their number.
+        """Send the rows, in constant time.
 
         Afterwards the arrays are read-only, because the consumer may write to them.
 
         Parameters
         ----------
         rows_used
-            Number of rows to send, starting with the first; all rows by default.
+            Number of rows to send, starting with the first row; default: all rows.
         extra
             Further columns by name, which are copied: columns that cannot be filled in place, such as Python objects,
             text, and rows of varying shape.
@@ -182,7 +182,7 @@ class Reservation:
     def _with_columns(
         self, rows: int, extra: Mapping[str, Any]
     ) -> tuple[Schema, dict[str, Any], list[npt.NDArray[np.uint8]]]:
-        """Return schema, metadata and further buffers of the filled rows with extra columns."""
+        """Return schema, metadata and additional buffers of the filled rows with extra columns."""
         block_columns, root = self._places(), self._bytes()
         added = SampleBatch(extra)
         columns: dict[str, Column] = {
@@ -207,7 +207,7 @@ class Reservation:
         return schema, metadata, encoder.buffers
 
     def cancel(self) -> None:
-        """Send nothing; the block is released with the last array over it. Safe to call twice."""
+        """Cancel the reservation; the block is released with the last array over it. Safe to call twice."""
         if self._is_open:
             self._is_open = False
             if self._root is None:
@@ -215,7 +215,7 @@ class Reservation:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Make the reservation's arrays read-only, and release the block."""
+        """Make the arrays of the reservation read-only, and release the block."""
         for values in self._arrays.values():
             if isinstance(values, np.ndarray):
                 values.setflags(write=False)
@@ -296,7 +296,7 @@ def row_count(rows: Any) -> int:
 
 
 def _nobody() -> None:
-    """Dead reference, in place of the reference to the owner of a released block."""
+    """Dead reference that replaces the reference to the owner of a released block."""
 
 
 _WATCH_S = 0.05
@@ -312,9 +312,9 @@ _write = os.write
 class Producer(channel_end.ChannelEnd):
     """Sending end of a channel, created by `samplebatch.channel`.
 
-    It belongs to the first process that uses it; one thread at a time may use it. As a context manager it closes
-    itself, and reports an exception that ends the `with` statement to the consumer; entering the statement counts as
-    use. A process that has sent its end to another process should close its copy, as with `multiprocessing.Pipe`.
+    It belongs to the first process that uses it; one thread at a time may use it. As a context manager, it closes
+    itself on exit, and reports an exception to the consumer; entering the `with` statement counts as use. A process
+    that has sent its end to another process should close its copy, as with `multiprocessing.Pipe`.
     """
 
     _side = channel_end.PRODUCER
@@ -368,10 +368,10 @@ class Producer(channel_end.ChannelEnd):
         Raises
         ------
         CapacityError
-            If the batch exceeds the arena, and is not or cannot be split; names both sizes.
+            If the batch exceeds the arena, and is not or cannot be split.
         ChannelTimeoutError
             If no block is free within `timeout_s`; nothing is sent. The consumer frees blocks: a batch larger than half
-            of the arena must wait until the consumer has released all others.
+            of the arena must wait until the consumer has released all other batches.
         ChannelClosedError
             If the consumer has closed its end, or this end is closed.
         PeerDiedError
@@ -403,7 +403,7 @@ class Producer(channel_end.ChannelEnd):
             raise
 
     def fits(self, batch: AnyBatch) -> bool:
-        """Return whether `send` does not split a batch: it needs at most half of the arena."""
+        """Return whether a batch needs at most half of the arena, so that `send` does not split it."""
         frame = self._encoder.encode(batch)
         nbytes = frame.schema.plan(frame.rows, frame.rows).nbytes
         metadata = wire.write_metadata(frame.schema, frame.rows, frame.rows, frame.metadata)
@@ -449,7 +449,7 @@ class Producer(channel_end.ChannelEnd):
         Raises
         ------
         CapacityError
-            If the rows exceed the arena; names both sizes.
+            If the rows exceed the arena.
         RowIndexError
             If `rows` is not an integer from 0.
         ColumnTypeError
@@ -629,7 +629,7 @@ class Producer(channel_end.ChannelEnd):
         self._poll.unregister(descriptor)
 
     def _consumer_gone(self) -> errors.SampleBatchError:
-        """Create the error for a consumer with closed descriptors; it may have closed its end before."""
+        """Create the error for a consumer with closed descriptors, which may have closed its end properly."""
         return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
     def _consumer_closed(self) -> errors.ChannelClosedError:
@@ -651,7 +651,7 @@ class Producer(channel_end.ChannelEnd):
         Parameters
         ----------
         reason
-            The failure in one line.
+            Description of the failure in one line.
         details
             Details, such as a traceback; the start of a text that is too long is omitted.
 

@@ -1,4 +1,4 @@
-"""Region: shared memory without a name, passed to other processes by its descriptor."""
+"""Region: anonymous shared memory, passed to other processes by its descriptor."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class _Mapping:
 
 
 class Region:
-    """Shared memory without a name, identified by a descriptor.
+    """Anonymous shared memory, identified by a descriptor.
 
     It can be sent to child processes like the ends of a `multiprocessing.Pipe`: as an argument under every start
     method, and through the queues and pipes of `multiprocessing`. The system frees the pages when the last process with
-    a mapping or descriptor has closed it or died, so nothing is left behind.
+    a mapping or descriptor has closed it or died, so no memory leaks.
 
     `create` reserves every page, so that missing memory raises an error immediately instead of a signal later.
 
@@ -114,8 +114,7 @@ class Region:
 
         - `nbytes`: size in bytes, positive.
 
-        Raises ValueError if the size is not positive. Raises SharedMemoryError if there is not enough free memory;
-        names both sizes.
+        Raises ValueError if the size is not positive. Raises SharedMemoryError if there is not enough free memory.
         """
         return cls._create(nbytes, named=not _HAS_MEMFD)
 
@@ -137,9 +136,9 @@ class Region:
     def attach(cls, descriptor: int, nbytes: int, *, sealed: bool = _HAS_MEMFD, writable: bool = True) -> Self:
         """Map the memory of a descriptor from another process.
 
-        - `descriptor`: descriptor in this process. The region owns it from now on, and it is closed if this raises.
+        - `descriptor`: descriptor in this process. The region then owns the descriptor; it is closed if this raises.
         - `nbytes`: expected size of the region in bytes.
-        - `sealed`: whether the memory must be sealed against shrinking, as `create` does if the system supports it.
+        - `sealed`: whether the memory must be sealed against shrinking, as by `create` if the system supports it.
         - `writable`: whether to map the memory for writing; otherwise writing raises an error in NumPy.
 
         Raises FormatError if the memory has another size, is not shared memory, or is not sealed. Raises
@@ -191,10 +190,10 @@ class Region:
         return self._descriptor
 
     def warm(self, start: int = 0, stop: int | None = None) -> None:
-        """Map the pages of a range in advance instead of one by one on first access.
+        """Map all pages of a range at once instead of each on first access.
 
-        The first copy into fresh pages takes several times as long as later ones; mapping them all in advance takes
-        less than that difference. Kernels without this feature do nothing.
+        The first copy into fresh pages takes several times as long as later copies; mapping all pages at once costs
+        less than this difference. Kernels without this feature do nothing.
 
         - `start`, `stop`: bytes; the range is extended to page boundaries.
         """
@@ -316,9 +315,9 @@ def _no_memory(nbytes: int, number: int | None, free: int | None) -> SharedMemor
 def free_nbytes() -> int | None:
     """Return the estimated free memory in bytes; None if the system does not report it.
 
-    The kernel reserves pages of shared memory one by one; when they run out it kills a process instead of returning an
-    error. So callers that reserve a large region check this estimate first. Other processes may use the memory a moment
-    later. Memory that only caches files counts as free.
+    The kernel allocates each page of shared memory on demand; if memory runs out, it kills a process instead of
+    returning an error. So callers that reserve a large region check this estimate first. Other processes may allocate
+    the memory at any time. Page cache counts as free memory.
 
     >>> free = free_nbytes()
     >>> free is None or free > 0
@@ -423,7 +422,7 @@ _lock = threading.Lock()
 
 
 def _forget_lock() -> None:
-    """Create a new lock in a forked child: another thread may have held the parent's."""
+    """Create a new lock in a forked child, because another thread of the parent may have held the old lock."""
     global _lock
     _lock = threading.Lock()
 

@@ -1,6 +1,6 @@
 """Schema: names, types and shapes of the columns of a message, without their number of rows.
 
-A schema is sent to the other process once; later messages refer to its number. Columns whose rows have one shape are
+A schema is sent to the other process once; later messages refer to its number. Columns whose rows have equal shapes are
 fixed: their offsets in a block depend only on the number of rows (`Plan`). All other columns are variable: each message
 describes them.
 """
@@ -60,7 +60,7 @@ def align(nbytes: int) -> int:
 
 
 class Fixed(NamedTuple):
-    """Description of a column with rows of one shape.
+    """Description of a column with rows of equal shape.
 
     - `name`: dotted name; empty in a nested batch, whose structure has the names.
     - `dtype`: dtype of the bytes in the block.
@@ -129,7 +129,7 @@ class Plan:
 
     - `parts`: places of each part's fixed columns, in order.
     - `nbytes`: bytes from the start of the block to the end of the last column, rounded up.
-    - `roomy_nbytes`: the same, with space for short metadata.
+    - `roomy_nbytes`: `nbytes` plus space for short metadata.
     - `names`: places of each part by name, or by number in a nested batch.
     - `by_name`: columns of a single part if nothing else is needed: arrays of equal length of a `SampleBatch` without
       sequences.
@@ -155,7 +155,7 @@ class Plan:
         ]
 
     def targets(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Return the arrays of `arrays` from a cache, because blocks are reused."""
+        """Return the result of `arrays` from a cache, because blocks are reused."""
         targets = self._targets.get(start)
         if targets is None:
             if len(self._targets) >= _MAX_TARGETS:
@@ -242,7 +242,7 @@ class Schema:
         return Plan(parts, at, names, is_plain=self.is_plain and type(rows[0]) is int)
 
     def forget_targets(self) -> None:
-        """Release the memory that columns were copied to."""
+        """Release references to the memory that columns were copied to."""
         for plan in (*self._plans.values(), *self._simple_plans.values()):
             plan.forget_targets()
 
@@ -284,7 +284,7 @@ class Schema:
 
 
 def _unit(part: Part) -> list[Any]:
-    """Return the end of a part's description: its action unit, if it has one."""
+    """Return the optional last entry of a part's description: its action unit."""
     unit = part.flags.action_unit
     return [] if unit is None else [unit.describe()]
 

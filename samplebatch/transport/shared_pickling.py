@@ -1,4 +1,4 @@
-"""Batches in the queues and pipes of `multiprocessing` through shared memory."""
+"""Transfer of batches in `multiprocessing` queues and pipes through shared memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
 
     Call this function in every sending process; receiving processes need no call. A further call replaces the settings.
 
-    The memory has no name in the file system, so a killed process leaves nothing behind. The sender must run until the
+    The memory has no name in the file system, so it cannot leak if a process is killed. The sender must run until the
     receiver has the batch, so a child process waits before it exits, up to `linger_s`. If it is killed or calls
     `os._exit`, batches that were not received are lost. With 128 batches in transit, or too little shared memory,
     batches remain in the pickle.
@@ -58,8 +58,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
         Bytes of shared memory that the process retains for reuse, because copying to warm memory takes a fraction of
         the time. The receiver frees memory beyond this size.
     linger_s
-        Maximum seconds that an exiting child process waits until its batches are received, as long as its parent
-        runs.
+        Maximum seconds that an exiting child process waits until its batches are received, while its parent runs.
 
     Raises
     ------
@@ -91,7 +90,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
 
 
 def disable_shared_pickling() -> None:
-    """Pickle complete batches again, and free the retained memory. Safe to call twice.
+    """Disable shared memory for pickled batches, and free the retained memory. Safe to call twice.
 
     Batches in transit still arrive.
     """

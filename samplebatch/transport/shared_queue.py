@@ -5,9 +5,9 @@ sender's descriptor and maps the region. A few words at the start of the region 
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
-The sender writes the first transition, the receiver the others, so there is no lock that a dead process could hold. The
-sender checks the oldest parcels whenever it sends: free parcels are reused, warm; parcels of dead processes are
-released.
+The sender writes the first transition, the receiver the others, so there is no lock that a dead process could hold. On
+every send, the sender checks the oldest parcels: free parcels are reused while their memory is warm, and parcels of
+dead processes are released.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Parcel:
         return Address(way, self._token, self._generation, self.nbytes, self.kept)
 
     def is_abandoned(self) -> bool:
-        """Return whether the process that holds it is dead; frequent calls check only occasionally."""
+        """Return whether the process that holds the parcel is dead; checked at most periodically."""
         words, now_s = self.words, time.monotonic()
         if words[_STATE] != _HELD or now_s < self._next_look_s:
             return False
@@ -101,7 +101,7 @@ class _Parcel:
 class SharedQueueMemory:
     """Shared memory of a process for batches in `multiprocessing` queues and pipes.
 
-    - `keep_nbytes`: maximum bytes retained, warm, for further messages; `keep` changes it.
+    - `keep_nbytes`: maximum size of memory that is retained for further messages, in bytes; `keep` changes it.
     - `by_path`: whether receivers can open the sender's descriptors by their paths.
 
     >>> memory = SharedQueueMemory(keep_nbytes=1 << 20)
@@ -125,8 +125,8 @@ class SharedQueueMemory:
 
         Returns
         -------
-        None if too many parcels are in transit or memory is exhausted; otherwise the address of the parcel and the span
-        of each buffer.
+        The address of the parcel and the span of each buffer; None if too many parcels are in transit or memory is
+        exhausted.
         """
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         spans, end = [], _HEAD_NBYTES
@@ -207,7 +207,7 @@ class SharedQueueMemory:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Free all regions: received messages stay valid in their receivers, others are lost."""
+        """Free all regions: received messages remain valid in their receivers; other messages are lost."""
         with self._lock:
             parcels = [*self._sent, *self._kept]
             self._sent.clear()
@@ -216,7 +216,7 @@ class SharedQueueMemory:
             parcel.region.close()
 
     def _find(self, nbytes: int) -> Callable[[], _Parcel] | None:
-        """Return a function that provides a reused or new parcel; None if too many are in use."""
+        """Return a function that provides a reused or new parcel; None if too many parcels are in use."""
         self._take_back(_LOOKED_AT)
         size = _round_up(nbytes)
         fitting = [parcel for parcel in self._kept if size <= parcel.nbytes <= 2 * size]
@@ -241,7 +241,7 @@ class SharedQueueMemory:
         return room
 
     def _take_back(self, count: int) -> None:
-        """Check the parcels sent first, and reclaim the released ones."""
+        """Check the oldest parcels in transit, and reclaim released parcels."""
         for _ in range(min(count, len(self._sent))):
             # Only parcels without a receiver leave the queue: a signal may arrive between any two calls.
             parcel = self._sent[0]

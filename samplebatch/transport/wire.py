@@ -126,7 +126,7 @@ PLAIN: Final = frozenset((type(None), str, bool, int, float))
 
 
 def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, Any]) -> bytes:
-    """Write the metadata of a message; empty if the schema's number and one number of rows are enough."""
+    """Serialize the metadata of a message; empty if the schema's number and one number of rows suffice."""
     simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
     if schema.number is not None and simple:
         return pack_metadata(metadata) if metadata else b""
@@ -155,12 +155,12 @@ def put(memory: npt.NDArray[np.uint8], start: int, metadata: bytes, buffers: lis
 
 
 def pack_metadata(metadata: dict[str, Any]) -> bytes:
-    """Write metadata as JSON."""
+    """Serialize metadata as JSON."""
     return json.dumps(metadata, separators=(",", ":")).encode()
 
 
 def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
-    """Read metadata; raises FormatError if the checksum differs, or the bytes are not JSON."""
+    """Parse metadata; raises FormatError if the checksum differs, or the bytes are not JSON."""
     if crc32(raw) != checksum:
         raise FormatError("a message's metadata must match its checksum; it is damaged")
     try:
