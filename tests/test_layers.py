@@ -63,6 +63,9 @@ FRONT_DOORS = {
 }
 """Packages that only list names and their homes, in any layer."""
 
+DOOR_USERS = {"cli"}
+"""Layers that use public names as programs of users do: from the packages below that list them."""
+
 STRANGERS = {frozenset({"buffer", "transport"})}
 """Layers that know nothing of each other, whatever their order."""
 
@@ -242,6 +245,8 @@ def breach(found: Import) -> str | None:
     where = found.importer, found.function
     if found.target in HAND_OVERS.get(where, ()):
         return None if found.target in FRONT_DOORS else f"hands over to a module of {there}, not to its door"
+    if here in DOOR_USERS and found.target in FRONT_DOORS and there:
+        return None if LAYERS.index(there) < LAYERS.index(here) else f"{there} stands after {here}"
     if found.target in FRONT_DOORS | {"samplebatch.exports"}:
         return "takes a name from the package's front door, not from the module that has it"
     if frozenset({here, there}) in STRANGERS:
@@ -404,6 +409,8 @@ def test_required_modules_have_the_extra_they_name() -> None:
         ("samplebatch.buffer.ring", "from samplebatch.transport import encode", "know nothing"),
         ("samplebatch.transport.encode", "def f():\n    import samplebatch.buffer", "know nothing"),
         ("samplebatch.batch.tree", "from samplebatch import SampleBatch", "front door"),
+        ("samplebatch.learn.ppo", "from samplebatch import service", "front door"),
+        ("samplebatch.cli.recipes", "from samplebatch import SampleBatch", "front door"),
         ("samplebatch.batch.tree", "def f():\n    import samplebatch.batch.concat", "LOADED_INSIDE"),
         ("samplebatch.batch.tree", "def save():\n    import samplebatch.storage.saving", "stands after"),
     ],

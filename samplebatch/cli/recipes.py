@@ -8,41 +8,8 @@ from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
+from samplebatch import learn
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, near_names
-from samplebatch.learn.a2c import A2C
-from samplebatch.learn.algorithm import Algorithm
-from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
-from samplebatch.learn.cql import CQL
-from samplebatch.learn.ddpg import DDPG, ContinuousDeterministicPolicy
-from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
-from samplebatch.learn.distributional import C51, QRDQN, C51Policy, QRDQNPolicy
-from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
-from samplebatch.learn.exploration import GaussianNoise
-from samplebatch.learn.heads import (
-    ContinuousActorDeterministic,
-    ContinuousActorProbabilistic,
-    ContinuousCritic,
-    DiscreteActor,
-    DiscreteCritic,
-    DuelingCritic,
-    ValueCritic,
-)
-from samplebatch.learn.impala import APPO, IMPALA
-from samplebatch.learn.iql import IQL
-from samplebatch.learn.networks import Convolutional, Net, NoisyLinear
-from samplebatch.learn.optimizer import AdamOptimizerFactory
-from samplebatch.learn.policy import DiscreteActorPolicy, ProbabilisticActorPolicy
-from samplebatch.learn.ppo import PPO
-from samplebatch.learn.reinforce import Reinforce
-from samplebatch.learn.sac import SAC, AutoAlpha, DiscreteSAC, SACPolicy
-from samplebatch.learn.td3 import TD3
-from samplebatch.learn.trainer import (
-    OfflineTrainerParams,
-    OffPolicyTrainerParams,
-    OnPolicyTrainerParams,
-    TrainerParams,
-)
-from samplebatch.policy.schedules import LinearSchedule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,15 +34,15 @@ class Recipe:
     """
 
     summary: str
-    algorithm: type[Algorithm[Any]]
-    params: type[TrainerParams]
-    make: Callable[[Space, Space, Settings], Algorithm[Any]]
+    algorithm: type[learn.Algorithm[Any]]
+    params: type[learn.TrainerParams]
+    make: Callable[[Space, Space, Settings], learn.Algorithm[Any]]
     settings: Settings
 
     @property
     def is_offline(self) -> bool:
         """Whether the algorithm learns from data only."""
-        return self.params is OfflineTrainerParams
+        return self.params is learn.OfflineTrainerParams
 
     def defaults(self) -> dict[str, Any]:
         """Return every setting with its default."""
@@ -197,7 +164,7 @@ def _plain_arguments(cls: type) -> dict[str, Any]:
     return arguments
 
 
-def _trainer_defaults(params: type[TrainerParams]) -> dict[str, Any]:
+def _trainer_defaults(params: type[learn.TrainerParams]) -> dict[str, Any]:
     return {field.name: field.default for field in fields(params) if field.name in _OF_TRAINERS}
 
 
@@ -208,12 +175,12 @@ def _arguments(cls: type, settings: Settings) -> dict[str, Any]:
 def _body(space: Space, settings: Settings, **layers: Any) -> nn.Module:
     """Create layers for observations: convolutional for images, otherwise linear."""
     if len(space.shape or ()) == 3:
-        return Convolutional(space, **layers)
-    return Net.for_space(space, settings["hidden_sizes"], **layers)
+        return learn.Convolutional(space, **layers)
+    return learn.Net.for_space(space, settings["hidden_sizes"], **layers)
 
 
-def _optim(settings: Settings) -> AdamOptimizerFactory:
-    return AdamOptimizerFactory(lr=settings["lr"])
+def _optim(settings: Settings) -> learn.AdamOptimizerFactory:
+    return learn.AdamOptimizerFactory(lr=settings["lr"])
 
 
 def _spaces(obs: Space, act: Space) -> dict[str, Any]:
@@ -235,12 +202,14 @@ def _check_discrete(act: Space, name: str) -> None:
 
 
 def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
-    head = ContinuousActorProbabilistic if hasattr(act, "low") else DiscreteActor
+    head = learn.ContinuousActorProbabilistic if hasattr(act, "low") else learn.DiscreteActor
     return head.for_space(_body(obs, settings), act)
 
 
-def _actor_policy(obs: Space, act: Space, settings: Settings) -> ProbabilisticActorPolicy:
-    return ProbabilisticActorPolicy(actor=_actor(obs, act, settings), deterministic_eval=True, **_spaces(obs, act))
+def _actor_policy(obs: Space, act: Space, settings: Settings) -> learn.ProbabilisticActorPolicy:
+    return learn.ProbabilisticActorPolicy(
+        actor=_actor(obs, act, settings), deterministic_eval=True, **_spaces(obs, act)
+    )
 
 
 def _set_normalization(policy: Any, settings: Settings) -> None:
@@ -250,7 +219,7 @@ def _set_normalization(policy: Any, settings: Settings) -> None:
 
 def _make_actor_critic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     def make(obs: Space, act: Space, settings: Settings) -> Any:
-        critic = ValueCritic(_body(obs, settings))
+        critic = learn.ValueCritic(_body(obs, settings))
         policy = _actor_policy(obs, act, settings)
         _set_normalization(policy, settings)
         arguments = _arguments(cls, settings)
@@ -260,9 +229,9 @@ def _make_actor_critic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     return make
 
 
-def _make_reinforce(obs: Space, act: Space, settings: Settings) -> Reinforce:
+def _make_reinforce(obs: Space, act: Space, settings: Settings) -> learn.Reinforce:
     policy = _actor_policy(obs, act, settings)
-    return Reinforce(policy=policy, optim=_optim(settings), **_arguments(Reinforce, settings))
+    return learn.Reinforce(policy=policy, optim=_optim(settings), **_arguments(learn.Reinforce, settings))
 
 
 def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Settings], Any]:
@@ -270,12 +239,12 @@ def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Set
 
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         _check_discrete(act, cls.__name__.lower())
-        layers: dict[str, Any] = {"linear_layer": NoisyLinear} if settings["is_noisy"] else {}
-        head = DuelingCritic if settings["is_dueling"] else DiscreteCritic
+        layers: dict[str, Any] = {"linear_layer": learn.NoisyLinear} if settings["is_noisy"] else {}
+        head = learn.DuelingCritic if settings["is_dueling"] else learn.DiscreteCritic
         atoms = settings.get("num_atoms") or settings.get("num_quantiles") or 1
         policy = policy_class(
             model=head.for_space(_body(obs, settings, **layers), act, num_atoms=atoms, **layers),
-            eps_training=LinearSchedule(settings["eps_start"], settings["eps_end"], settings["eps_steps"]),
+            eps_training=learn.LinearSchedule(settings["eps_start"], settings["eps_end"], settings["eps_steps"]),
             **{name: settings[name] for name in ("num_atoms", "v_min", "v_max") if name in settings},
             **_spaces(obs, act),
         )
@@ -288,13 +257,13 @@ def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Set
 def _make_deterministic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         _check_continuous(act, cls.__name__.lower())
-        policy = ContinuousDeterministicPolicy(
-            actor=ContinuousActorDeterministic.for_space(_body(obs, settings), act),
-            exploration_noise=GaussianNoise(sigma=settings["noise_sigma"]),
+        policy = learn.ContinuousDeterministicPolicy(
+            actor=learn.ContinuousActorDeterministic.for_space(_body(obs, settings), act),
+            exploration_noise=learn.GaussianNoise(sigma=settings["noise_sigma"]),
             **_spaces(obs, act),
         )
         _set_normalization(policy, settings)
-        critics = _critics(obs, act, settings, 1 if cls is DDPG else 2)
+        critics = _critics(obs, act, settings, 1 if cls is learn.DDPG else 2)
         return cls(policy=policy, policy_optim=_optim(settings), **critics, **_arguments(cls, settings))
 
     return make
@@ -303,7 +272,7 @@ def _make_deterministic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
 def _critics(obs: Space, act: Space, settings: Settings, count: int = 2) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for name in ("critic", "critic2")[:count]:
-        arguments[name] = ContinuousCritic.for_space(obs, act, settings["hidden_sizes"])
+        arguments[name] = learn.ContinuousCritic.for_space(obs, act, settings["hidden_sizes"])
         arguments[f"{name}_optim"] = _optim(settings)
     return arguments
 
@@ -311,76 +280,78 @@ def _critics(obs: Space, act: Space, settings: Settings, count: int = 2) -> dict
 def _make_soft(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         _check_continuous(act, cls.__name__.lower())
-        actor = ContinuousActorProbabilistic.for_space(_body(obs, settings), act, conditioned_sigma=True)
+        actor = learn.ContinuousActorProbabilistic.for_space(_body(obs, settings), act, conditioned_sigma=True)
         alpha = settings["alpha"]
         if settings["learn_alpha"]:
-            alpha = AutoAlpha(-float(act.shape[0]), 0.0, _optim(settings))
+            alpha = learn.AutoAlpha(-float(act.shape[0]), 0.0, _optim(settings))
         arguments = _arguments(cls, settings) | {"alpha": alpha}
-        policy = SACPolicy(actor=actor, **_spaces(obs, act))
+        policy = learn.SACPolicy(actor=actor, **_spaces(obs, act))
         _set_normalization(policy, settings)
         return cls(policy=policy, policy_optim=_optim(settings), **_critics(obs, act, settings), **arguments)
 
     return make
 
 
-def _make_discrete_sac(obs: Space, act: Space, settings: Settings) -> DiscreteSAC:
+def _make_discrete_sac(obs: Space, act: Space, settings: Settings) -> learn.DiscreteSAC:
     _check_discrete(act, "dsac")
     alpha = settings["alpha"]
     if settings["learn_alpha"]:
-        alpha = AutoAlpha(settings["target_entropy_ratio"] * math.log(act.n), 0.0, _optim(settings))
-    actor = DiscreteActor.for_space(_body(obs, settings), act)
-    critics = [DiscreteCritic.for_space(_body(obs, settings), act) for _ in range(2)]
-    policy = DiscreteActorPolicy(actor=actor, deterministic_eval=True, **_spaces(obs, act))
+        alpha = learn.AutoAlpha(settings["target_entropy_ratio"] * math.log(act.n), 0.0, _optim(settings))
+    actor = learn.DiscreteActor.for_space(_body(obs, settings), act)
+    critics = [learn.DiscreteCritic.for_space(_body(obs, settings), act) for _ in range(2)]
+    policy = learn.DiscreteActorPolicy(actor=actor, deterministic_eval=True, **_spaces(obs, act))
     _set_normalization(policy, settings)
-    return DiscreteSAC(
+    return learn.DiscreteSAC(
         policy=policy,
         policy_optim=_optim(settings),
         critic=critics[0],
         critic2=critics[1],
         critic_optim=_optim(settings),
-        **_arguments(DiscreteSAC, settings) | {"alpha": alpha},
+        **_arguments(learn.DiscreteSAC, settings) | {"alpha": alpha},
     )
 
 
-def _make_cloning(obs: Space, act: Space, settings: Settings) -> BehaviourCloning:
-    head = DiscreteActor if _is_discrete(act) else ContinuousActorDeterministic
+def _make_cloning(obs: Space, act: Space, settings: Settings) -> learn.BehaviourCloning:
+    head = learn.DiscreteActor if _is_discrete(act) else learn.ContinuousActorDeterministic
     actor = head.for_space(_body(obs, settings), act)
-    policy = ImitationPolicy(actor=actor, action_scaling=not _is_discrete(act), **_spaces(obs, act))
-    return BehaviourCloning(policy=policy, optim=_optim(settings), **_arguments(BehaviourCloning, settings))
+    policy = learn.ImitationPolicy(actor=actor, action_scaling=not _is_discrete(act), **_spaces(obs, act))
+    return learn.BehaviourCloning(policy=policy, optim=_optim(settings), **_arguments(learn.BehaviourCloning, settings))
 
 
-def _make_bcq(obs: Space, act: Space, settings: Settings) -> DiscreteBCQ:
+def _make_bcq(obs: Space, act: Space, settings: Settings) -> learn.DiscreteBCQ:
     _check_discrete(act, "bcq")
-    policy = DiscreteBCQPolicy(
-        model=DiscreteCritic.for_space(_body(obs, settings), act),
-        imitator=DiscreteActor.for_space(_body(obs, settings), act),
+    policy = learn.DiscreteBCQPolicy(
+        model=learn.DiscreteCritic.for_space(_body(obs, settings), act),
+        imitator=learn.DiscreteActor.for_space(_body(obs, settings), act),
         unlikely_action_threshold=settings["unlikely_action_threshold"],
         **_spaces(obs, act),
     )
-    return DiscreteBCQ(policy=policy, optim=_optim(settings), **_arguments(DiscreteBCQ, settings))
+    return learn.DiscreteBCQ(policy=policy, optim=_optim(settings), **_arguments(learn.DiscreteBCQ, settings))
 
 
-def _make_iql(obs: Space, act: Space, settings: Settings) -> IQL:
+def _make_iql(obs: Space, act: Space, settings: Settings) -> learn.IQL:
     if _is_discrete(act):
         policy = _actor_policy(obs, act, settings)
-        heads = {name: DiscreteCritic.for_space(_body(obs, settings), act) for name in ("critic", "critic2")}
+        heads = {name: learn.DiscreteCritic.for_space(_body(obs, settings), act) for name in ("critic", "critic2")}
         critics: dict[str, Any] = heads | {"critic_optim": _optim(settings)}
     else:
         _check_continuous(act, "iql")
         # Means are bounded like the actions in the data.
-        head = ContinuousActorProbabilistic.for_space(_body(obs, settings), act, max_action=1.0)
-        policy = ProbabilisticActorPolicy(actor=head, deterministic_eval=True, **_spaces(obs, act))
+        head = learn.ContinuousActorProbabilistic.for_space(_body(obs, settings), act, max_action=1.0)
+        policy = learn.ProbabilisticActorPolicy(actor=head, deterministic_eval=True, **_spaces(obs, act))
         critics = _critics(obs, act, settings)
-    value = ValueCritic(_body(obs, settings))
-    return IQL(policy=policy, policy_optim=_optim(settings), value=value, **critics, **_arguments(IQL, settings))
+    value = learn.ValueCritic(_body(obs, settings))
+    return learn.IQL(
+        policy=policy, policy_optim=_optim(settings), value=value, **critics, **_arguments(learn.IQL, settings)
+    )
 
 
 RECIPES: Mapping[str, Recipe] = {
     "ppo": Recipe(
         "proximal policy optimization, for any actions",
-        PPO,
-        OnPolicyTrainerParams,
-        _make_actor_critic(PPO),
+        learn.PPO,
+        learn.OnPolicyTrainerParams,
+        _make_actor_critic(learn.PPO),
         _COMMON
         | {
             "lr": 1e-3,
@@ -395,9 +366,9 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "a2c": Recipe(
         "advantage actor-critic, for any actions",
-        A2C,
-        OnPolicyTrainerParams,
-        _make_actor_critic(A2C),
+        learn.A2C,
+        learn.OnPolicyTrainerParams,
+        _make_actor_critic(learn.A2C),
         _COMMON
         | {
             "lr": 1e-3,
@@ -411,80 +382,80 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "impala": Recipe(
         "importance-weighted actor-learner with V-trace, for any actions; with --workers, they never wait",
-        IMPALA,
-        OnPolicyTrainerParams,
-        _make_actor_critic(IMPALA),
+        learn.IMPALA,
+        learn.OnPolicyTrainerParams,
+        _make_actor_critic(learn.IMPALA),
         _ASYNCHRONOUS | {"lr": 7e-4, "collection_step_num_env_steps": 256, "gae_lambda": 0.95},
     ),
     "appo": Recipe(
         "asynchronous proximal policy optimization, for any actions; with --workers, they never wait",
-        APPO,
-        OnPolicyTrainerParams,
-        _make_actor_critic(APPO),
+        learn.APPO,
+        learn.OnPolicyTrainerParams,
+        _make_actor_critic(learn.APPO),
         _ASYNCHRONOUS | {"lr": 1e-3, "update_step_num_repetitions": 4},
     ),
     "reinforce": Recipe(
         "the policy gradient, for any actions",
-        Reinforce,
-        OnPolicyTrainerParams,
+        learn.Reinforce,
+        learn.OnPolicyTrainerParams,
         _make_reinforce,
         _COMMON | {"lr": 3e-3, "batch_size": None, "epoch_num_steps": 10_240, "return_standardization": True},
     ),
     "dqn": Recipe(
         "deep Q-learning, for discrete actions",
-        DQN,
-        OffPolicyTrainerParams,
-        _make_q_learning(DQN, DiscreteQLearningPolicy),
+        learn.DQN,
+        learn.OffPolicyTrainerParams,
+        _make_q_learning(learn.DQN, learn.DiscreteQLearningPolicy),
         _Q_LEARNING,
     ),
     "c51": Recipe(
         "categorical deep Q-learning, for discrete actions",
-        C51,
-        OffPolicyTrainerParams,
-        _make_q_learning(C51, C51Policy),
+        learn.C51,
+        learn.OffPolicyTrainerParams,
+        _make_q_learning(learn.C51, learn.C51Policy),
         _Q_LEARNING | _ATOMS,
     ),
     "qrdqn": Recipe(
         "deep Q-learning by quantile regression, for discrete actions",
-        QRDQN,
-        OffPolicyTrainerParams,
-        _make_q_learning(QRDQN, QRDQNPolicy),
+        learn.QRDQN,
+        learn.OffPolicyTrainerParams,
+        _make_q_learning(learn.QRDQN, learn.QRDQNPolicy),
         _Q_LEARNING | {"num_quantiles": 51},
     ),
     "rainbow": Recipe(
         "Rainbow: c51 with prioritized replay, and a dueling network that explores by noise on its weights",
-        C51,
-        OffPolicyTrainerParams,
-        _make_q_learning(C51, C51Policy),
+        learn.C51,
+        learn.OffPolicyTrainerParams,
+        _make_q_learning(learn.C51, learn.C51Policy),
         _Q_LEARNING
         | _ATOMS
         | {"is_dueling": True, "is_noisy": True, "eps_start": 0.0, "eps_end": 0.0, "prioritized_alpha": 0.5},
     ),
     "td3": Recipe(
         "twin delayed deep deterministic policy gradients, for continuous actions",
-        TD3,
-        OffPolicyTrainerParams,
-        _make_deterministic(TD3),
+        learn.TD3,
+        learn.OffPolicyTrainerParams,
+        _make_deterministic(learn.TD3),
         _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "noise_sigma": 0.1},
     ),
     "ddpg": Recipe(
         "deep deterministic policy gradient, for continuous actions",
-        DDPG,
-        OffPolicyTrainerParams,
-        _make_deterministic(DDPG),
+        learn.DDPG,
+        learn.OffPolicyTrainerParams,
+        _make_deterministic(learn.DDPG),
         _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "noise_sigma": 0.1},
     ),
     "sac": Recipe(
         "soft actor-critic, for continuous actions",
-        SAC,
-        OffPolicyTrainerParams,
-        _make_soft(SAC),
+        learn.SAC,
+        learn.OffPolicyTrainerParams,
+        _make_soft(learn.SAC),
         _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "alpha": 0.2, "learn_alpha": True},
     ),
     "dsac": Recipe(
         "soft actor-critic, for discrete actions",
-        DiscreteSAC,
-        OffPolicyTrainerParams,
+        learn.DiscreteSAC,
+        learn.OffPolicyTrainerParams,
         _make_discrete_sac,
         _OFF_POLICY
         | {
@@ -499,29 +470,29 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "bc": Recipe(
         "behaviour cloning, from data",
-        BehaviourCloning,
-        OfflineTrainerParams,
+        learn.BehaviourCloning,
+        learn.OfflineTrainerParams,
         _make_cloning,
         _OFFLINE | {"lr": 1e-3},
     ),
     "bcq": Recipe(
         "batch-constrained Q-learning, from data with discrete actions",
-        DiscreteBCQ,
-        OfflineTrainerParams,
+        learn.DiscreteBCQ,
+        learn.OfflineTrainerParams,
         _make_bcq,
         _OFFLINE | {"lr": 1e-3, "unlikely_action_threshold": 0.3, "target_update_freq": 200},
     ),
     "cql": Recipe(
         "conservative Q-learning, from data with continuous actions",
-        CQL,
-        OfflineTrainerParams,
-        _make_soft(CQL),
+        learn.CQL,
+        learn.OfflineTrainerParams,
+        _make_soft(learn.CQL),
         _OFFLINE | {"lr": 3e-4, "hidden_sizes": [256, 256], "alpha": 0.2, "learn_alpha": True, "calibrated": False},
     ),
     "iql": Recipe(
         "implicit Q-learning, from data",
-        IQL,
-        OfflineTrainerParams,
+        learn.IQL,
+        learn.OfflineTrainerParams,
         _make_iql,
         _OFFLINE | {"lr": 3e-4, "hidden_sizes": [256, 256]},
     ),
@@ -529,7 +500,7 @@ RECIPES: Mapping[str, Recipe] = {
 """Every algorithm of the command line, by name."""
 
 
-def make_algorithm(name: str, obs: Space, act: Space, settings: Settings) -> Algorithm[Any]:
+def make_algorithm(name: str, obs: Space, act: Space, settings: Settings) -> learn.Algorithm[Any]:
     """Create an algorithm from its complete settings."""
     return find_recipe(name).make(obs, act, settings)
 

@@ -12,14 +12,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samplebatch import service
 from samplebatch.cli.terminal import FAILED, INTERRUPTED, Interruption, complain, console, megabytes, number, say
 from samplebatch.errors import ArgumentError, SampleBatchError
 from samplebatch.names import for_rich, for_terminal
-from samplebatch.service.checkpoint import Checkpoints
-from samplebatch.service.row_table import RowTable
-from samplebatch.service.server import MetricsServer, ReplayServer, read_pair
-from samplebatch.service.table import ReplayTable, parse_table
-from samplebatch.service.weights import PublishedWeights
+from samplebatch.service.server import read_pair
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -43,10 +40,10 @@ class Serving:
 
 def serve(options: Serving) -> int:
     """Serve tables until Ctrl-C or SIGTERM; return the exit status, 1 if the last checkpoint was not written."""
-    tables = [parse_table(text) for text in options.tables]
-    checkpoints, weights = None, PublishedWeights()
+    tables = [service.parse_table(text) for text in options.tables]
+    checkpoints, weights = None, service.PublishedWeights()
     if options.checkpoint is not None:
-        checkpoints = Checkpoints(options.checkpoint, keep=options.keep, allow_pickle=options.allow_pickle)
+        checkpoints = service.Checkpoints(options.checkpoint, keep=options.keep, allow_pickle=options.allow_pickle)
         restored = checkpoints.restore(tables, weights)
         if restored is not None:
             say(f"Restored {_sizes(tables, {table.name: len(table) for table in tables})} from {restored}")
@@ -61,7 +58,7 @@ def serve(options: Serving) -> int:
                 stderr=True,
             )
         if options.metrics_port is not None:
-            metrics = stack.enter_context(MetricsServer(tables, port=options.metrics_port))
+            metrics = stack.enter_context(service.MetricsServer(tables, port=options.metrics_port))
             say(f"Metrics at {metrics.url}")
         while not interruption.wait(options.every_s):
             if checkpoints is not None:
@@ -76,16 +73,16 @@ def serve(options: Serving) -> int:
 
 def _make_server(
     options: Serving,
-    tables: Sequence[ReplayTable | RowTable],
+    tables: Sequence[service.ReplayTable | service.RowTable],
     token: str | None,
     write: Callable[[], Any] | None,
-    weights: PublishedWeights,
-) -> ReplayServer:
+    weights: service.PublishedWeights,
+) -> service.ReplayServer:
     """Create the server; errors of TLS files name their option, and warnings are printed as lines."""
     if options.tls is not None:
         read_pair(options.tls, ("--tls-cert", "--tls-key"))
     with warnings.catch_warnings(record=True) as caught:
-        server = ReplayServer(
+        server = service.ReplayServer(
             tables,
             host=options.host,
             port=options.port,
@@ -120,7 +117,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _write(
-    checkpoints: Checkpoints, tables: Sequence[ReplayTable | RowTable], weights: PublishedWeights | None = None
+    checkpoints: service.Checkpoints,
+    tables: Sequence[service.ReplayTable | service.RowTable],
+    weights: service.PublishedWeights | None = None,
 ) -> bool:
     """Write a checkpoint or report the error; return whether it was saved."""
     try:
@@ -136,7 +135,7 @@ def _write(
     return True
 
 
-def _sizes(tables: Sequence[ReplayTable | RowTable], sizes: Mapping[str, int]) -> str:
+def _sizes(tables: Sequence[service.ReplayTable | service.RowTable], sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{sizes[table.name]} {table.unit} of {table.name!r}" for table in tables)
 
 

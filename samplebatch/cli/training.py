@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from samplebatch import learn
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer
@@ -28,10 +29,7 @@ from samplebatch.cli.terminal import FAILED, Interruption, console, say
 from samplebatch.convert.experience import open_source
 from samplebatch.env.registry import imports_module, make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError
-from samplebatch.learn.augmentation import RandomShift
 from samplebatch.learn.checkpoint import read_checkpoint, write_torch
-from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.trainer import Trainer
 from samplebatch.loggers.training_log import TrainingLog, learning_curves, read_log
 from samplebatch.rollout.collector import Collector, leave_out_environments
 from samplebatch.storage.files import replacing
@@ -268,7 +266,7 @@ def _seed(training: Training) -> None:
 
 def make_trainer(
     training: Training, folder: Path, stack: contextlib.ExitStack, *, allow_pickle: bool = False
-) -> Trainer[Any]:
+) -> learn.Trainer[Any]:
     """Create the trainer; its environments and workers are closed with the stack."""
     recipe, settings = find_recipe(training.algorithm), training.settings
     test_env = training.environment
@@ -278,7 +276,7 @@ def make_trainer(
         _check_shapes(rows, test_env, {"obs": obs_space, "act": act_space})
     algorithm: Any = make_algorithm(training.algorithm, obs_space, act_space, settings)
     if settings.get("random_shift"):
-        algorithm.augment = RandomShift(settings["random_shift"])
+        algorithm.augment = learn.RandomShift(settings["random_shift"])
     arguments = trainer_arguments(training.algorithm, settings) | {"checkpoint_dir": folder}
     if test_env is not None:
         tested = _environment(test_env, settings, is_test=True)
@@ -303,7 +301,7 @@ def make_trainer(
 
     hook = "save_best_fn" if test_env is not None else "save_checkpoint_fn"
     arguments[hook] = save_policy if test_env is not None else lambda *_: save_policy(algorithm)
-    trainer: Trainer[Any] = algorithm.create_trainer(recipe.params(logger=log, **arguments))
+    trainer: learn.Trainer[Any] = algorithm.create_trainer(recipe.params(logger=log, **arguments))
     return trainer
 
 
@@ -362,7 +360,7 @@ def _make_collector(training: Training, policy: Any, space: Any) -> Collector | 
     if not training.workers:
         return Collector(policy, source, buffer, num_envs=envs, seed=training.seed, exploration_noise=True, infos=infos)
     # Copies of the policy in workers must explore as in a training step.
-    with policy_within_training_step(policy):
+    with learn.policy_within_training_step(policy):
         return RolloutWorkers(
             policy,
             source,

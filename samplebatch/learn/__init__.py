@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.checkpoint import save_checkpoint as save_checkpoint
     from samplebatch.learn.cql import CQL as CQL
     from samplebatch.learn.ddpg import DDPG as DDPG
+    from samplebatch.learn.ddpg import TD3 as TD3
     from samplebatch.learn.ddpg import ContinuousDeterministicPolicy as ContinuousDeterministicPolicy
     from samplebatch.learn.discrete_bcq import DiscreteBCQ as DiscreteBCQ
     from samplebatch.learn.discrete_bcq import DiscreteBCQPolicy as DiscreteBCQPolicy
@@ -87,7 +88,6 @@ if TYPE_CHECKING:
     from samplebatch.learn.sac import DiscreteSAC as DiscreteSAC
     from samplebatch.learn.sac import FixedAlpha as FixedAlpha
     from samplebatch.learn.sac import SACPolicy as SACPolicy
-    from samplebatch.learn.td3 import TD3 as TD3
     from samplebatch.learn.trainer import EpochStats as EpochStats
     from samplebatch.learn.trainer import InfoStats as InfoStats
     from samplebatch.learn.trainer import OfflineTrainer as OfflineTrainer

@@ -99,6 +99,12 @@ class SimpleLossTrainingStats(TrainingStats):
     loss: float
 
 
+def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
+    """Summarize `count` metrics per gradient step, with a single copy from the device; None without steps."""
+    steps = torch.stack(metrics).cpu().numpy().reshape(-1, count) if metrics else np.empty((0, count))
+    return [SequenceSummaryStats.from_sequence(values) for values in steps.T]
+
+
 class Algorithm(nn.Module, Generic[PolicyT], ABC):
     """Base class of algorithms: the update rule of a policy, run by trainers.
 

@@ -13,10 +13,9 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm
-from samplebatch.learn.algorithm import Indices, TrainingStats
+from samplebatch.learn.algorithm import Indices, TrainingStats, summarize
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
-from samplebatch.learn.reinforce import summarize
 from samplebatch.rollout.statistics import SequenceSummaryStats
 
 _METRICS = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")

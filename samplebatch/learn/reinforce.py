@@ -11,7 +11,7 @@ from samplebatch.arguments import fraction
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm, TrainingStats
+from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm, TrainingStats, summarize
 from samplebatch.learn.networks import recurrent_parts
 from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.learn.optimizer import OptimizerFactory
@@ -83,9 +83,3 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
                 losses.append(loss.detach())
         (loss,) = summarize(losses, 1)
         return LossSequenceTrainingStats(loss=loss, gradient_steps=len(losses))
-
-
-def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
-    """Summarize `count` metrics per gradient step, with a single copy from the device; None without steps."""
-    steps = torch.stack(metrics).cpu().numpy().reshape(-1, count) if metrics else np.empty((0, count))
-    return [SequenceSummaryStats.from_sequence(values) for values in steps.T]
