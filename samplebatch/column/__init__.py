@@ -1,7 +1,4 @@
-"""Columns: rows of one kind in Arrow memory.
-
-Every public name of columns, loaded when it is first used.
-"""
+"""Columns: rows of one kind in Arrow memory. Public names are imported on first use."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Recent(Generic[K, V]):
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
-    """Return a column as an Arrow array, with a field that names its dtype if the array's type does not."""
+    """Return a column as an Arrow array, with a field whose metadata contains the dtype if the Arrow type does not."""
     array, metadata = column.encode()
     # Text is always nullable, so that all batches of a file or dataset have one schema.
     nullable = array.null_count > 0 or pa.types.is_null(array.type) or isinstance(column, TextColumn)
@@ -67,15 +67,15 @@ def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array
 
 
 def holds_objects(field: pa.Field) -> bool:
-    """Return whether a field is read as a column of Python objects."""
+    """Return whether a field is read as an object column."""
     return ObjectColumn.reads(field.type, field.metadata or {})
 
 
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
     """Subtract the size of chunks that become Python objects from a bound, and validate the chunks.
 
-    Strings in dictionaries and views also count, because copies are larger. Numeric columns are viewed, and only the
-    sizes of their buffers must have been checked. Raises CapacityError if the bound is exceeded. Raises
+    Strings in dictionaries and views also count, because copies are larger. Numeric columns are viewed; only the sizes
+    of their buffers must have been validated before. Raises CapacityError if the bound is exceeded. Raises
     pyarrow.ArrowException if a chunk is damaged.
     """
     if not (holds_objects(field) or _expands(field.type, field.metadata or {})):
@@ -199,7 +199,7 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = 
 
 
 def _from_bits(read: Callable[[Any, str], Column], bits: Any, torch_name: str, name: str) -> Column:
-    """View bits as a torch column; raises FormatError if the field names another dtype."""
+    """View bits as a torch column; raises FormatError if the field specifies another dtype."""
     try:
         return read(bits, torch_name)
     except ColumnTypeError as error:

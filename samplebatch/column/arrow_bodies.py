@@ -44,7 +44,7 @@ _NO_FOOTER = "an Arrow file must have a footer that locates its batches: {}"
 
 
 class Body(NamedTuple):
-    """Record batch as described by its message.
+    """Buffer layout of a record batch, read from its message.
 
     nodes: number of rows and nulls of each array, depth first.
     buffers: offset in the body and size of each buffer.

@@ -61,7 +61,7 @@ def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArr
 
 
 def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
-    """Cast numbers to flags; raises ColumnMismatchError with the column if one is not 0 or 1.
+    """Cast numbers to flags; raises ColumnMismatchError if a number is not 0 or 1.
 
     >>> as_flags(np.array([0.0, 1.0]), "terminated")
     array([False,  True])
@@ -75,7 +75,7 @@ def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
 
 
 def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:
-    """Return dtypes that may represent both exactly, likeliest first; `cast_exactly` decides.
+    """Return candidate dtypes that may represent both exactly, most likely first; `cast_exactly` decides.
 
     >>> wider(np.dtype("i8"), np.dtype("f8")), wider(np.dtype("i8"), np.dtype("U3"))
     ((dtype('float64'), dtype('float64')), ())
@@ -109,8 +109,8 @@ def exact_rows(
 ) -> npt.NDArray[Any]:
     """Cast values exactly to a declared dtype and shape.
 
-    Floats of a wider dtype than a declared float dtype keep it, so that nothing is rounded. Trailing axes of length 1
-    beyond the shape are removed.
+    Floats that are wider than the declared float dtype keep their dtype, so that nothing is rounded. Trailing axes of
+    length 1 beyond the shape are removed.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def exact_outcomes(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Cast the rewards and flags of n environments exactly, to shape (n,) each; see `exact_rows`.
 
-    Rewards have shape (n, *reward_shape), which is (n, agents) where agents take turns.
+    Rewards have shape (n, *reward_shape), which is (n, agents) if agents take turns.
 
     >>> exact_outcomes(
     ...     [1.5, 2],
@@ -195,7 +195,7 @@ def nearest_rows(
 ) -> npt.NDArray[Any]:
     """Cast values like `exact_rows`, but round floats to a declared float dtype.
 
-    Gymnasium's vector environments round in the same way. Overflow of a finite value to infinity is an error.
+    This is the rounding of Gymnasium's vector environments. Overflow of a finite value to infinity is an error.
     """
     array = _numbers(values, shape)
     if array is not None:
@@ -270,7 +270,7 @@ def _row_by_row(
 
 
 def _fault(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], convert: Callable[..., Any]) -> str | None:
-    """Return the violated requirement of a row, or None."""
+    """Return the requirement that a row violates, or None."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError):

@@ -51,7 +51,7 @@ def checksum(data: Any) -> int:
 def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) -> list[int]:
     """Compute one checksum per block of `BLOCK_NBYTES`, for large memory on two cores.
 
-    known: checksums of some blocks by block number, which are not recomputed.
+    known: precomputed checksums by block number.
 
     >>> len(block_checksums(bytes(BLOCK_NBYTES + 1)))
     2

@@ -1,4 +1,4 @@
-"""CompressedColumn: rows of one shape in LZ4 blocks."""
+"""CompressedColumn: rows of equal shape in LZ4 blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ndarray = np.ndarray
 
 
 class CompressedColumn(Column):
-    """Rows of one shape in LZ4 raw blocks, decompressed when read.
+    """Rows of equal shape in LZ4 raw blocks, decompressed when read.
 
     Each block contains complete rows. A slice is a view with only the blocks in its range; it may start and end within
     a block.
@@ -44,7 +44,7 @@ class CompressedColumn(Column):
     blocks
         Compressed blocks in order.
     rows, skips
-        Number of rows in each block, and number of its first rows that precede this column.
+        Number of rows in each block, and number of leading rows of each block that precede this column.
     bounds
         Start of each block's rows in this column, and the column's length.
     dtype, row_shape
@@ -97,8 +97,8 @@ class CompressedColumn(Column):
         rows_per_block
             Number of rows per block; None for about 64 KB per block, at least one row.
         bulk
-            Whether to create a single block, which is fastest to read completely, but must be decompressed for any row.
-            Columns above 1 GiB are split into blocks of at most 1 GiB.
+            Whether to create a single block, which is fastest to read completely, but must be decompressed to read any
+            row. Columns above 1 GiB are split into blocks of at most 1 GiB.
         """
         values = column.values
         n = len(values)
@@ -147,7 +147,7 @@ class CompressedColumn(Column):
 
     @property
     def nbytes(self) -> int:
-        """Size of the compressed blocks in bytes, including blocks of which a slice contains a single row."""
+        """Size of the compressed blocks in bytes, including blocks that a slice contains only in part."""
         return sum(memoryview(block).nbytes for block in self.blocks)
 
     @property
@@ -197,7 +197,7 @@ class CompressedColumn(Column):
     def decompress(self) -> TensorColumn:
         """Decompress every row into a new array.
 
-        Raises CompressedColumnError if a foreign block is damaged.
+        Raises CompressedColumnError if a block is damaged.
         """
         n = self.bounds[-1]
         if self.trusted and len(self.blocks) == 1 and self.rows[0] == n:
@@ -304,7 +304,7 @@ class CompressedColumn(Column):
         return column
 
     def _fits(self) -> bool:
-        """Return whether a foreign header is consistent, and matches the number and sizes of the blocks."""
+        """Return whether an untrusted header is consistent, and matches the number and sizes of the blocks."""
         numbers = [*self._row_shape, *self.rows, *self.skips, *self.bounds]
         if not all(type(number) is int and number >= 0 for number in numbers):
             return False

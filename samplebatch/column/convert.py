@@ -38,7 +38,7 @@ def is_plain(values: Any) -> bool:
 
 
 def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
-    """Convert a dict of plain arrays under string names to columns; None for any other dict.
+    """Convert a dict of plain arrays under string names to columns; None for other dicts.
 
     >>> import numpy as np
     >>> list(plain_columns({"a": np.zeros(3)})), plain_columns({"a": [1, 2]})
@@ -63,9 +63,9 @@ def as_column(values: Any, name: str) -> Column:
     ----------
     values
         A NumPy array, a torch tensor, an Arrow array, a column, or a list or tuple of rows. Arrays in another layout
-        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied. Lists of strings or bytes, with
-        None for missing ones, and NumPy arrays of strings or bytes become a `TextColumn`; lists of rows of different
-        shapes a `RaggedColumn`; object arrays, including arrays of strings, and other lists without numbers an
+        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied. Lists of strings or bytes (None
+        if missing) and NumPy arrays of strings or bytes become a `TextColumn`; lists of rows of different shapes become
+        a `RaggedColumn`; object arrays, including arrays of strings, and other lists without numbers become an
         `ObjectColumn`; a jagged tensor becomes a `RaggedTorchColumn`.
     name
         The column's name, for errors.
@@ -108,10 +108,10 @@ def as_column(values: Any, name: str) -> Column:
 
 
 def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> VaryingRows:
-    """Convert a user's value to a ragged column, even if its rows have one shape.
+    """Convert a user's value to a ragged column, even if its rows have equal shapes.
 
-    Raises ColumnTypeError if the rows are not numeric arrays with one number of dimensions, at least 1. Raises
-    ColumnMismatchError if the dtype cannot represent the rows exactly.
+    Raises ColumnTypeError if the rows are not numeric arrays, have no dimensions, or differ in their number of
+    dimensions. Raises ColumnMismatchError if the dtype cannot represent the rows exactly.
 
     values: a list of arrays, or any input of `as_column`. Arrays and tensors of shape (n, ...) are viewed.
     dtype: dtype of the elements; None for the dtype of the rows.
@@ -159,7 +159,7 @@ def is_of_arrays(rows: Any) -> bool:
 
 
 def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
-    """Convert rows of one shape or without elements to a ragged column if they match a declared one.
+    """Convert rows of equal shape, or without elements, to a ragged column if they match a declared column.
 
     dtype, ndim: dtype of the elements and number of dimensions per row of the declared ragged column.
 

@@ -5,7 +5,7 @@ A column is `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedC
 `TorchColumn` and `RaggedTorchColumn` store the first two in a torch tensor.
 
 Length and dtype of a column are fixed; its memory is writable through views, except for text. `slice` views; `take`,
-`copy`, `concat` and `spread` copy. Indices are validated by the caller: rows in `[0, n)`, starts not past stops.
+`copy`, `concat` and `spread` copy. Callers validate indices: rows are in `[0, n)`, and no start exceeds its stop.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """The rows as a batch returns them: the array or tensor if there is one, otherwise the column."""
+        """The rows in the form that a batch returns: the array or tensor if there is one, otherwise the column."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -119,8 +119,7 @@ class Column(ABC):
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         """Return the rows as an Arrow array, and the field metadata to restore them exactly.
 
-        The array has n values and shares memory if the layout permits. Its only nulls are missing text and rows of
-        None.
+        The array has n values and shares memory if the layout permits. Only missing text and None are nulls.
         """
 
     def to_arrow(self) -> pa.Array:
@@ -128,11 +127,11 @@ class Column(ABC):
         return self.encode()[0]
 
     def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
-        """Export the rows by Arrow's PyCapsule interface; rows of varying shape become lists."""
+        """Export the rows through Arrow's PyCapsule interface; rows of varying shape become lists."""
         return self.to_arrow().__arrow_c_array__(requested_schema)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle by `dump` and `load`: a view includes only its rows, and protocol 5 transfers them out of band."""
+        """Pickle with `dump` and `load`: a view includes only its rows, and protocol 5 transfers them out of band."""
         header, buffers = self.dump()
         pickled = map(PickleBuffer, buffers)
         return _restore, (type(self), header, list(pickled) if protocol >= 5 else [bytearray(b.raw()) for b in pickled])

@@ -73,7 +73,8 @@ def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
     """Allocate a copy of an array, and split the copying into jobs.
 
-    The jobs only move bytes: memory that one thread allocates and another frees is not reused.
+    The jobs only copy bytes and do not allocate, because memory that one thread allocates and another thread frees is
+    not reused.
     """
     copy = _ndarray(array.shape, array.dtype, _allocate(array.nbytes, _pool))
     parts = [(copy[part], array[part]) for part in threads.pieces(len(array), array.nbytes)]
@@ -117,14 +118,9 @@ _ROWS_PER_BYTE = 8
 
 
 def check_rows(rows: int, nbytes: int, subject: str) -> None:
-    """Validate the number of rows of untrusted data, whose fixed-size lists without values have no bytes.
+    """Validate the number of rows of untrusted data, because fixed-size lists without values have no bytes.
 
-    Raises FormatError if there are more than 65536 rows, and more than 8 per byte.
-
-    >>> check_rows(10**9, 64, "a fragment")
-    Traceback (most recent call last):
-    samplebatch.errors.FormatError: a fragment must have at most 65536 rows in 64 bytes, got
-        1000000000
+    Raises FormatError if there are more than 65536 rows and more than 8 rows per byte.
     """
     max_rows = max(_FREE_ROWS, _ROWS_PER_BYTE * nbytes)
     if rows > max_rows:
@@ -137,7 +133,7 @@ class MemoryBound:
     Parameters
     ----------
     source
-        Name of the source, for errors.
+        Name of the source, for error messages.
     nbytes
         Bytes of the source.
     max_nbytes
@@ -168,7 +164,7 @@ class MemoryBound:
     def take(self, nbytes: int, subject: str) -> None:
         """Reserve bytes before their allocation.
 
-        Raises CapacityError if the limit is exceeded; the message contains the subject, its bytes and the limit.
+        Raises CapacityError if the limit is exceeded; the message contains the size and the limit.
         """
         self._taken += nbytes
         if self._taken > self._limit:

@@ -43,10 +43,10 @@ _IMMUTABLE = frozenset((NoneType, bool, int, float, complex, str, bytes))
 
 
 class ObjectColumn(Column):
-    """One Python object per row: a dict, None, a string or any other.
+    """One Python object of any type per row, such as a dict, a string or None.
 
-    In Arrow, objects with a common form are structs, lists and numbers, others are pickles; both restore them exactly.
-    Objects are mutable, so nothing is cached between calls: `encode` returns array and metadata together.
+    In Arrow, objects with a common form are structs, lists and numbers, and others are pickles; both are restored
+    exactly. Objects are mutable, so nothing is cached between calls: `encode` returns array and metadata together.
 
     Parameters
     ----------
@@ -96,14 +96,14 @@ class ObjectColumn(Column):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> ObjectColumn:
-        """Store one object per row; sequences and arrays are objects as well."""
+        """Store one object per row; sequences and arrays are also objects."""
         return cls(np.fromiter(rows, object, len(rows)))
 
     @classmethod
     def from_array(cls, values: npt.NDArray[Any], name: str) -> ObjectColumn:
         """Store an array of objects.
 
-        Raises ColumnTypeError with the column if it has several dimensions or another dtype.
+        Raises ColumnTypeError if it has several dimensions or another dtype.
         """
         if values.dtype.kind != "O":
             raise ColumnTypeError(f"column {name!r} must have objects, got {values.dtype}")
@@ -150,7 +150,7 @@ class ObjectColumn(Column):
         return type(self)(copy.deepcopy(values))
 
     def spread(self, length: int, positions: Indices) -> ObjectColumn:
-        """Return a column of `length` rows with these at `positions` and None elsewhere."""
+        """Return a column of `length` rows with these rows at `positions`, and None in the others."""
         out = np.full(length, None, object)
         out[positions] = self.values
         return ObjectColumn(out)
@@ -175,14 +175,14 @@ class ObjectColumn(Column):
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         """Encode objects of a common form as structs and lists, others as pickles.
 
-        Raises ColumnTypeError if the objects have no common form and one cannot be pickled.
+        Raises ColumnTypeError if the objects have no common form and an object cannot be pickled.
         """
         array, form = encode(self.values)
         return array, {FORM_KEY: form.encode()}
 
     @staticmethod
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
-        """Return whether an Arrow array is read as objects, by its metadata or for lack of another column type.
+        """Return whether an Arrow array is read as objects: by its metadata, or if no other column type supports it.
 
         >>> ObjectColumn.reads(pa.list_(pa.string()), {}), ObjectColumn.reads(pa.int64(), {})
         (True, False)
@@ -203,8 +203,7 @@ class ObjectColumn(Column):
         """Decode an Arrow array: exactly if `encode` wrote it, otherwise like pyarrow.
 
         Strings of `StringDType`, which earlier versions wrote as objects, become a text column. Raises FormatError if
-        metadata and array do not match, UntrustedPickleError if objects are pickled and `allow_pickle` is false; both
-        name the column.
+        metadata and array do not match, UntrustedPickleError if objects are pickled and `allow_pickle` is false.
         """
         form = metadata.get(FORM_KEY)
         if form is None:
@@ -241,8 +240,8 @@ class ObjectColumn(Column):
     def check_dumped(header: Header, buffers: Sequence[Any], name: str, bound: MemoryBound) -> None:
         """Reserve the memory that `load` would allocate, without decoding.
 
-        Raises CapacityError with the column if the limit is exceeded, FormatError if header and buffers do not match or
-        the buffers are compressed, which `dump` never does.
+        Raises CapacityError if the limit is exceeded, FormatError if header and buffers do not match, or the buffers
+        are compressed, which `dump` never writes.
         """
         for buffer in buffers:
             if decompressed_stream_nbytes(pa.py_buffer(buffer)):
@@ -306,8 +305,8 @@ _LIST_VIEWS = (pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id)
 def object_nbytes(array: pa.Array) -> int:
     """Estimate the bytes of the objects that an array decodes to.
 
-    Rows without bytes count like others: nulls, empty structs, runs, views and indices of shared values. Requires only
-    that buffer sizes are validated, as `Array.validate` does.
+    Rows without bytes are also counted: nulls, empty structs, runs, views and indices of shared values. Only buffer
+    sizes must be validated before, as by `Array.validate`.
 
     >>> object_nbytes(pa.nulls(1000)), object_nbytes(pa.array(["abc"] * 10).dictionary_encode())
     (64000, 670)
@@ -342,7 +341,7 @@ def object_nbytes(array: pa.Array) -> int:
 
 
 def value_nbytes(value: Any) -> int:
-    """Estimate the bytes of a Python object in a message: nested strings and arrays, and 8 for any other value.
+    """Estimate the size of a Python object in a message: nested strings and arrays, and 8 bytes per other value.
 
     >>> value_nbytes({"text": ["abc", "de"], "array": np.zeros(4)}), value_nbytes(None)
     (86, 8)

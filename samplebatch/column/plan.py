@@ -1,8 +1,8 @@
-"""Plan: positions of the number columns of one Arrow schema, for files, fragments and samples.
+"""Plan: cached layout of the numeric columns of an Arrow schema, for files, fragments and samples.
 
 Arrow creates an array for each column and each level of nested lists, and inspects each type again; for few rows that
 takes longer than copying. A plan inspects the fields of a schema once. It accepts only the layout that the library
-writes: Arrow reads everything else, with its checks and errors.
+writes; Arrow reads and validates all other layouts.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Plan:
 
     @classmethod
     def of_numbers(cls, schema: pa.Schema) -> Plan:
-        """Return a plan of the columns that can be read as views; only its method `read` may be used."""
+        """Return a plan of the columns that can be read as views; only the method `read` of the plan may be used."""
         columns: dict[str, _Column] = {}
         values: list[int] = []
         buffers = 0
@@ -109,7 +109,7 @@ class Plan:
     def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
         """View columns of a record batch in the bytes of a file; None if it does not have the library's layout.
 
-        Raises FormatError if there are rows without bytes, more than any batch has.
+        Raises FormatError if there are implausibly many rows without bytes.
         """
         rows, nodes, buffers, start, nbytes = body
         if rows <= 0 or nodes != [(rows * count, 0) for count in self._values]:
@@ -128,7 +128,7 @@ class Plan:
     def read(self, rows: pa.RecordBatch) -> Arrays | None:
         """View the columns of a record batch; None if it has another schema, nulls, or too few bytes for its rows.
 
-        Arrays at an address where their dtype cannot be read are copied. The others are read-only.
+        Misaligned arrays are copied; the others are read-only views.
         """
         count = rows.num_rows
         if not (count and self._has_bytes and rows.schema.equals(self.schema, check_metadata=True)):
@@ -149,7 +149,7 @@ class Plan:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Return whether arrays are the columns of such a record batch: complete, in order and of equal length."""
+        """Return whether arrays are the columns of this schema: complete, in order and of equal length."""
         if len(columns) != len(self._columns):
             return False
         count = -1
@@ -195,16 +195,13 @@ class Place(NamedTuple):
 
 
 class StreamLayout:
-    """Layout of Arrow streams of one record batch, of one plan and one number of rows, for many samples of one form.
+    """Layout of Arrow streams with one record batch of a fixed schema and number of rows, for samples of equal form.
 
-    A stream is its head, with the schema and the positions of the record batch's buffers, followed by these buffers. A
-    stream with the same bytes outside of its columns as one that Arrow has read is viewed in the same way.
+    A stream consists of a head, with the schema and the offsets of the record batch's buffers, and these buffers. A
+    stream is viewed without Arrow if its bytes outside the columns equal those of a stream that Arrow has read.
 
-    places: the columns, by their names.
-    stream: a stream of this form, shape (nbytes,).
-    head: the bytes before the buffers.
-
-    nbytes: bytes of a stream.
+    places: location of each column by name. stream: a stream of this form, shape (nbytes,). head: bytes before the
+    buffers. nbytes: size of a stream in bytes.
 
     >>> rows = pa.record_batch({"a": np.arange(3), "b": np.zeros(3)})
     >>> sink = pa.BufferOutputStream()
@@ -235,7 +232,7 @@ class StreamLayout:
     def find(cls, stream: Bytes, rows: pa.RecordBatch) -> Self | None:
         """Find the layout of a stream, shape (nbytes,), that Arrow has read.
 
-        Returns: the layout; None if the schema has no plan, or Arrow has a column elsewhere than in these bytes.
+        Returns: the layout; None if the schema has no plan, or Arrow stores a column outside these bytes.
         """
         head, plan = head_of(stream), Plan.of(rows.schema)
         arrays = None if head is None or plan is None else plan.read(rows)
@@ -252,7 +249,7 @@ class StreamLayout:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Return whether arrays are the columns of such a stream: complete and in order."""
+        """Return whether arrays are the columns of this layout: complete and in order."""
         if len(columns) != len(self.places):
             return False
         for (expected, (_, dtype, shape)), (name, values) in zip(self.places.items(), columns.items(), strict=True):
@@ -264,14 +261,14 @@ class StreamLayout:
         """Write a stream.
 
         columns: arrays for which `fits` is true.
-        out: memory for it, shape (nbytes,).
+        out: destination, shape (nbytes,).
         """
         self._write_beside(out)
         targets = [_ndarray(shape, dtype, out, start) for start, dtype, shape in self.places.values()]
         copy_all(targets, list(columns.values()), self.nbytes)
 
     def _write_beside(self, out: Bytes) -> None:
-        """Write all bytes of a stream outside of its columns into memory, shape (nbytes,)."""
+        """Write all bytes of a stream outside its columns into memory, shape (nbytes,)."""
         view = out.data
         if self._blank is not None:
             view[:] = self._blank
@@ -283,7 +280,7 @@ class StreamLayout:
     # Reading
 
     def matches(self, stream: Bytes) -> bool:
-        """Return whether a stream that begins with `head` has the same bytes outside of its columns, shape (m,)."""
+        """Return whether a stream that starts with `head`, shape (m,), has the same bytes outside its columns."""
         if stream.nbytes < self.nbytes:
             return False
         return all(stream[start : start + len(part)].tobytes() == part for start, part in self._beside)
@@ -301,7 +298,7 @@ class StreamLayout:
 
 
 def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> list[tuple[int, bytes]]:
-    """Copy the bytes of a stream from `start` on that belong to no column: runs with their offsets."""
+    """Copy the bytes of a stream after `start` that do not belong to a column, as runs with their offsets."""
     spans = sorted((place.start, place.start + place.nbytes) for place in places.values())
     runs = []
     for first, stop in [*spans, (stream.nbytes, stream.nbytes)]:
@@ -331,5 +328,5 @@ def head_of(stream: Bytes) -> bytes | None:
 
 
 def schema_of(head: bytes) -> bytes:
-    """Return the first message, the schema, of what `head_of` returned."""
+    """Return the first message, the schema, in the result of `head_of`."""
     return head[: _PREFIX.size + _PREFIX.unpack_from(head)[1]]

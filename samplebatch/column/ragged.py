@@ -60,7 +60,7 @@ class RaggedColumn(RaggedRows):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any], name: str = "rows", dtype: npt.DTypeLike | None = None) -> RaggedColumn:
-        """Copy rows into one column, even if they have one shape.
+        """Copy rows into one column, even if they have equal shapes.
 
         Raises ColumnTypeError if a row is not a numeric array, rows differ in their number of dimensions, or no dtype
         of a row represents all others exactly. Raises ColumnMismatchError if the declared dtype cannot represent the
@@ -69,7 +69,8 @@ class RaggedColumn(RaggedRows):
         Parameters
         ----------
         rows
-            Arrays, or nested lists of numbers, of one number of dimensions, at least 1. An empty list fits any dtype.
+            Arrays, or nested lists of numbers, with an equal number of dimensions of at least 1. An empty list is
+            compatible with any dtype.
         name
             The column's name, for errors.
         dtype
@@ -101,7 +102,7 @@ class RaggedColumn(RaggedRows):
 
     @classmethod
     def from_array(cls, values: npt.NDArray[Any]) -> RaggedColumn:
-        """View a C-contiguous array with rows of one shape, shape (n, ...) with at least two dimensions.
+        """View a C-contiguous array of shape (n, ...), with at least two dimensions, as rows of equal shape.
 
         >>> RaggedColumn.from_array(np.zeros((2, 3))).lengths
         array([3, 3])
@@ -183,8 +184,8 @@ class RaggedColumn(RaggedRows):
         Parameters
         ----------
         array
-            A `large_list`, a `list` (its 32-bit offsets are copied), or a struct of one and the row shapes. Elements
-            that are fixed-size lists add their extents to the rows.
+            A `large_list`, a `list` (its 32-bit offsets are copied), or a struct of either and the row shapes. The
+            extents of fixed-size lists become dimensions of the rows.
         dtype_name
             Dtype in the field's metadata, if any.
         name
@@ -243,7 +244,7 @@ class RaggedColumn(RaggedRows):
 
 
 def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None, count: int, subject: str) -> None:
-    """Raise FormatError if foreign offsets and shapes do not match `count` elements."""
+    """Raise FormatError if untrusted offsets and shapes do not match `count` elements."""
     lengths = offsets[1:] - offsets[:-1]
     if offsets[0] < 0 or offsets[-1] > count or (lengths < 0).any():
         raise FormatError(f"{subject} must have non-decreasing offsets in [0, {count}], got others; it is damaged")
@@ -274,8 +275,8 @@ def _row_arrays(
     Raises ColumnTypeError if a row is not an array of at least one dimension, rows differ in their number of
     dimensions, or no dtype of a row represents all others.
 
-    rows: arrays, or nested lists of numbers. An empty list fits any dtype.
-    declared: the requested dtype. Float dtypes round lists of numbers, as NumPy does.
+    rows: arrays, or nested lists of numbers. An empty list is compatible with any dtype. declared: the requested dtype.
+    Lists of numbers are rounded to float dtypes.
 
     >>> _row_arrays([[1, 2], [0.5]], "x")
     ([array([1, 2]), array([0.5])], dtype('float64'))

@@ -40,10 +40,10 @@ def repeat(values: Any, rows: VaryingRows) -> Any:
 
 
 def operand(rows: VaryingRows, other: Any) -> Any:
-    """Return another operand's elements aligned with the rows, or a single number unchanged.
+    """Align the elements of the other operand with the rows; a single number is returned unchanged.
 
-    Raises ColumnLengthError if a ragged column has other lengths, or an array does not have one value per row. Raises
-    ColumnMismatchError if one operand has arrays and the other has tensors.
+    Raises ColumnLengthError if the row lengths of a ragged column differ, or an array does not have one value per row.
+    Raises ColumnMismatchError if one operand has arrays and the other has tensors.
     """
     if isinstance(other, VaryingRows):
         check_alike(rows, other)
@@ -186,7 +186,7 @@ def argmax(rows: VaryingRows) -> Any:
 
 
 def accumulate(rows: VaryingRows, *, reverse: bool) -> Any:
-    """Return the cumulative sum at each element of each row, or the sum from each element on; shape (m,)."""
+    """Return the sum of each row up to each element, or from each element to the end; shape (m,)."""
     flat = rows.flat
     offsets = rows.layout[0]
     if not isinstance(flat, np.ndarray):

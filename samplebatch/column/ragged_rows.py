@@ -38,9 +38,9 @@ def _unary(function: Callable[[Any], Any]) -> Any:
 class RaggedRows(VaryingRows):
     """Rows of varying length with sequence operations: padding, masks, reductions, arithmetic, slicing.
 
-    Operators and comparisons apply elementwise. The other operand is a ragged column of the same lengths, an array of
-    one value per row, or a number. Results are new columns. NumPy's elementwise functions accept columns of arrays;
-    `map` applies any other function.
+    Operators and comparisons apply elementwise. The other operand is a ragged column with equal row lengths, an array
+    with one value per row, or a number. Results are new columns. NumPy's elementwise functions accept columns of
+    arrays; `map` applies any other function.
 
     Reductions return one value per row, shape (n,), an array or a tensor. They include all elements of a row,
     regardless of dimensions. `mask`, a ragged column of flags, restricts them.
@@ -165,7 +165,7 @@ class RaggedRows(VaryingRows):
         ColumnLengthError
             If a row is longer than `length`.
         ColumnMismatchError
-            If `out` has another shape or dtype.
+            If shape or dtype of `out` differ.
         OverflowError, RuntimeError
             If the dtype cannot represent the value.
 
@@ -199,7 +199,7 @@ class RaggedRows(VaryingRows):
         return ragged_padding.positions(self, side, length, multiple_of)
 
     def to_nested(self) -> torch.Tensor:
-        """Return the rows as a nested tensor in torch's jagged layout; another name for `to_torch`.
+        """Return the rows as a nested tensor in torch's jagged layout; alias of `to_torch`.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").to_nested().values()
@@ -279,7 +279,7 @@ class RaggedRows(VaryingRows):
         return inside._where(mask).gather(among)
 
     def cumsum(self, *, reverse: bool = False) -> Self:
-        """Return the cumulative sum of each row up to every element, or from every element on.
+        """Return the cumulative sums of each row up to each element, or from each element to the end.
 
         Floats keep their dtype and are summed in 64 bits; integers become 64-bit integers.
 
@@ -319,7 +319,7 @@ class RaggedRows(VaryingRows):
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Apply a function of one array or tensor, shape (m,), to the elements of all rows.
 
-        Raises ColumnLengthError if the function returns another number of elements.
+        Raises ColumnLengthError if the function changes the number of elements.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").map(lambda ids: ids % 2)[0]
@@ -378,8 +378,8 @@ class RaggedRows(VaryingRows):
     def join(self, *others: Self) -> Self:
         """Concatenate the rows of several columns: row i of the result joins row i of each column.
 
-        Raises ColumnLengthError if a column has another number of rows. Raises ColumnMismatchError if dtypes, numbers
-        of dimensions or extents after the first are incompatible.
+        Raises ColumnLengthError if the columns differ in their number of rows. Raises ColumnMismatchError if dtypes,
+        numbers of dimensions or extents after the first are incompatible.
 
         >>> from samplebatch.column import RaggedColumn
         >>> prompts, answers = (
@@ -446,7 +446,7 @@ class RaggedRows(VaryingRows):
         Parameters
         ----------
         positions
-            Number of elements of the first parts: a number, or one per row; negative ones count from the end.
+            Number of elements of the first parts: a number, or one per row; negative positions count from the end.
 
         Examples
         --------
@@ -495,14 +495,14 @@ class RaggedRows(VaryingRows):
     def gather(self, positions: Any) -> Any:
         """Return the elements at positions of each row.
 
-        Raises RowIndexError if a position is outside its row. Raises ColumnLengthError if positions have another number
-        of rows.
+        Raises RowIndexError if a position is outside its row. Raises ColumnLengthError if the number of rows of
+        `positions` differs.
 
         Parameters
         ----------
         positions
             A number; an array of shape (n,) or (n, k); or a ragged column with any number of positions per row.
-            Negative ones count from the end of the row.
+            Negative positions count from the end of the row.
 
         Returns
         -------
@@ -570,7 +570,7 @@ class RaggedRows(VaryingRows):
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Raise ArgumentError: a comparison returns one flag per element."""
+        """Raise ArgumentError, because a comparison returns one flag per element."""
         raise ArgumentError(
             "a ragged column has no truth value, got one as a condition; use .any() or .all() for each row, equals() "
             "for entire columns, or len()"

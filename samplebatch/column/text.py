@@ -87,7 +87,7 @@ class TextColumn(Column):
     def from_rows(cls, rows: Sequence[Any]) -> TextColumn | None:
         r"""Create a column from strings, or from bytes, with optional None; return None for other or no values.
 
-        Strings that UTF-8 cannot encode, lone surrogates, count as other values.
+        Strings with lone surrogates, which UTF-8 cannot encode, count as other values.
 
         >>> (
         ...     TextColumn.from_rows(["a", 1]),
@@ -113,7 +113,7 @@ class TextColumn(Column):
 
     @classmethod
     def from_objects(cls, values: npt.NDArray[Any]) -> TextColumn | None:
-        """Copy an object array of strings or bytes, shape (n, ...); return None for other values, as `from_rows`."""
+        """Copy an object array of strings or bytes, shape (n, ...); return None for other values, like `from_rows`."""
         flat = cls.from_rows(values.reshape(-1).tolist())
         return None if flat is None else cls(flat.array, values.shape[1:], len(values))
 
@@ -121,7 +121,7 @@ class TextColumn(Column):
     def from_array(cls, values: npt.NDArray[Any], name: str) -> TextColumn | None:
         """Copy an array of fixed-width strings or bytes, or of variable-width strings, shape (n, ...).
 
-        Raises ColumnTypeError if the array marks missing strings by other values than None or NaN, or has invalid
+        Raises ColumnTypeError if the array represents missing strings by a value other than None or NaN, or has invalid
         characters.
 
         Returns
@@ -177,7 +177,7 @@ class TextColumn(Column):
 
     @classmethod
     def from_fixed(cls, values: npt.NDArray[Any], name: str, *, exact: bool = False) -> TextColumn:
-        """Copy foreign fixed-width strings or bytes, shape (n, ...), as written by earlier versions.
+        """Copy fixed-width strings or bytes that earlier versions wrote, shape (n, ...).
 
         Raises FormatError if strings have invalid characters.
 
@@ -188,7 +188,7 @@ class TextColumn(Column):
         name
             The column's name, for errors.
         exact
-            Whether bytes have one length, so that trailing zeros are significant.
+            Whether all bytes have equal length, so that trailing zeros are significant.
         """
         if exact and values.dtype.itemsize:
             rows = values.view(f"V{values.dtype.itemsize}").reshape(-1).tolist()
@@ -216,7 +216,7 @@ class TextColumn(Column):
 
     @staticmethod
     def form_of(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> tuple[Any, ...] | None:
-        """Return content and row shape of a text or bytes field, including fields of earlier versions; None for others.
+        """Return content and row shape of a text or bytes field, also of earlier versions; None for other fields.
 
         >>> (
         ...     TextColumn.form_of(pa.large_string(), {}),
@@ -312,7 +312,7 @@ class TextColumn(Column):
         return values
 
     def to_objects(self) -> npt.NDArray[Any]:
-        """Return the rows as a new array of objects, shape (n, ...): strings or bytes, None or NaN for missing ones."""
+        """Return the rows as a new object array, shape (n, ...): strings or bytes, and None or NaN if missing."""
         try:
             objects: npt.NDArray[Any] = self.array.to_numpy(zero_copy_only=False)
         except (UnicodeDecodeError, pa.ArrowException):
@@ -327,7 +327,7 @@ class TextColumn(Column):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """`StringDType` for strings, with None or NaN for missing ones if there are any; object for bytes."""
+        """`StringDType` for strings, with None or NaN as the missing value if strings are missing; object for bytes."""
         if not self.is_text:
             return _OBJECT
         if self.missing == "":
@@ -355,7 +355,7 @@ class TextColumn(Column):
         )
 
     def spread(self, length: int, positions: Indices) -> TextColumn:
-        """Return a column of `length` rows with these rows at `positions`, and empty strings elsewhere."""
+        """Return a column of `length` rows with these rows at `positions`, and empty strings in the others."""
         flat, count = self._places(positions), length * prod(self.row_shape)
         offsets, data, validity = _parts(self.array)
         lengths = np.zeros(count, _INT64)
@@ -457,7 +457,7 @@ def _is_nan(missing: Any) -> bool:
 
 
 def _text_type(arrow: pa.DataType) -> pa.DataType | None:
-    """Return the type of a column's array for an Arrow type of strings or bytes; None for any other type."""
+    """Return the type of a column's array for an Arrow type of strings or bytes; None for other types."""
     if pa.types.is_dictionary(arrow):
         arrow = arrow.value_type
     if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
@@ -507,7 +507,7 @@ def _checked(
     data: npt.NDArray[np.uint8],
     validity: npt.NDArray[np.uint8] | None,
 ) -> pa.Array:
-    """Create an array from foreign buffers with copied offsets, after validation of offsets and UTF-8."""
+    """Create an array from untrusted buffers with copied offsets, after validation of offsets and UTF-8."""
     array = _array(arrow, offsets.copy(), data, validity)
     array.validate(full=True)
     return array

@@ -1,4 +1,4 @@
-"""TorchColumn and RaggedTorchColumn: rows of one or varying shapes in a torch tensor on any device."""
+"""TorchColumn and RaggedTorchColumn: rows of equal or varying shape in a torch tensor on any device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TorchColumn(Column):
-    """Rows of one shape in a torch tensor, for tensors passed by users or moved to a device.
+    """Rows of equal shape in a torch tensor, for tensors passed by users or moved to a device.
 
     On the host it shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is stored
     in Arrow as uint16 with the dtype in the field's metadata.
@@ -123,8 +123,7 @@ class TorchColumn(Column):
     def from_bits(cls, bits: npt.NDArray[Any], dtype_name: str) -> TorchColumn:
         """View the bytes of an array as a tensor of a named dtype; read-only bytes are copied first.
 
-        Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or the array's items have another
-        size.
+        Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or the item sizes differ.
         """
         import torch
 
@@ -265,7 +264,7 @@ class RaggedTorchColumn(RaggedRows):
 
     @classmethod
     def from_tensor(cls, values: torch.Tensor) -> RaggedTorchColumn:
-        """View a contiguous tensor with rows of one shape, shape (n, ...) with at least two dimensions."""
+        """View a contiguous tensor of shape (n, ...), with at least two dimensions, as rows of equal shape."""
         return cls(values.reshape(-1), *uniform_layout(values.shape))
 
     @classmethod

@@ -71,8 +71,8 @@ class Storage(NamedTuple):
     """Storage of a dtype's elements in Arrow.
 
     arrow: Arrow type of one value.
-    per_element: values per element, as a trailing shape: `(2,)` for complex numbers, else `()`.
-    named: whether the field's metadata must contain the dtype because the Arrow type does not determine it.
+    per_element: values per element, as a trailing shape: `(2,)` for complex numbers, otherwise `()`. named: whether the
+    field's metadata must contain the dtype because the Arrow type does not determine it.
     """
 
     arrow: pa.DataType
@@ -125,10 +125,7 @@ _PLAIN_NAME = re.compile(r"(?![|<>=]?a\d*$)[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ
 
 @lru_cache(maxsize=256)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a foreign name; only dtypes of tensor columns are accepted.
-
-    Raises ColumnTypeError for any other name.
-    """
+    """Return the dtype of an untrusted name; raises ColumnTypeError if it is not a dtype of tensor columns."""
     # NumPy crashes if a number in a date's unit is zero.
     if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
         raise ColumnTypeError(f"a dtype must be one that columns support, got the name {name!r}")
@@ -160,8 +157,8 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 def check_torch_name(name: object) -> int:
     """Return the element size in bytes of a torch dtype named in a file or a message, without importing torch.
 
-    Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or torch has no such dtype; suggests
-    similar names.
+    Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or torch has no such dtype (with near
+    names).
 
     >>> check_torch_name("bfloat16")
     2
@@ -182,8 +179,8 @@ def check_torch_name(name: object) -> int:
 def named_torch_dtype(name: str) -> torch.dtype:
     """Return a torch dtype named in a file or a message.
 
-    Raises ColumnTypeError as `check_torch_name` does, or if the installed torch lacks the dtype. Raises
-    MissingExtraError if torch is not installed.
+    Raises ColumnTypeError if the name is invalid (see `check_torch_name`), or the installed torch lacks the dtype.
+    Raises MissingExtraError if torch is not installed.
     """
     check_torch_name(name)
     require_torch()
@@ -244,7 +241,7 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
 
 
 def common_dtype(dtypes: list[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """Return the dtype among these that represents all others exactly; None if there is none."""
+    """Return the dtype that represents all others exactly; None if there is none."""
     distinct = list(dict.fromkeys(dtypes))
     for wide in distinct:
         if all(holds(wide, narrow) for narrow in distinct):

@@ -1,7 +1,7 @@
-"""Unpickling of foreign bytes: the only module that decides whether their code may run.
+"""Unpickling of untrusted bytes: the only module that decides whether their code may run.
 
-A pickle is a program of its writer. All inputs (Arrow, Parquet and HDF5 files, saved buffers, channels, broadcasts)
-pass their permission to `unpickle`, and no other module loads foreign pickles.
+A pickle can execute code of its writer. All readers (of Arrow, Parquet and HDF5 files, saved buffers, channels,
+broadcasts) pass the caller's permission to `unpickle`; no other module loads untrusted pickles.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from samplebatch.errors import FormatError, UntrustedPickleError
 
 
 def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = False) -> list[Any]:
-    """Unpickle foreign bytes, if the caller trusts their writer.
+    """Unpickle untrusted bytes, if the caller permits it.
 
     Raises UntrustedPickleError if `allow_pickle` is false. Raises FormatError if a pickle is invalid.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def gather(
     elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Copy rows at any offsets of a flat array, shape (m,), into contiguous memory.
+    """Copy rows at arbitrary offsets of a flat array, shape (m,), into contiguous memory.
 
     Raises FormatError if a row is not within the array.
 
@@ -73,7 +73,7 @@ def arrow_offsets(array: pa.Array, dtype: npt.DTypeLike = np.int64) -> npt.NDArr
 
 
 def uniform_layout(shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return offsets and shapes of rows with one shape; the shapes are None for rows of one dimension.
+    """Return offsets and shapes of rows with equal shapes; the shapes are None for one-dimensional rows.
 
     shape: shape of all rows together, (n, ...), with at least two dimensions.
 
@@ -192,9 +192,9 @@ class VaryingRows(Column):
     def __setitem__(self, key: Any, rows: Any) -> None:
         """Overwrite rows with rows of the same shapes: one row, a sequence of rows, or one number for all.
 
-        Raises ColumnLengthError if the key selects another number of rows. Raises ColumnMismatchError if a row has
-        another shape than the replaced row, or elements that the dtype cannot represent. Raises RowIndexError if a row
-        is out of range.
+        Raises ColumnLengthError if the number of selected rows differs. Raises ColumnMismatchError if the shape of a
+        row differs from the replaced row, or the dtype cannot represent its elements. Raises RowIndexError if a row is
+        out of range.
         """
         targets = resolve(key, len(self))
         if isinstance(targets, int):
@@ -285,7 +285,7 @@ class VaryingRows(Column):
         return type(self)(self.flat_column.copy().values, offsets_of(lengths), shapes)
 
     def replace(self, places: Indices, rows: Self, name: str) -> Self:
-        """Copy the column with rows at `places`, which must not repeat, replaced by rows of any length.
+        """Copy the column, and replace the rows at `places`, which must be distinct, with rows of any length.
 
         >>> from samplebatch.column import RaggedColumn
         >>> column = RaggedColumn.from_rows([[1, 2], [3]], "visited")
@@ -332,7 +332,7 @@ class VaryingRows(Column):
     def to_torch(self) -> torch.Tensor:
         """Return the rows as a nested tensor in torch's jagged layout, sharing memory with the elements.
 
-        Raises ColumnTypeError if torch has no dtype for the elements, or another extent than the first varies.
+        Raises ColumnTypeError if torch has no dtype for the elements, or an extent after the first varies.
         """
         elements = self.flat_column.to_torch()
         first = self.lengths

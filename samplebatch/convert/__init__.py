@@ -1,7 +1,7 @@
 """Conversion of experience from and to other libraries; each module is imported on first use.
 
 A function `to_x` accepts a batch, a buffer, columns by name or an iterable of fragments; a function `from_x` returns a
-`SampleBatch`. Each function imports its library, or names the extra to install.
+`SampleBatch`. Each function imports its library; if it is missing, the error names the extra to install.
 """
 
 from __future__ import annotations

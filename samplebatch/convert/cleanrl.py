@@ -1,4 +1,4 @@
-"""CleanRL: a replay buffer with the methods that its scripts call."""
+"""CleanRL: a drop-in replay buffer for its scripts."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class TransitionSamples(NamedTuple):
 class CleanRLReplayBuffer:
     """Replay buffer for CleanRL's scripts: `add` steps of all environments, `sample` transitions as tensors.
 
-    It replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform draws make the same calls to NumPy's global
-    generator, so a seeded script samples the same transitions. Rows are stored in `buffer`, one ring per environment.
-    If an observation differs from the previous step's next observation, an episode that was not reported as ended is
-    truncated, so that no n-step return and no shared observation crosses an environment's reset.
+    It replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform sampling makes the same calls to NumPy's
+    global generator, so a seeded script samples the same transitions. Rows are stored in `buffer`, one ring per
+    environment. If an observation differs from the previous step's next observation, an episode that was not reported
+    as ended is truncated, so that no n-step return and no shared observation crosses an environment's reset.
 
     Parameters
     ----------
@@ -88,12 +88,12 @@ class CleanRLReplayBuffer:
     Attributes
     ----------
     buffer
-        The `VectorReplayBuffer` or `PrioritizedVectorReplayBuffer` that holds the rows.
+        The `VectorReplayBuffer` or `PrioritizedVectorReplayBuffer` that stores the rows.
 
     Raises
     ------
     ArgumentError
-        If a number is out of range, or only one of `alpha` and `beta` is given.
+        If a number is out of range, or only one of `alpha` and `beta` is passed.
     DeviceError
         If torch is not installed, or cannot use the device.
 
@@ -211,7 +211,7 @@ class CleanRLReplayBuffer:
         self._expected = None
 
     def _end_interrupted_episodes(self, obs: Any) -> None:
-        """Truncate running episodes whose next step does not start at the observation where the last one ended."""
+        """Truncate running episodes whose next step does not start at the last next observation."""
         for ring in np.flatnonzero(~self._last_done & ~_equal_rows(obs, self._expected)).tolist():
             end_episode(self.buffer, int(self.buffer.last_index[ring]))
 
@@ -311,7 +311,7 @@ class CleanRLReplayBuffer:
         priorities
             Shape (n,) or (n, 1), an array or a tensor.
         generation
-            `generation` of the sample; if given, priorities of rows that have been overwritten are ignored.
+            `generation` of the sample; if passed, priorities of rows that have been overwritten are ignored.
 
         Raises
         ------
@@ -356,7 +356,7 @@ class CleanRLReplayBuffer:
 
 
 def observation_form(space: Any, n_envs: int) -> RowForm | dict[str, Any]:
-    """Return dtype and shape of the observations of all environments; for a Dict space those of each part."""
+    """Return dtype and shape of the observations of all environments; for a Dict space, of each part."""
     spaces = getattr(space, "spaces", None)
     if isinstance(spaces, Mapping):
         return {name: observation_form(part, n_envs) for name, part in spaces.items()}

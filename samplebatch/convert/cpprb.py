@@ -49,7 +49,7 @@ def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
 def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuffer:
     """Copy steps into a new cpprb buffer with the same columns.
 
-    `done` is true for terminations only, because users of cpprb do not bootstrap where it is true.
+    `done` is true for terminations only, because cpprb's users do not bootstrap from steps with `done`.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuff
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
-        If a column is missing, is nested, varies in shape or holds no numbers.
+        If a column is missing, is nested, varies in shape or is not numeric.
     CapacityError
         If there are more steps than `capacity`.
     SequenceError, EmptyBufferError

@@ -26,9 +26,9 @@ _FLAGS = (names.TERMINATEDS, names.TRUNCATEDS)
 def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) -> SampleBatch:
     """Read the steps of a file in D4RL's layout.
 
-    `terminals` are terminations and `timeouts` truncations; both number the episodes (`eps_id`, `t`). Without
-    `next_observations` there is no `new_obs`, because the file lacks the observation after a timeout. Values under
-    `infos/` become nested `infos`, values under `metadata/` are ignored, other datasets keep their names.
+    `terminals` become terminations and `timeouts` truncations; `eps_id` and `t` number the episodes that either ends.
+    Without `next_observations` there is no `new_obs`, because the file lacks the observation after a timeout. Values
+    under `infos/` become nested `infos`, values under `metadata/` are ignored, other datasets keep their names.
 
     Parameters
     ----------

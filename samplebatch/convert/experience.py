@@ -1,4 +1,4 @@
-"""Experience from any source as steps in episode order: the intermediate form of all conversions.
+"""Steps of any source in episode order: the intermediate form of all conversions.
 
 Sources are batches, buffers and fragments, or paths of datasets and of Parquet files.
 """
@@ -71,7 +71,7 @@ def as_steps(source: Source) -> Steps:
     Rows that are already in this order are not copied. Actions in the policy's unit are mapped to the environment's.
     Without `eps_id`, flags delimit the episodes.
 
-    Raises ColumnNotFoundError if no column separates episodes: neither `eps_id` nor flags. Raises ColumnTypeError if a
+    Raises ColumnNotFoundError if neither `eps_id` nor flags separate episodes. Raises ColumnTypeError if a
     MultiAgentBatch has several policies, or the source has an unsupported type. Raises ColumnMismatchError if actions
     were mapped by a function, which is not recorded. Raises SequenceError if rows are time-major, or steps of an
     episode are missing. Raises EmptyBufferError if there are no steps.
@@ -257,7 +257,7 @@ def make_episode(
     - `terminated`, `truncated`: whether the last step terminates or truncates the episode.
     - `action_unit`: unit of the actions.
 
-    Raises ColumnLengthError if columns differ in length; names one.
+    Raises ColumnLengthError if columns differ in length.
     """
     batch = SampleBatch(
         {
@@ -287,7 +287,7 @@ def number_episodes(done: Flags) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
-    """Join episodes with one copy; a single one is returned itself."""
+    """Join episodes with one copy; a single episode is returned unchanged."""
     return episodes[0] if len(episodes) == 1 else join(episodes)
 
 
@@ -371,7 +371,7 @@ def open_source(source: Any) -> Any:
 
 
 def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> Iterator[tuple[pa.Table, MemoryBound]]:
-    """Read a Parquet file, or all below a folder in order of name, each with its memory bound."""
+    """Read a Parquet file, or all Parquet files below a folder in order of their names, each with its memory bound."""
     for file_path in files_in(path, ".parquet"):
         file, bound = open_parquet(file_path, max_nbytes=max_nbytes)
         names = file.schema.names

@@ -214,14 +214,14 @@ def read_lerobot(
     Raises
     ------
     FormatError
-        If metadata is invalid or refers outside the folder, rows contradict the metadata, or a file is damaged; names
-        the file or column.
+        If metadata is invalid or refers to files outside the folder, rows contradict the metadata, or a file is
+        damaged.
     ColumnNotFoundError
-        If there is no such feature.
+        If a feature does not exist.
     ColumnTypeError
         If a feature is a video, or has an unsupported dtype.
     RowIndexError
-        If there is no such episode.
+        If an episode does not exist.
     CapacityError
         If more memory than `max_nbytes` would be allocated.
     MissingExtraError
@@ -243,7 +243,7 @@ def read_lerobot(
 
 
 def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | None) -> dict[str, Feature]:
-    """Select the features to read; reject unsupported ones by name."""
+    """Select the features to read; reject unsupported features."""
     listed = [name for name in features if name != INDEX] if columns is None else list(columns)
     for name in listed:
         if name not in features:
@@ -268,7 +268,7 @@ def _holds_numbers(dtype: str) -> bool:
 
 
 def _check_places(features: Iterable[str]) -> None:
-    """Check that no two features become one column, and none is nested in another."""
+    """Check that features map to distinct columns that are not nested in each other."""
     features_by_column: dict[str, str] = {}
     for name in features:
         column = _place(name)
@@ -474,7 +474,7 @@ def write_lerobot(
     task
         Description of the task of all steps, or a list of descriptions that column `task_index` indexes.
     robot
-        Robot type, if any.
+        Robot type, or None.
 
     Raises
     ------
@@ -512,7 +512,7 @@ def write_lerobot(
 
 
 def _is_empty_infos(name: str, batch: SampleBatch) -> bool:
-    """Return whether a column contains empty infos only, which collectors record."""
+    """Return whether a column contains only empty infos, as recorded by collectors."""
     return name == names.INFOS and batch[name].dtype == object and not any(batch[name].tolist())
 
 
@@ -657,7 +657,7 @@ def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
 
 
 def _arrow(values: npt.NDArray[Any]) -> pa.Array:
-    """Convert an array to nested lists, and vectors to fixed-size lists, as LeRobot does."""
+    """Convert an array to nested lists, and vectors to fixed-size lists, as in LeRobot."""
     values = np.ascontiguousarray(values)
     array = pa.array(values.reshape(-1))
     shape = values.shape[1:]
@@ -697,7 +697,7 @@ def _episodes_table(
 
 
 def _statistics(values: npt.NDArray[Any]) -> Statistics:
-    """Compute statistics over all but the last dimension, as LeRobot does; a scalar has length 1."""
+    """Compute statistics over all but the last dimension, as in LeRobot; a scalar has length 1."""
     width = values.shape[-1] if values.ndim > 1 else 1
     rows: npt.NDArray[Any] = values.reshape(-1, width).astype(np.float64)
     # Infinite values have no mean.
@@ -709,7 +709,7 @@ def _statistics(values: npt.NDArray[Any]) -> Statistics:
 
 
 def _join_statistics(rows: list[Statistics]) -> Statistics:
-    """Merge statistics of episodes; quantiles are averaged, as LeRobot does."""
+    """Merge statistics of episodes; quantiles are averaged, as in LeRobot."""
     stacked = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
     count = stacked.pop("count")
     with np.errstate(invalid="ignore"):

@@ -81,7 +81,7 @@ def to_minari(
     """Write experience as a new Minari dataset.
 
     Actions are written in environment units. Minari stores observations, actions, rewards, flags and infos; other
-    columns are omitted. An unfinished episode is written as truncated, as by Minari's own collector.
+    columns are omitted. An unfinished episode is written as truncated, as by Minari's collector.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def to_minari(
     Raises
     ------
     ArgumentError
-        If neither an environment nor both spaces are given.
+        If neither an environment nor both spaces are passed.
     ColumnNotFoundError
         If a column is missing.
     ColumnTypeError

@@ -243,8 +243,8 @@ def to_rllib_episodes(
 def _model_outputs(episode: SampleBatch, lookback: Any) -> dict[str, Any]:
     """Return the other columns of an episode; recurrent states are shifted to the state after each step.
 
-    The initial state becomes the lookback. The state after the last step is not recorded and learners do not read it:
-    the state before the last step replaces it.
+    The initial state becomes the lookback. The state after the last step is not recorded; it is replaced by the state
+    before the last step, because learners do not read it.
     """
     extras = [name for name in episode if name not in _OWN and name != names.STATE_IN]
     outputs = {name: lookback(experience.arrays_of(episode, name)) for name in extras}
@@ -391,15 +391,15 @@ def read_rllib_json(
     path
         A file, or a folder of files that end in `.json`.
     allow_pickle
-        Whether to unpickle packed columns of other objects. Only for files whose writer you trust: a pickle can run
-        any code.
+        Whether to unpickle packed columns of other objects. Only for files from a trusted writer: a pickle can execute
+        arbitrary code.
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Raises
     ------
     FormatError
-        If a line is not a batch in RLlib's format; names file, line and column.
+        If a line is not a batch in RLlib's format.
     UntrustedPickleError
         If a column contains packed objects and `allow_pickle` is false.
     CapacityError, ColumnMismatchError
@@ -462,8 +462,8 @@ def write_rllib_json(
     path
         The file; RLlib looks for names that end in `.json`.
     compress_columns
-        Columns to pack as RLlib does, which preserves their dtypes; other columns become lists of numbers. Nested
-        columns are always packed.
+        Columns to pack like RLlib, which preserves their dtypes; other columns become lists of numbers. Nested columns
+        are always packed.
 
     Raises
     ------
@@ -533,14 +533,14 @@ def read_rllib_parquet(
     path
         A file, or a folder that is searched recursively for files that end in `.parquet`.
     allow_pickle
-        Whether to unpickle other objects. Only for files whose writer you trust: a pickle can run any code.
+        Whether to unpickle other objects. Only for files from a trusted writer: a pickle can execute arbitrary code.
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Raises
     ------
     FormatError
-        If a file is damaged, or a value is not in RLlib's format; names file and column.
+        If a file is damaged, or a value is not in RLlib's format.
     UntrustedPickleError
         If a value is a packed object, and `allow_pickle` is false.
     CapacityError
@@ -647,7 +647,7 @@ def write_rllib_parquet(
     path
         The file.
     compress_columns
-        Columns to pack row by row, as RLlib does; required for rows of two or more dimensions and nested columns.
+        Columns to pack row by row, like RLlib; required for rows of two or more dimensions and nested columns.
 
     Raises
     ------
@@ -788,8 +788,8 @@ _MAX_DIMENSIONS = 63
 def without_ray_types(table: pa.Table) -> pa.Table:
     """Convert Ray Data's tensor types to fixed-size or variable-size lists; other columns are unchanged.
 
-    Raises FormatError if a tensor is not stored as Ray stores it, contradicts its declared shape, or has rows that vary
-    in shape.
+    Raises FormatError if a tensor is not in Ray's layout, contradicts its declared shape, or has rows that vary in
+    shape.
     """
     fields, columns = [], []
     for field, column in zip(table.schema, table.columns, strict=True):

@@ -154,7 +154,7 @@ def to_sb3_replay(
     n_envs: int = 1,
     device: Any = "auto",
 ) -> ReplayBuffer:
-    """Copy steps into a replay buffer of Stable-Baselines3, to start an off-policy algorithm with.
+    """Copy steps into a replay buffer of Stable-Baselines3, to initialize an off-policy algorithm.
 
     Actions of a Box are scaled to [-1, 1], the unit of off-policy algorithms, if their unit is known; other actions
     are copied unchanged. The buffer stores rewards and actions as 32-bit floats and observations in the dtype of their
@@ -306,9 +306,9 @@ def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
 class SB3ReplayBuffer(CleanRLReplayBuffer):
     """Replay buffer for `replay_buffer_class` of Stable-Baselines3's DQN, SAC, TD3 and DDPG.
 
-    Pass `n_steps`, `alpha`, `beta`, `compress` and other options in `replay_buffer_kwargs`. Uniform draws are the same
-    as Stable-Baselines3's, so an algorithm with the same seed learns the same parameters. Its algorithms apply n-step
-    returns, but importance weights and `update_priorities` require your own `train` method. For goals, use
+    Pass `n_steps`, `alpha`, `beta`, `compress` and other options in `replay_buffer_kwargs`. Uniform sampling draws the
+    same rows as Stable-Baselines3, so an algorithm with the same seed learns the same parameters. Its algorithms apply
+    n-step returns, but importance weights and `update_priorities` require your own `train` method. For goals, use
     `SB3HerReplayBuffer`.
 
     Parameters
@@ -319,7 +319,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
     Raises
     ------
     ArgumentError
-        If a number is out of range, or only one of `alpha` and `beta` is given.
+        If a number is out of range, or only one of `alpha` and `beta` is passed.
     MissingExtraError
         If Stable-Baselines3 is not installed.
 
@@ -397,8 +397,8 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     """Replay buffer with hindsight goals for `replay_buffer_class` of Stable-Baselines3 (arXiv:1707.01495).
 
     Accepts the arguments of `HerReplayBuffer`; algorithms also pass their environment. Only finished episodes whose
-    steps are all stored are sampled. With one environment and a ring that is not yet full, draws are the same as
-    Stable-Baselines3's; otherwise they have the same distribution.
+    steps are all stored are sampled. With one environment and a ring that is not yet full, the same transitions are
+    drawn as by Stable-Baselines3; otherwise they have the same distribution.
 
     Parameters
     ----------
@@ -410,14 +410,15 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     n_sampled_goal
         Relabelled transitions per transition with its own goal.
     goal_selection_strategy
-        Step whose achieved goal is used: `"future"`, this one or a later one; `"final"`, the last; `"episode"`, any.
+        Step whose achieved goal is used: `"future"` for the same or a later step, `"final"` for the last step,
+        `"episode"` for any step.
     **kwargs
         As in `SB3ReplayBuffer`, without `n_steps`, `alpha` and `beta`.
 
     Raises
     ------
     ArgumentError
-        If a number is out of range, the strategy is unknown, or `n_steps` or `alpha` is given.
+        If a number is out of range, the strategy is unknown, or `n_steps` or `alpha` is passed.
     MissingExtraError
         If Stable-Baselines3 is not installed.
 
@@ -491,7 +492,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         Parameters
         ----------
         batch_size
-            Number of transitions; `n_sampled_goal / (n_sampled_goal + 1)` of the number, rounded down, are relabelled.
+            Number of transitions; a fraction of `n_sampled_goal / (n_sampled_goal + 1)`, rounded down, is relabelled.
         env
             A `VecNormalize` that normalizes observations and rewards; None returns them as stored.
 
@@ -586,8 +587,8 @@ class RolloutSamples(NamedTuple):
 class SB3RolloutBuffer:
     """Rollout buffer for `rollout_buffer_class` of Stable-Baselines3's PPO and A2C.
 
-    Advantages are computed by the compiled `samplebatch.returns.gae`. Minibatches are drawn in the same order as
-    Stable-Baselines3's. `to_sample_batch` returns the rollout over the same memory.
+    Advantages are computed by the compiled `samplebatch.returns.gae`. Minibatches are drawn in the same order as in
+    Stable-Baselines3. `to_sample_batch` returns the rollout over the same memory.
 
     Parameters
     ----------
@@ -747,7 +748,7 @@ class SB3RolloutBuffer:
         Parameters
         ----------
         batch_size
-            Steps per minibatch; None for all in one.
+            Steps per minibatch; None for a single minibatch.
 
         Raises
         ------

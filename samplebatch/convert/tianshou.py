@@ -34,8 +34,8 @@ _REWARD_FUNCTION = "compute_reward_fn"
 def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> Any:
     """Convert a Tianshou batch or replay buffer to the library's class, over the same memory.
 
-    A buffer keeps its class, rows, cursors, open episodes and priorities, but not its random generator. Use only one
-    of the two buffers afterwards: added steps overwrite rows of both.
+    The class, rows, cursors, open episodes and priorities of a buffer are preserved, but not its random generator. Use
+    only one of the two buffers afterwards: added steps overwrite rows of both.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     Raises
     ------
     ColumnTypeError
-        If `thing` is neither, or a value has an unsupported type.
+        If `thing` is neither a batch nor a replay buffer, or a value has an unsupported type.
 
     Examples
     --------
@@ -116,8 +116,8 @@ def _buffer_of(theirs: Any) -> ReplayBuffer:
 def to_tianshou(source: Any) -> Any:
     """Convert a batch or a buffer to Tianshou's class: a batch over the same arrays, or a copy of a buffer.
 
-    A buffer keeps its class, rows, cursors, open episodes and priorities. Final observations of buffers without next
-    observations are omitted and compressed rows are decompressed, because Tianshou cannot store them.
+    The class, rows, cursors, open episodes and priorities of a buffer are preserved. Final observations of buffers
+    without next observations are omitted and compressed rows are decompressed, because Tianshou cannot store them.
 
     Parameters
     ----------

@@ -110,7 +110,7 @@ def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> Sample
     ColumnTypeError
         If a row is not a dict, or the values of a column have an unsupported type.
     ColumnMismatchError
-        If a row has other keys than the first; the message contains the row and the keys.
+        If the keys of a row differ from the first row.
 
     Examples
     --------

@@ -197,7 +197,7 @@ class TorchRLReplayBuffer:
     Parameters
     ----------
     buffer
-        A buffer of one or several rings; several environments in the first batch dimension need one ring each, or
+        A buffer of one or several rings; several environments in the first batch dimension require one ring each, or
         `("collector", "traj_ids")`.
     batch_size
         Default number of steps of `sample`.
@@ -294,7 +294,7 @@ class TorchRLReplayBuffer:
         Raises
         ------
         ArgumentError
-            If there is no default, or it is not an integer of at least 1.
+            If `batch_size` is None without a default, or is not an integer of at least 1.
         EmptyBufferError
             If the buffer is empty.
         """
@@ -330,7 +330,7 @@ class TorchRLReplayBuffer:
     def update_tensordict_priority(self, td: TensorDict) -> None:
         """Set priorities from the entry `td_error` that a loss module has written to a sample.
 
-        Priorities of rows that were overwritten since they were sampled are not updated.
+        Priorities of rows that have been overwritten since they were sampled are not updated.
 
         Raises
         ------

@@ -95,7 +95,7 @@ def to_verl(
     prompt_length: int | None = None,
     response_length: int | None = None,
 ) -> Any:
-    """Convert a batch to a `DataProto`, with ragged columns padded by verl's conventions.
+    """Convert a batch to a `DataProto`, with ragged columns padded according to verl's conventions.
 
     Prompts are padded on the left, responses on the right, and columns that span both on both sides. `attention_mask`
     and `position_ids` are added, and `input_ids` if there are prompts and responses. Columns of strings and objects
@@ -118,8 +118,8 @@ def to_verl(
     Raises
     ------
     ColumnLengthError
-        If a ragged column is as long as neither the prompts, the responses nor both together. If a row is longer than
-        `prompt_length` or `response_length`.
+        If the lengths of a ragged column equal neither the prompts, the responses nor their sums, or a row is longer
+        than `prompt_length` or `response_length`.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Environments of Gymnasium and PettingZoo behind one interface: reset, step, spaces."""
+"""Adapters that give environments of Gymnasium, PettingZoo and RLlib one interface."""

@@ -1,7 +1,7 @@
-"""Adapters of multi-agent environments: their common base, PettingZoo's parallel and turn-based ones, and RLlib's.
+"""Adapters of multi-agent environments: base class, and adapters for PettingZoo's two interfaces and RLlib.
 
-An adapter has one environment and its current episode. `groups` are the agents that act next; `step` makes them act and
-returns the outcomes known by then. If agents act simultaneously, these are the outcomes of this step. In turn-based
+An adapter has one environment and its current episode. `groups` are the agents that act next; `step` executes their
+actions and returns the known outcomes. If agents act simultaneously, these are the outcomes of this step. In turn-based
 environments, an agent observes the outcome of its action at its next turn.
 """
 
@@ -35,7 +35,7 @@ _NUMBERED = re.compile(r"(?P<kind>.*[^_\d])_?\d+")
 def policy_by_kind(environment: Any) -> Callable[[Any], str]:
     """Map agents to policies by kind: the agent id without the number at its end.
 
-    Agents of one kind with different spaces cannot share a batch: each is mapped to its own policy.
+    Agents of the same kind with different spaces cannot share a batch, so each is mapped to its own policy.
 
     - `environment`: a PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib.
 
@@ -107,7 +107,7 @@ class Episode(NamedTuple):
 
     @property
     def id_(self) -> int:
-        """Episode id, under the name in RLlib's mapping functions."""
+        """Episode id, under the name that RLlib's mapping functions use."""
         return self.eps_id
 
 
@@ -115,8 +115,8 @@ class PolicyOfAgents:
     """Policies of agents in a multi-agent collector, from a user's mapping of agents or of agents and episodes.
 
     - `mapping`: a mapping from agent ids to policy ids, or a function of the agent id, or of the agent id and the
-      `Episode`. A function receives the episode if it has a second parameter without a default, one named `episode`, or
-      `*args`.
+      `Episode`. A function receives the episode if it has a second parameter without a default, a parameter named
+      `episode`, or `*args`.
 
     Its attributes:
     - `sees_episodes`: whether the policy of an agent can differ between episodes.
@@ -187,9 +187,8 @@ class AgentGroup:
     - `observations`, `infos`: newest observation and info of each agent, which the environment may overwrite in its
       next step.
     - `begins`: whether each agent has yet to act since the episode started or the agent rejoined; None if no agent has.
-    - `pick`: function that selects the values of the agents from a mapping by agent, as a tuple.
-    - `number_types`: types of their last rewards and flags that need no conversion, so that such values are not checked
-      again.
+    - `pick`: function that selects the agents' values from a mapping, as a tuple.
+    - `number_types`: types of earlier rewards and flags that require no conversion and are therefore not checked again.
     - `shapes`: shapes of their last observations; None for an observation that is not an array.
     """
 
@@ -243,7 +242,7 @@ class MultiAgentAdapter(ABC):
     """Base of adapters for multi-agent collectors: one environment and its current episode.
 
     - `environment`: the environment.
-    - `env_id`: number of the environment, which its rows contain.
+    - `env_id`: number of the environment, which is stored in its rows.
     - `seed`: seed of the first reset. Later resets continue its generator, so that no two episodes are equal.
     - `policy_of`: function that maps an agent id and an episode to a policy id.
 
@@ -315,7 +314,7 @@ class MultiAgentAdapter(ABC):
         return {"saved": save_environments([self.environment]), **copy.deepcopy({"values": values, "groups": groups})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore the state of an equally created environment; return whether the environment was restored."""
+        """Restore the state of an environment created with the same arguments; return whether it was restored."""
         if not load_environments([self.environment], state["saved"]):
             return False
         vars(self).update(copy.deepcopy(state["values"]))
@@ -497,9 +496,9 @@ class ParallelAdapter(MultiAgentAdapter):
 class TurnBasedAdapter(MultiAgentAdapter):
     """Adapter of a turn-based environment.
 
-    Every turn of a living agent is a step. Its outcome is known at the agent's next turn, or at its last turn if it is
-    dead. The reward is the sum of all rewards since its action, including rewards during other agents' turns. Rewards
-    before an agent's first action are added to the first action's reward.
+    Every turn of a living agent is a step. Its outcome is known at the agent's next turn, which is its last turn if the
+    agent is dead. The reward is the sum of all rewards since its action, including rewards during other agents' turns.
+    Rewards before an agent's first action are added to the first action's reward.
     """
 
     environment: AECEnvironment
@@ -531,7 +530,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
         return self._next_turn()
 
     def _next_turn(self) -> list[AgentOutcomes]:
-        """Remove dead agents until a living agent's turn, and return the outcomes observed meanwhile."""
+        """Remove dead agents until the turn of a living agent; return the outcomes observed in the meantime."""
         environment = self.environment
         outcomes: list[AgentOutcomes] = []
         self.groups = []

@@ -1,4 +1,4 @@
-"""Environment adapters for all kinds of `env` arguments of collectors."""
+"""Creation of environment adapters from the `env` arguments of collectors."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAg
 
 
 def make_several(env: Any, num_envs: int | None) -> list[Any]:
-    """Create the environments of a multi-agent collector: `num_envs` of a function or id, or one per list item."""
+    """Create the environments of a multi-agent collector: `num_envs` from a function or id, or one per list item."""
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
     listed = isinstance(env, list | tuple)

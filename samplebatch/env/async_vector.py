@@ -1,7 +1,7 @@
 """Environments in separate processes, each stepped when it is ready.
 
-An environment process executes the requests of its parent process. A message of the process is one byte, which is set
-if another message follows without a request, and a pickle. A request is a pickle of a command and its arguments.
+An environment process executes the requests of its parent process. A message of the process consists of one byte, which
+is set if another message follows without a request, and a pickle. A request is a pickle of a command and its arguments.
 
 ===========  ============================  ===========================================================================
 command      arguments                     answer
@@ -132,7 +132,7 @@ class SharedObservations:
 
         - `envs`: environments, shape (k,), k at least 1.
         - `slot`: `NEW_OBS` or `FIRST_OBS`.
-        - `sent`: return values of `write`, by environment.
+        - `sent`: results of `write`, by environment.
         """
         leaves: list[Leaf] = []
         for number, shared in enumerate(self._leaves):
@@ -166,7 +166,7 @@ def run_environment(pipe: Connection, make: Callable[[], Any], index: int) -> No
 
     - `pipe`: connection on which requests arrive.
     - `make`: function that creates the environment.
-    - `index`: number of the environment, for errors.
+    - `index`: number of the environment, for error messages.
     """
     # A forked child inherits the handlers of its parent.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -288,12 +288,12 @@ class SingleStep(NamedTuple):
 
 
 class EnvironmentStepper:
-    """A Gymnasium environment whose values are converted exactly before they are returned.
+    """Gymnasium environment whose results are converted losslessly to the layouts of its spaces.
 
     The returned arrays are owned by the caller: the environment may overwrite its own.
 
     - `env`: a `gymnasium.Env`.
-    - `index`: number of the environment, for errors.
+    - `index`: number of the environment, for error messages.
 
     Its attributes:
     - `env`: the environment.
@@ -487,7 +487,7 @@ class EnvironmentProcesses:
             self._listen(_LOOK_EVERY_S)
 
     def _listen(self, patience_s: float) -> None:
-        """Receive available answers, or wait up to `patience_s` seconds for the first ones."""
+        """Receive available answers, or wait up to `patience_s` seconds for the first answers."""
         if self._midst is not None:
             return
         for descriptor in self._poller.poll(patience_s):
@@ -536,7 +536,7 @@ class EnvironmentProcesses:
     # Lost processes
 
     def _look(self, now: float) -> None:
-        """Detect processes that have exited although a child keeps their pipe open, and hung processes."""
+        """Detect hung processes, and processes that have exited although a child process keeps their pipe open."""
         for index, since in list(self._asked.items()):
             if self._pipes[index].poll(0):
                 continue
@@ -621,7 +621,7 @@ _NONE: Rows = np.empty(0, np.intp)
 
 
 class AsyncStepResult(NamedTuple):
-    """Step results of environments that have answered: k have completed a step, m are ready for an action.
+    """Results of environments that have answered: k have completed a step, m are ready for an action.
 
     - `envs`: environments that have completed a step, ascending, shape (k,).
     - `columns`: columns `new_obs` (or its parts), `rewards`, `terminateds` and `truncateds` of the steps, shape (k,

@@ -1,4 +1,4 @@
-"""Atari environments: Gymnasium's preprocessing and frame stacking, lives as episodes, fire and clipped rewards."""
+"""Atari environments: preprocessing, frame stacking, lives as episodes, fire on reset, and clipped rewards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_atari(
     clip_rewards: bool = False,
     **options: Any,
 ) -> Any:
-    """Create an Atari environment with grey images of the last frames, as DQN's papers preprocess it.
+    """Create an Atari environment with greyscale images of the last frames, preprocessed as in the DQN papers.
 
     Frames are skipped, pooled, converted to greyscale and resized by Gymnasium's `AtariPreprocessing` (Machado et al.,
     arXiv:1709.06009) and stacked by its `FrameStackObservation`. For training, `terminal_on_life_loss` and
@@ -45,7 +45,7 @@ def make_atari(
     terminal_on_life_loss
         Whether the loss of a life terminates the episode; the next episode continues the game.
     fire_on_reset
-        Whether episodes and lives start with the action FIRE, in games that have it as their second action.
+        Whether episodes and lives start with the action FIRE, in games whose second action is FIRE.
     clip_rewards
         Whether rewards are their signs: -1, 0 or 1.
     **options
@@ -54,7 +54,7 @@ def make_atari(
     Raises
     ------
     EnvironmentSpecError
-        If the environment does not exist, or is not one of Atari that returns images.
+        If the environment does not exist, or is not an Atari environment that returns images.
     MissingExtraError, ArgumentError
         If a package of the extra `atari` is not installed, or `stack_num` is not a whole number from 1.
     """
@@ -95,7 +95,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives, self._is_over = 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Continue after a lost life, by a no-op; start a new game if the last one is over or a seed is given."""
+        """Continue after a lost life with a no-op; start a new game if the last one is over or a seed is passed."""
         if self._is_over or seed is not None:
             start = self.env.reset(seed=seed, options=options)
         else:
@@ -115,7 +115,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that executes the action FIRE at the start of each episode, and after a lost life within an episode.
 
-    Policies that learn with it never have to fire to start a life, neither in training nor in evaluation.
+    Policies that are trained with this wrapper never have to fire to start a life, so evaluate them with it, too.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:

@@ -87,8 +87,8 @@ class Environments(ABC):
     - `observation_space`, `action_space`: spaces of one environment.
     - `observations`, `actions`: layouts of the spaces.
     - `resets_later`: whether an environment is reset in an autoreset step after its episode, not with the last step.
-    - `keeps_seeds`: whether a collector without a seed resets the environments without seeds, so that seeds set before
-      remain in effect.
+    - `keeps_seeds`: whether a collector without a seed resets the environments without seeds, so that seeds that were
+      set before remain in effect.
     - `made`: number of `step` calls since all environments were reset; errors include it.
     """
 
@@ -108,7 +108,7 @@ class Environments(ABC):
         self.made = 0
 
     def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:
-        """Return the error for an invalid value of the last step or reset."""
+        """Create the error for an invalid value of the last step or reset."""
         whose = "" if env is None else f" from environment {env}"
         return EnvironmentSpecError(f"{sentence}{whose} in {f'step {self.made}' if self.made else 'a reset'}")
 
@@ -121,7 +121,7 @@ class Environments(ABC):
         """Start an episode in every environment.
 
         - `seeds`: one seed per environment; None continues their generators.
-        - `**arguments`: further arguments of the environment's `reset`; a `seed` among them has precedence.
+        - `**arguments`: further arguments of the environment's `reset`; a `seed` has precedence.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Environment states: pickled with their generators, and restored into environments of the same classes."""
+"""Saving of environments with their generators by pickling, and restoring them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
 
 
 def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
-    """Restore environments from `save_environments`; return whether they had been pickled.
+    """Restore environments from `save_environments`; return whether they were pickled.
 
     Raises EnvironmentSpecError if the classes differ.
     """
@@ -50,7 +50,7 @@ def save_environment(env: Any) -> bytes:
 
     Windows, fonts and images of pygame are omitted, because rendering recreates them.
 
-    Raises Exception if a part cannot be pickled, such as a process or a simulator in another language.
+    Raises Exception if a part cannot be pickled, such as a process or a native simulator.
 
     >>> import gymnasium
     >>> env, again = gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1")
@@ -95,7 +95,7 @@ def load_environment(env: Any, state: bytes) -> None:
 
 
 def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the pygame attributes of an environment and its wrappers, each with its path."""
+    """Yield path and value of the pygame attributes of an environment and its wrappers."""
     seen: set[int] = set()
     waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]
     while waiting:

@@ -1,7 +1,7 @@
 """Adapters of single Gymnasium environments, lists, and vector environments of Gymnasium, EnvPool and Tianshou.
 
-Gymnasium's vector environments reset in one of three ways after an episode, which the adapters unify: every step result
-is a transition or an autoreset step, with its outcome and the observations for the next action.
+Gymnasium's vector environments reset in one of three modes after an episode, which the adapters unify: each row of a
+step result is a transition or an autoreset step, with its outcome and the observations for the next action.
 
 ============  ====================================================  ====================================================
 autoreset     in Gymnasium                                          in the step result
@@ -123,7 +123,7 @@ class EnvironmentList(Environments):
         return obs, 0.0, False, False, info
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
-        """Reset environments whose episodes ended; the collector has stored their steps even if the reset fails."""
+        """Reset environments whose episodes ended, after the collector has stored their steps."""
         new_obs, _, terminateds, truncateds, infos_of_step, _ = step
         if self.resets_later:
             return new_obs, infos_of_step
@@ -575,7 +575,7 @@ class EnvPoolEnvironments(NextStepEnvironments):
 
 
 def _leave_out_bookkeeping(infos: Any) -> dict[str, Any]:
-    """Remove EnvPool's ids and step counts; ids of players only if each environment has one player."""
+    """Remove EnvPool's ids and step counts, and player ids if each environment has one player."""
     remaining = {key: value for key, value in infos.items() if key not in _BOOKKEEPING}
     if remaining.get("players", {}).keys() == {"env_id"}:
         del remaining["players"]
@@ -621,7 +621,7 @@ class TianshouEnvironments(EnvironmentList):
 
     Each step is one call of the vector environment, including wrappers such as `VectorEnvNormObs`. Environments whose
     episodes ended are reset together. Environments may be Tianshou's `PettingZooEnv`: a step is one agent's turn,
-    `obs.agent_id` the agent that acts, and rewards have one number per agent.
+    `obs.agent_id` is the acting agent, and rewards have one number per agent.
 
     - `env`: the vector environment.
 
@@ -683,7 +683,7 @@ def _agents_in_turn(env: Any) -> int:
 
 
 def _space_of_turns(space: Any, action_space: Any) -> Any:
-    """Return the space of the observations of Tianshou's `PettingZooEnv`, which has the space of one agent."""
+    """Return the observation space of Tianshou's `PettingZooEnv`, derived from the space of one agent."""
     spaces = require("gymnasium.spaces", "envs")
     parts = {"agent_id": spaces.Text(100), "obs": space}
     allowed = None

@@ -46,7 +46,7 @@ def drop_finals(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
-    """Replace the infos of resets by the final infos, which Gymnasium stores separately.
+    """Replace the infos of resets with the final infos, which Gymnasium stores separately.
 
     Episode statistics from a wrapper of the vector environment are kept.
     """
@@ -61,7 +61,7 @@ def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, 
 
 
 def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
-    """Replace the infos of some of `count` rows by rows of other infos.
+    """Replace the infos of some of `count` rows with rows of other infos.
 
     >>> both = np.array([True, True])
     >>> here, there = {"x": np.array([1, 2]), "_x": both}, {"y": np.array([0, 5]), "_y": ~both}
@@ -155,7 +155,7 @@ def batch_of(infos: Infos) -> Batch:
 
 
 def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
-    """Convert the infos of `count` environments in several steps to a batch, step by step.
+    """Convert the infos of `count` environments in several steps to a batch, in order of steps.
 
     - `infos`: infos by step; steps without infos may be missing.
 

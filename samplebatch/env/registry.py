@@ -165,8 +165,8 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
     Raises
     ------
     EnvironmentSpecError
-        If the environment, module or function does not exist (the error suggests similar names), the module requires
-        another module that is not installed, or the function does not return an environment.
+        If the environment, module or function does not exist, the module requires another module that is not installed,
+        or the function does not return an environment.
     MissingExtraError
         If a package of the extra `envs` is not installed.
 
@@ -188,7 +188,7 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
 def imports_module(name: str) -> bool:
     """Return whether creating an environment of this name imports a module chosen by the name.
 
-    Ids of the registries, such as `CartPole-v1`, do not import modules: only such names from files are used without
+    Ids of the registries, such as `CartPole-v1`, do not import modules: only such names from files are accepted without
     permission.
 
     >>> [
@@ -244,7 +244,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _find_registered(name: str) -> Callable[..., Any]:
-    """Find an id in Gymnasium's registry, or else in the registry that PettingZoo has since 1.27."""
+    """Find an id in Gymnasium's registry, or otherwise in PettingZoo's registry (version 1.27 or later)."""
     gymnasium = require("gymnasium", "envs")
     module_name, colon, env_id = name.rpartition(":")
     if colon:

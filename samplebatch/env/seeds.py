@@ -1,4 +1,4 @@
-"""Seeds of environments, policies and random actions by purpose, and state of process-wide generators."""
+"""Derivation of seeds for environments, policies and random actions, and state of process-wide generators."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
 
     - `count`: number of environments.
     - `seeds`: default seed of each environment; None for no seeds.
-    - `seed`: seeds given by the caller, which have precedence: one per environment, or that of the first
-      environment; every further environment has the next integer.
+    - `seed`: seeds passed by the caller, which have precedence: one per environment, or the seed of the first
+      environment, to which each further environment adds one.
 
     >>> list(seeds_of_reset(2, [5, 3], 7))
     [7, 8]
@@ -76,7 +76,7 @@ def generators_state() -> dict[str, Any]:
 
 
 def load_generators(state: Mapping[str, Any] | None) -> None:
-    """Restore process-wide generators from `generators_state`; None, of workers in the caller's process, does nothing.
+    """Restore process-wide generators from `generators_state`; do nothing for None, the state of inline workers.
 
     >>> state = generators_state()
     >>> drawn = random.random(), np.random.random()

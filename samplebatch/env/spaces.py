@@ -1,4 +1,4 @@
-"""Layout of the values of a space, for several environments."""
+"""SpaceLayout: layout of the values of a space for several environments."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SpaceLayout:
         return isinstance(self._space, self._dict) and self._space.spaces.keys() == values.keys()
 
     def flatten(self, values: Any) -> list[Leaf]:
-        """Split the values of n environments into one array per leaf, without copying arrays; tensors stay tensors.
+        """Split the values of n environments into one array per leaf, without copying arrays; tensors remain tensors.
 
         - `values`: dicts, batches or tuples with the structure of the space, of arrays of shape (n, ...) or sequences
           of n objects; in a batch, the items of a tuple are named `0`, `1`, ...
@@ -218,7 +218,7 @@ class SpaceLayout:
         return [self._nest(self._space, iter([leaf[row] for leaf in leaves]), dict) for row in range(count)]
 
     def batch(self, leaves: Sequence[Any]) -> Any:
-        """Nest leaves in batches, as for policies and buffers; the array itself if there is only one leaf."""
+        """Nest leaves in batches, for policies and buffers; return the array itself if there is only one leaf."""
         if self.names == ("",):
             return leaves[0]
         return self._nest(self._space, iter(leaves), lambda parts: node(Batch, parts))

@@ -210,7 +210,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def check_tensor(name: str, tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse) -> None:
-    """Reject tensors whose shape or kind of numbers does not fit their space."""
+    """Reject tensors whose shape or kind of dtype does not match their space."""
     actual = tuple(tensor.shape)
     if actual[:1] != shape[:1]:
         raise refuse(
@@ -244,7 +244,7 @@ def infos_to_host(infos: Any) -> Any:
 
 
 def to_tensor(values: npt.NDArray[Any], device: Any) -> Any:
-    """Convert an array to a tensor on a device, over the same memory if that is the host.
+    """Convert an array to a tensor on a device, which shares memory on the host.
 
     An array whose dtype torch does not support, such as objects, is returned unchanged.
     """
@@ -254,7 +254,7 @@ def to_tensor(values: npt.NDArray[Any], device: Any) -> Any:
 
 
 def actions_to_device(actions: npt.NDArray[Any], space: Any, device: Any) -> Any:
-    """Convert actions to a tensor on a device, floats in the dtype of their space."""
+    """Convert actions to a tensor on a device; floats have the dtype of their space."""
     if actions.dtype.kind == "f" and space.dtype is not None:
         actions = actions.astype(space.dtype, copy=False)
     # Policies may return read-only arrays.

@@ -1,4 +1,4 @@
-"""Aggregator that joins fragments into train batches."""
+"""Aggregator: joins fragments into train batches."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Aggregator:
     Parameters
     ----------
     train_batch_size
-        Maximum steps per train batch; a batch contains complete environment steps, at least one. None yields no
-        batches until `build_and_reset` joins everything.
+        Maximum steps per train batch, which contains at least one complete environment step. None yields no batches
+        until `build_and_reset` joins all steps.
     mode
         Steps that count: `"agent_steps"` of all agents, or `"env_steps"`. All rows of an environment step, which is a
         pair of `eps_id` and `t`, are in the same train batch; every row of a `SampleBatch` is its own step. A
         fragment that is padded or lacks these columns is not split.
     complete_episodes
-        Whether train batches contain complete episodes only, at least one. Unfinished episodes are queued until a
+        Whether train batches contain only complete episodes, at least one. Unfinished episodes are queued until a
         fragment ends them (see `episode_ends`). In the batch, each agent's steps of an episode are contiguous and in
         order of arrival.
 
@@ -63,7 +63,7 @@ class Aggregator:
     Raises
     ------
     ValueError
-        If the size is not positive, or the mode is unknown.
+        If `train_batch_size` is not positive, or `mode` is unknown.
 
     Examples
     --------
@@ -194,7 +194,7 @@ class Aggregator:
         return int(lost[0])
 
     def _full(self) -> tuple[int, int] | None:
-        """Return the views, and the units of the next view, of a complete batch; None if no batch is complete."""
+        """Return the views of a complete batch, and its units of the next view; None if no batch is complete."""
         if self._size is None:
             return None
         room, first = self._size, self._first

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class AsyncCollector(Collector):
     """Collector for environments with slow or unequal steps: each environment is stepped as soon as it is ready.
 
-    Each environment is created and stepped in its own process. A vector environment waits in every step for the slowest
-    one; here, a ready environment continues while the others are still stepping. The policy receives one row per ready
-    environment, numbered by `batch.info.env_id`; its recurrent state is stored per environment.
+    Each environment is created and stepped in its own process. A vector environment waits for its slowest environment
+    in every step; here, a ready environment continues while the others are still stepping. The policy receives one row
+    per ready environment, numbered by `batch.info.env_id`; its recurrent state is stored per environment.
 
     Steps in flight when `collect` returns are completed in the background and returned by a later call. Their actions
     were computed by the earlier policy. `reset_env` waits for them.
@@ -45,8 +45,8 @@ class AsyncCollector(Collector):
     `n_episode`, the first `n_episode` environments each start or continue one episode, and an environment that
     completes its episode starts another while fewer than `n_episode` have been started. Every started episode is
     stored, because the first episodes to end tend to be short. Idle environments pause at the start of an episode,
-    environments beyond the first `n_episode` wherever they are. No step is dropped, and no environment is reset before
-    the next call.
+    except environments beyond the first `n_episode`, which pause immediately. No step is dropped, and no environment is
+    reset before the next call.
 
     If an environment raises, hangs, or its process exits, `collect` raises `WorkerError`. Steps recorded before the
     failure are in the buffer, if there is one, or in the next batch. After an environment has raised, the next call
@@ -74,8 +74,8 @@ class AsyncCollector(Collector):
         As in `Collector`, but called on rows whose actions were computed together.
     wait_num
         Number of environments to wait for before the policy computes actions, resets included; all environments that
-        are ready by then are used. 1 by default, so that no environment waits for another; all, if `timeout_s` is set.
-        A larger number gives the policy larger batches.
+        are ready by then are used. 1 by default, so that no environment waits for another; default if `timeout_s` is
+        set: all environments. A larger number gives the policy larger batches.
     timeout_s
         Seconds after which fewer environments suffice, but at least one.
     start_method

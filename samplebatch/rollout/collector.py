@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """Base of objects with environments and a policy: they are saved with `state_dict`, not copied or pickled."""
+    """Base of objects with environments and a policy, which support `state_dict` but not copying and pickling."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
@@ -262,7 +262,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _break_off(self) -> None:
-        """Clean up after a failed call of `collect`."""
+        """Clean up after `collect` has failed."""
 
     @abstractmethod
     def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[BatchT]:
@@ -336,7 +336,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         state
             Result of `state_dict`.
         allow_pickle
-            Whether to unpickle the environments in the state, which can run any code. Only for states that you trust.
+            Whether to unpickle the environments in the state, which can execute arbitrary code. Only for states from a
+            trusted source.
 
         Raises
         ------
@@ -429,9 +430,9 @@ class Collector(BaseCollector[SampleBatch]):
 
     With `n_step`, `collect` steps all environments until that many steps are stored: up to `num_envs` - 1 more. With
     `n_episode`, an environment starts another episode while fewer than `n_episode` have been started, and every started
-    episode is stored, short or long. Gymnasium's vector environments only step together, so idle environments
-    are stepped as well. Their steps are dropped, and all environments are reset before the next call. Unfinished
-    episodes of earlier calls count.
+    episode is stored, short or long. Gymnasium's vector environments only step together, so idle environments are also
+    stepped. Their steps are dropped, and all environments are reset before the next call. Unfinished episodes of
+    earlier calls count.
 
     Parameters
     ----------
@@ -440,7 +441,7 @@ class Collector(BaseCollector[SampleBatch]):
         `"random"`. Its methods `map_action` and `add_exploration_noise` are used if it has them, as in Tianshou.
     env
         A Gymnasium environment; a list of environments, which are stepped sequentially in this process; a function that
-        creates an environment, or its id, such as `"CartPole-v1"` (see `make_environment`), also in lists; or a vector
+        creates an environment, or an id such as `"CartPole-v1"` (see `make_environment`), also in lists; or a vector
         environment in any autoreset mode, or one of Tianshou's: `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv`
         or `RayVectorEnv`.
     buffer
@@ -465,8 +466,8 @@ class Collector(BaseCollector[SampleBatch]):
         to the bounds, or a function. By default the policy's `map_action`, if it has one. The unmapped actions are
         stored. Random actions are drawn from the space; with `"scale"`, the stored ones are scaled to [-1, 1].
     seed
-        Seed of random actions and of the environments' first reset. With the same seed and a policy without random
-        draws, the data are the same except `eps_id`. Without a seed, a vector environment of Tianshou keeps its seeds.
+        Seed of random actions and of the environments' first reset. With the same seed and a deterministic policy, the
+        data are the same except `eps_id`. Without a seed, a vector environment of Tianshou keeps its seeds.
     infos
         Whether to store infos; policies always receive them.
     worker_index
@@ -475,8 +476,8 @@ class Collector(BaseCollector[SampleBatch]):
     weights
         A `ReplayClient` or a `Subscription` whose newest published weights are loaded into the policy before each call
         of `collect`; None leaves the policy unchanged. Batches and fragments then have the column `weights_version`, 0
-        before the first weights. A client is polled ten times per second by a thread with its own connection, so that
-        no call of `collect` waits for a message. If the service is unreachable, the next call of `collect` raises its
+        before the first weights. A thread with its own connection polls a client ten times per second, so that
+        `collect` never waits for a message. If the service is unreachable, the next call of `collect` raises its
         `ServiceError`; the call after that continues.
 
     Attributes
@@ -842,7 +843,7 @@ def is_environment(policy: Any) -> bool:
 
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:
-    """List the parameters of a function; None for anything else, such as a callable object."""
+    """List the parameters of a function; None for other objects, such as callable instances."""
     try:
         return list(inspect.signature(function).parameters.values()) if inspect.isroutine(function) else None
     except (TypeError, ValueError):
@@ -887,7 +888,7 @@ def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
 
 
 def check_stacking(buffer: Any, env: Any) -> None:
-    """Reject a buffer that stacks observations if a wrapper of the environment stacks them already."""
+    """Reject a buffer that stacks observations if a wrapper of the environment already stacks them."""
     if buffer is None or as_remote(buffer) is not None or buffer.stack_num == 1 or buffer._table.last_frame:
         return
     for layer in env if isinstance(env, list | tuple) else getattr(env, "envs", None) or [env]:

@@ -1,4 +1,4 @@
-"""Loading of published weights into a collector's policy between collections."""
+"""FollowedWeights: loads published weights into a collector's policy between collections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WeightsPublication(Protocol):
 
 
 class PublishedWeightsSource(Protocol):
-    """A `ReplayClient`, or any object that returns weights newer than a version, and None if there are none."""
+    """A `ReplayClient`, or any object that returns weights newer than a version, or None."""
 
     def latest(self, newer_than: int = 0) -> WeightsPublication | None:
         """Return the newest weights if they are newer than a version."""
@@ -52,7 +52,7 @@ class FollowedWeights:
     Raises ArgumentError if `source` has no method `latest`, or `poll_s` is not positive.
 
     Its attributes:
-    - `version`: version of the policy's weights; 0 before the first.
+    - `version`: version of the policy's weights; 0 before the first publication.
     """
 
     def __init__(self, source: WeightsSubscription | PublishedWeightsSource, *, poll_s: float = 0.1) -> None:
@@ -71,8 +71,8 @@ class FollowedWeights:
         """Load the newest weights into a policy, unless it already has them.
 
         Raises SampleBatchError if the source has reported an error since the last call, such as a `ServiceError` of an
-        unreachable service. The next call continues with the newest weights received by then. Raises PolicySpecError if
-        the policy cannot load weights.
+        unreachable service. The next call continues with the newest weights that have been received. Raises
+        PolicySpecError if the policy cannot load weights.
         """
         if self._is_subscription:
             newest = self._source.latest() if self._source.version > self.version else None

@@ -58,8 +58,8 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
 
     With `n_step`, `collect` makes exactly that many steps in total, with at most one step difference between
     environments. With `n_episode`, it completes the episodes that start first, so that long episodes are as likely as
-    short ones; unfinished episodes count before new ones, and no other episode is stepped. `policies` of the result has
-    statistics per policy. `reset_env` returns observations and infos by agent, one dict per environment.
+    short ones. Unfinished episodes count first, then new ones; no other episode is stepped. `policies` of the result
+    has statistics per policy. `reset_env` returns observations and infos by agent, one dict per environment.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         actions are scaled to [-1, 1].
     exploration_noise
         Whether to call a policy's `add_exploration_noise` on its actions; or a function of actions and batch that
-        replaces it; or such a value per policy id, in which case other policies get no noise. `"random"` policies have
-        no noise.
+        replaces it; or such a value per policy id, in which case the other policies have no noise. `"random"` policies
+        have no noise.
     seed
         Seed of environments and actions; the same seed gives the same data except `eps_id`. The data of one `env_id` do
         not depend on the number of environments, if the policies do not depend on it.
@@ -104,7 +104,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     PolicyNotFoundError
         If `exploration_noise`, `map_action` or one of the `hooks` names a policy that `policy` lacks.
     PolicySpecError
-        If `exploration_noise` is given although all policies, or the named ones, are `"random"`.
+        If `exploration_noise` is passed although all of its policies are `"random"`.
     ArgumentError
         If `num_envs` is not a positive integer or differs from the number of environments in `env`; if the buffer is
         not multi-agent, both a buffer and `hooks` are given, or `seed` is invalid.
@@ -361,7 +361,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         adapters: Sequence[MultiAgentAdapter],
         outcomes: Mapping[AgentGroup, AgentOutcomes],
     ) -> None:
-        """Record the rows of all policies; if rows of one do not fit, record none and abandon the episodes."""
+        """Record the rows of all policies; if rows of a policy do not fit, record no rows and abandon the episodes."""
         try:
             self._recorder.append_together(filter(None, [step.end(outcomes) for step in steps]))
         except BaseException:
@@ -425,7 +425,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
 class PolicyStep:
     """Step of all agents of a policy that act next: observations, streams and, after `ask`, actions.
 
-    If the same agents act in the next step, its observations are the next observations of this step.
+    If the same agents act in the next step, the observations of that step are the next observations of this step.
 
     - `parts`: rows of each group.
     """
@@ -509,7 +509,7 @@ class TurnQueue:
 
     An agent may observe the outcome of its action after other agents have observed outcomes of later actions. Fragments
     contain complete environment steps only: turns leave the queue in order, all turns of a step together, once all
-    outcomes up to their step are known.
+    outcomes up to that step are known.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Postprocessing: hooks applied to each collected trajectory before it becomes part of train batches."""
+"""Postprocessing: hooks that are applied to each collected trajectory before it is added to train batches."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ columns.
 
 
 class TrajectoryColumns(ABC):
-    """Hook that computes columns for all trajectories of a policy at once; it can also be called on one trajectory.
+    """Hook that computes columns for all trajectories of a policy at once, or for one trajectory.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ def postprocess(
     ColumnNotFoundError
         If `eps_id` or a column that a hook requires is missing.
     ColumnTypeError
-        If a hook returns anything but a batch or None.
+        If a hook returns a value other than a batch or None.
     ColumnMismatchError
         If a hook returns different columns for trajectories of the same policy.
     SequenceError
@@ -308,8 +308,8 @@ class GAE(TrajectoryColumns):
     ----------
     values
         Value estimates for observations: a column, or a function of observations, which is called once for all steps of
-        a policy. Or a mapping of policy ids to such sources; other policies are unchanged. Collectors with known policy
-        ids reject unknown ids.
+        a policy. Alternatively, a mapping of policy ids to such sources; other policies are unchanged. Collectors with
+        known policy ids reject unknown ids.
     bootstrap
         Value estimates for next observations without a following step: a function of observations, or a column. By
         default `values`, if it is a function.

@@ -83,13 +83,13 @@ _NO_LENS: Ints = np.empty(0, np.int64)
 
 
 def _zero_unless(keeps: Flags, returns: Floats) -> Floats:
-    """Replace the returns, shape (k,) or (k, agents), of some rows by 0."""
+    """Set the returns of some rows, shape (k,) or (k, agents), to 0."""
     zeroed: Floats = np.where(keeps if returns.ndim == 1 else keeps[:, None], returns, 0.0)
     return zeroed
 
 
 class EpisodeCount:
-    """Counter of the episodes of n environments, for steps in chunks of any size.
+    """Counter of returns and lengths of episodes in n environments, for chunks of steps of any size.
 
     - `ended`: returns and lengths of completed episodes; recorders empty it.
 
@@ -196,7 +196,7 @@ class EpisodeCount:
         return CountedSteps(env_of[ended], returns[ended], lens[ended], ids, before, lengths, order)
 
     def _add_runs_of_one(self, done: Flags, rewards: Floats) -> CountedSteps:
-        """Count steps of the only environment, as `_add_runs` does."""
+        """Count steps of the only environment; see `_add_runs`."""
         ends, count = done.nonzero()[0], len(done)
         closed = len(ends)
         is_open = not closed or bool(ends[-1] < count - 1)
@@ -265,7 +265,7 @@ class Recorder:
     """Storage of environment steps by policy, from which collectors create batches.
 
     Rows are written in the order of steps. In a batch they are sorted by stream (`env_id` and `agent_index`) and time.
-    Values are copied once where rows of one dtype are joined, and once into stream order.
+    Values are copied once when rows of equal dtype are joined, and once into stream order.
 
     >>> recorder, zero = Recorder(), np.zeros(2, int)
     >>> for t in range(3):
@@ -300,8 +300,8 @@ class Recorder:
         - `columns`: values by column. Arrays are referenced, not copied.
         - `streams`: episodes and streams. Rows of a stream must be in time order.
         - `t`: times, shape (k,).
-        - `infos`: infos, one item per row; None if all are empty. They are copied one level deep, as environments reuse
-          them.
+        - `infos`: infos, one item per row; None if all are empty. They are copied one level deep, because environments
+          reuse them.
 
         Raises ColumnMismatchError if columns differ from the policy's earlier rows in name or row shape, or in dtypes
         without a lossless common dtype. An error writes nothing.
@@ -550,7 +550,7 @@ def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length
 
 
 def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
-    """Return the stored rows of an episode by following `prev` from its last step."""
+    """Return the stored rows of an episode, found by following `prev` from its last step."""
     reversed_indices = [last]
     while len(reversed_indices) < length:
         before = int(buffer.prev(np.array([reversed_indices[-1]]))[0])
@@ -561,7 +561,7 @@ def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
 
 
 def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
-    """Call a hook on every episode that ends in a batch, and add the returned columns, NaN in all other rows.
+    """Call a hook on every episode that ends in a batch, and add the returned columns, which are NaN in all other rows.
 
     For an episode that started in an earlier batch, the hook receives only the rows in this batch.
     """
@@ -610,7 +610,7 @@ class VectorRecorder:
     """Steps of n single-agent environments, recorded into a batch or added to a buffer.
 
     - `recorded`: steps since the last `take`.
-    - `looks_at_each_step`: whether hooks must be called on every single step.
+    - `looks_at_each_step`: whether hooks must be called for every step.
     """
 
     def __init__(
@@ -693,7 +693,7 @@ class VectorRecorder:
         - `envs`: index of each row's environment, shape (k,); None for all environments in order in each step.
         - `steps`: number of steps, which all have the same number of rows.
         - `drop`: rows to discard; None for none.
-        - `act`: decision, required if `on_step` was given.
+        - `act`: decision; required if `on_step` was passed.
         """
         if not self._has_infos:
             infos = {}
@@ -797,7 +797,7 @@ class VectorRecorder:
     def take(
         self, constants: Mapping[str, int]
     ) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Remove and return the steps (None with a buffer) and returns and lengths of completed episodes."""
+        """Remove and return the steps (None if there is a buffer), and returns and lengths of completed episodes."""
         ended, self._episodes.ended, self.recorded = self._episodes.ended, [], 0
         returns, lens = np.empty(0), np.empty(0, np.int64)
         if ended:

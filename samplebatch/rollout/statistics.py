@@ -178,7 +178,7 @@ class RunningStatistics:
     """Statistics of episodes that extend over several fragments.
 
     `episode_statistics` reads a single batch. This class accumulates fragments, so that returns and lengths cover
-    entire episodes. The parts of an episode must be added in order.
+    entire episodes. Add the parts of an episode in order.
 
     >>> running = RunningStatistics()
     >>> for t, rewards, done in (([0, 1], [1.0, 2.0], [False, False]), ([2], [4.0], [True])):
@@ -329,7 +329,7 @@ class PrintedAsDict:
         exclude_fields
             Names of fields to omit.
         indent
-            Spaces before nested ones.
+            Spaces before nested fields.
 
         Examples
         --------

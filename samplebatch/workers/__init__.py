@@ -1,1 +1,1 @@
-"""Processes that collect with a policy and send fragments of the steps."""
+"""Rollout workers: processes that collect with a policy and send fragments of the steps."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(Exception):
-    """A worker has failed, died or hung, and all its messages have been received.
+    """Raised if a worker has failed, died or hung, after all its messages have been received.
 
     - `how`: how the worker ended.
     - `why`: reason reported by the worker, if any.
@@ -67,7 +67,7 @@ class WorkerExit(Exception):
 
 
 class WorkerUnplaced(WorkerExit):
-    """A worker was never started, because no machine had the resources; a replacement would fail too."""
+    """Raised if a worker could not be started, because no machine had the resources; a replacement would also fail."""
 
 
 def word_failure(error: Exception) -> str:
@@ -153,12 +153,12 @@ class Worker(ABC):
     @property
     @abstractmethod
     def answer(self) -> Any:
-        """Newest requested state; raises FormatError if the state cannot be unpickled in this process."""
+        """Last requested state; raises FormatError if it cannot be unpickled in this process."""
 
     @property
     @abstractmethod
     def lost_steps(self) -> int:
-        """Known number of environment steps that the worker has completed and that were not received."""
+        """Known number of environment steps that the worker has completed but that were not received."""
 
     @property
     @abstractmethod
@@ -200,7 +200,7 @@ class Worker(ABC):
         """Kill the worker; received fragments stay valid."""
 
     def _find_hang(self, progress: tuple[int, int], stall_timeout_s: float, *, has_sent: bool) -> WorkerExit | None:
-        """Return the exit of a worker without progress; None if it makes progress or has time left."""
+        """Return the exit of a worker without progress; None if it makes progress or its deadline has not elapsed."""
         now = time.monotonic()
         if not has_sent:
             # The first fragment may require slow imports, such as pandas by pyarrow, and compilation of policies.
@@ -539,7 +539,7 @@ class WorkerProcess(Worker):
             self._requests.send(request)
 
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
-        """Receive the next fragment, in the arena if enough memory stays free, otherwise as a copy."""
+        """Receive the next fragment as a view of the arena if enough memory remains free, otherwise as a copy."""
         was_alive = self._process.is_alive()
         try:
             fragment = cast("Fragment", self._consumer.recv(timeout_s))
@@ -618,7 +618,7 @@ created environments, and whether the parent requests the worker to end."""
 
 
 class WorkerCounters:
-    """Counters of each worker, which survive its death; all but `ENDING` are written by the worker.
+    """Counters of each worker that survive its death; the worker writes all counters except `ENDING`.
 
     >>> board = WorkerCounters.create(2)
     >>> board.line(1)[MADE] += 3

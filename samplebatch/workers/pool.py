@@ -66,8 +66,8 @@ class WorkerFailure:
 class WorkerPool:
     """Supervised workers of a run: receive requests, send fragments, and are replaced on failure.
 
-    If no machine has resources for a replacement, because idle workers keep theirs, an idle worker collects the
-    missing steps in its own environments.
+    If no machine has resources for a replacement, because idle workers occupy them, an idle worker collects the missing
+    steps in its own environments.
 
     - `workers`: current workers, in order.
     - `failures`: failures of workers, in time order.
@@ -241,10 +241,10 @@ class WorkerPool:
         return next(position for position, worker in enumerate(self.workers) if worker.spec.index == index)
 
     def _has_stand_in(self, worker: Worker) -> bool:
-        """Return whether other workers replace a worker without resources; if so, reassign its request.
+        """Return whether other workers can replace a worker without resources; if so, reassign its request.
 
-        The request is assigned to an idle worker, or waits for one while others are busy. An unlimited request stays
-        with the replacement: the other workers continue anyway.
+        The request is assigned to an idle worker, or waits for one while others are busy. An unlimited request remains
+        with the replacement, because the other workers continue in any case.
         """
         request = worker.request
         if worker.is_placed or request is None or isinstance(request, StateRequest):

@@ -49,7 +49,7 @@ Body = tuple[Packed, EpisodeStatistics]
 
 
 def pack(value: Any) -> Packed:
-    """Pickle a value for Ray's store, with arrays out of band."""
+    """Pickle a value for Ray's object store, with out-of-band arrays."""
     buffers: list[pickle.PickleBuffer] = []
     return pickle.dumps(value, protocol=5, buffer_callback=buffers.append), buffers
 
@@ -72,13 +72,13 @@ Kind = Literal["progress", "fragment", "state", "end", "failed"]
 
 @dataclass(frozen=True)
 class Report:
-    """Progress of an actor, part of each answer; small enough to bypass the object store.
+    """Progress of an actor in each answer; small enough to bypass the object store.
 
     - `kind`: kind of the answer.
     - `pid`, `node`: process id and node id.
     - `num_envs`: number of environments; 0 until they are created.
-    - `messages`, `sent`, `made`: answers to requests that were not over, environment steps in them, and environment
-      steps completed that were sent or may yet be sent.
+    - `messages`, `sent`, `made`: answers to active requests, environment steps in these answers, and completed
+      environment steps that were or may still be sent.
     - `why`, `details`: reason of a failure, and its traceback.
     """
 
@@ -119,7 +119,7 @@ class RayCollector:
     ) -> tuple[Report, Body | bytes | None]:
         """Collect the next fragment of a request.
 
-        - `number`: number of the request; a request that is over is answered with its end.
+        - `number`: number of the request; a finished request is answered with its end.
         - `request`: pickled request, in the first call of the request.
         - `version`, `weights`: version of the newest weights, and a list with their reference in the object store
           unless sent before.
@@ -236,9 +236,9 @@ class RayOptions:
     ----------
     address
         Running cluster to connect to, as `host:port` or `"auto"`, which must include this machine as a node; or
-        `"local"` for a cluster that this process starts or has started. By default the cluster that this process is
-        connected to, that `RAY_ADDRESS` names, or that was started last on this machine; a new cluster if there is
-        none.
+        `"local"` for a cluster that this process starts or has started. Default: the cluster to which this process is
+        connected, the cluster in `RAY_ADDRESS`, or the cluster that was started last on this machine; otherwise a new
+        cluster.
     num_cpus, num_gpus
         CPUs and GPUs per worker; torch uses as many threads as CPUs, at least one.
     memory
@@ -251,14 +251,14 @@ class RayOptions:
     runtime_env
         Runtime environment of each worker process in Ray, such as `{"env_vars": {...}}`.
     in_flight
-        Maximum number of requested fragments per worker that have not been received: one is collected while the others
-        wait in the object store.
+        Maximum number of requested fragments per worker that have not been received: one fragment is collected while
+        the others wait in the object store.
 
     Raises
     ------
     ArgumentError
-        If a number is negative, `in_flight` is not a positive integer, or the address is of Ray Client, whose process
-        is outside the cluster and cannot share memory with it.
+        If a number is negative, `in_flight` is not a positive integer, or the address belongs to Ray Client, whose
+        process cannot share memory with the cluster.
 
     Examples
     --------
@@ -571,8 +571,7 @@ class RayWorker(backend.Worker):
 class StoredFragments:
     """Fragments of one worker in Ray's store that this process still references, which pins them.
 
-    - `capacity_nbytes`: twice the maximum number of pinned bytes, as half of a worker's memory may be lent: more
-      fragments are copied.
+    - `capacity_nbytes`: memory of a worker; fragments beyond half of it are copied instead of pinned.
 
     >>> from samplebatch import SampleBatch
     >>> stored = StoredFragments(1600)
@@ -667,7 +666,7 @@ def connect(address: str | None) -> Any:
     """Return the module `ray`, connected to the requested cluster.
 
     On a machine with a token, Ray enables authentication for any cluster that it finds. A cluster without tokens cannot
-    call such a process, and cancels each of its actors before it starts. Such a cluster is connected to by address,
+    call such a process, and cancels its actors before they start. Therefore such a cluster is connected to by address,
     which leaves authentication disabled.
     """
     ray = require("ray", "ray")
@@ -694,7 +693,7 @@ def connect(address: str | None) -> Any:
 
 
 def _check_last_cluster(address: str) -> None:
-    """Check that the cluster that was started last on this machine, read from Ray's file, still answers."""
+    """Check that the cluster in Ray's file, which was started last on this machine, still answers."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
@@ -728,7 +727,7 @@ def _has_tokens(address: str) -> bool | None:
 
 
 def word_unstarted(account: str) -> str | None:
-    """Return the reason in Ray's error message of an actor that ended before it started; None for other messages.
+    """Return the reason in Ray's error message if an actor ended before it started; None for other messages.
 
     >>> word_unstarted('''The actor died unexpectedly before finishing this task.
     ... The actor is dead because it was killed by `ray.kill`.

@@ -55,8 +55,7 @@ class WorkerSpec:
     - `policy_mapping`, `exploration_noise`, `map_action`, `hooks`, `infos`: arguments of `RolloutWorkers`.
     - `seed`: seed of the run, or a derived seed if the worker replaces another.
     - `first_unroll_id`: `unroll_id` of its first fragment.
-    - `earlier_versions`: number of weights published before the run was resumed, in addition to those counted by this
-      run's memory.
+    - `earlier_versions`: number of publications before the run was resumed, which is added to the version of this run.
     - `buffer`: buffer to which the worker writes its steps; None to send them.
     """
 
@@ -103,7 +102,7 @@ class StateRequest(Request):
     """Request to one worker to return or restore its state, pickled to its process.
 
     - `state`: state to restore; None to return the worker's state.
-    - `earlier_versions`: as in `WorkerSpec`, if `state` is given.
+    - `earlier_versions`: as in `WorkerSpec`, if there is a `state`.
     """
 
     state: Mapping[str, Any] | None = None
@@ -113,7 +112,8 @@ class StateRequest(Request):
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
     """Distribute a total evenly over environments, and return the share of each worker.
 
-    The first environments receive one more, so that the share of an environment does not depend on its worker.
+    The first environments receive one more if necessary, so that the share of an environment does not depend on its
+    worker.
 
     >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
     ([6, 4], [3, 3, 2, 2], [None, None])
@@ -233,7 +233,7 @@ class Task(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the state of an equally created task; its environments are unpickled, so the sender is trusted."""
+        """Restore the state of a task created with the same arguments; unpickles environments of a trusted sender."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
         for policy_id, policy in self._exploring():
@@ -244,7 +244,7 @@ class Task(ABC):
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def _exploring(self) -> list[tuple[Any, Any]]:
-        """Return policies with exploration state, by id; the state differs between copies and is not in the weights."""
+        """Return policies with exploration state, by id; this state is not part of the weights."""
         policies = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
         owners = [(policy_id, unwrap_policy(policy)) for policy_id, policy in policies.items()]
         return [(policy_id, policy) for policy_id, policy in owners if hasattr(policy, "get_exploration_state")]
@@ -396,7 +396,7 @@ def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> T
 
 
 def answer(task: Task, request: StateRequest) -> dict[str, Any]:
-    """Restore a task from the state in a request, or return its state; `refused` is the reason if it has none."""
+    """Restore a task from the state in a request, or return its state; `refused` is why it has no state."""
     if request.state is not None:
         task.load_state_dict(request.state["task"], request.earlier_versions)
         return {}

@@ -61,14 +61,14 @@ class RolloutWorkers(collector.Uncopied):
     - `collect` is synchronous: all workers collect their share with the newest weights, and the result has all steps in
       one batch, like the results of `Collector` and `MultiAgentCollector`. On-policy learners alternate `publish` and
       `collect`.
-    - `fragments` is asynchronous: workers continue by themselves, and their fragments are yielded in order of arrival,
+    - `fragments` is asynchronous: workers continue on their own, and their fragments are yielded in order of arrival,
       as `SampleBatch` for Gymnasium environments and as `MultiAgentBatch` for PettingZoo environments.
 
     Rows have the same columns, and `weights_version`: the version of the weights that computed the step,
     0 before the first (see `publish`).
 
-    A fragment is in the shared memory to which the worker wrote it; the memory is reused after the last array over it
-    has been deleted. Fragments kept beyond half of a worker's memory are copies, so they never block a worker.
+    A fragment is a view of the shared memory to which the worker wrote it; the memory is reused after the last array
+    over it has been deleted. Fragments kept beyond half of a worker's memory are copies, so they never block a worker.
 
     A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total: the replacement collects the
     missing steps, in environments with the same ids. An incompletely sent fragment is dropped (see `worker_stats`).
@@ -89,8 +89,8 @@ class RolloutWorkers(collector.Uncopied):
     buffer
         Buffer to which steps are also added as they arrive: a single-agent buffer with one ring per environment of all
         workers, ring k for `env_id` k; or a `MultiAgentReplayBuffer`. The unfinished episode of a failed worker is
-        truncated. Or a `ReplayClient`: each worker writes to the service from its own process, returned fragments have
-        only rewards, flags and ids, and `collect` returns when all steps are in the table.
+        truncated. Alternatively, a `ReplayClient`: each worker writes to the service from its own process, returned
+        fragments contain only rewards, flags and ids, and `collect` returns when all steps are in the table.
     num_workers
         Number of processes.
     envs_per_worker
@@ -123,8 +123,8 @@ class RolloutWorkers(collector.Uncopied):
         Maximum number of replaced workers in total.
     capacity_nbytes
         Memory for a worker's fragments; fragments above half this size are sent in parts. By default 64 MiB, less with
-        more than four workers, at least 8 MiB. Weights may have this size too, or 16 MiB or the size of the policy if
-        that is larger. With Ray, one worker's fragments may use half this size in the object store, and are sent in
+        more than four workers, at least 8 MiB. The maximum size of weights is the largest of this size, 16 MiB and the
+        size of the policy. With Ray, one worker's fragments may use half this size in the object store, and are sent in
         one piece; the size of weights is unlimited.
     ray_options
         Ray cluster, resources and placement of each worker; only with the backend `"ray"`.
@@ -316,7 +316,7 @@ class RolloutWorkers(collector.Uncopied):
         ----------
         n_step
             Total number of steps, distributed evenly over environments. Single-agent environments of a worker are
-            stepped together: up to one additional step each.
+            stepped together, which adds up to one step per environment.
         n_episode
             Number of episodes to complete. Every worker completes the episodes that start first, so that long episodes
             are as likely as short ones.
@@ -371,13 +371,13 @@ class RolloutWorkers(collector.Uncopied):
         """Start to collect in all workers and return immediately; `collect` with the same arguments receives the steps.
 
         Weights published in between are used by workers that have not started yet. If `collect` is called with other
-        arguments, the next call of `fragments` yields these steps. Parameters and errors as of `collect`.
+        arguments, the next call of `fragments` yields these steps. See `collect` for parameters and errors.
         """
         with self._one_version:
             self._begin(Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs))
 
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
-        """Receive steps as they arrive, while workers continue by themselves.
+        """Receive steps as they arrive, while workers continue on their own.
 
         Each worker collects its share of `n_step` in fragments, up to two ahead of the caller. It loads the newest
         weights before each fragment, and receives a new request when it has sent its share. No worker waits for
@@ -386,8 +386,8 @@ class RolloutWorkers(collector.Uncopied):
         Parameters
         ----------
         n_step
-            Total number of steps to wait for; at most one additional fragment is returned. None: receive pending
-            fragments, and send no further requests.
+            Total number of steps to wait for; at most one additional fragment is returned. None receives pending
+            fragments and sends no further requests.
 
         Returns
         -------
@@ -630,7 +630,8 @@ class RolloutWorkers(collector.Uncopied):
         state
             Result of `state_dict`.
         allow_pickle
-            Whether to unpickle the environments in the state, which can run any code. Only for states that you trust.
+            Whether to unpickle the environments in the state, which can execute arbitrary code. Only for states from a
+            trusted source.
 
         Raises
         ------
@@ -680,7 +681,7 @@ class RolloutWorkers(collector.Uncopied):
             self._load(state, earlier_versions)
 
     def _load(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the part of a state outside of the worker processes."""
+        """Restore the part of a state that is not in the worker processes."""
         pool = self._started()
         for worker, worker_state in zip(pool.workers, state["workers"], strict=True):
             worker.spec = replace(
@@ -862,7 +863,7 @@ class Rollouts:
         return dict(self._source.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of an equally created source."""
+        """Restore the state of a source that was created with the same arguments."""
         self._source.load_state_dict(state, allow_pickle=allow_pickle)
 
     def clear(self) -> None:
