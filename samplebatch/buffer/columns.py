@@ -21,6 +21,8 @@ from samplebatch.column.interface import Column
 from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnMismatchError, FormatError
 
+_ndarray = np.ndarray
+
 Tree = dict[str, Any]
 """Names mapped to stores or subtrees; an empty tree is a name without values."""
 
@@ -94,8 +96,11 @@ class Columns:
         self, tree: Tree, name: str, value: Any, n: int, how: tuple[bool, bool], prefix: str, ready: Ready
     ) -> None:
         stored = tree.get(name)
-        names = values_of(value)
         single, keep = how
+        if type(value) is _ndarray and type(stored) is DenseStore and not single:
+            ready.rows.append((stored, stored.fit(value, n)))
+            return
+        names = values_of(value)
         if names is not None:
             if isinstance(stored, Store):
                 if names:

@@ -59,7 +59,7 @@ class Rings:
     """
 
     __slots__ = (
-        "_slots_to_come", "_unended", "bases", "began", "capacity", "cursor", "cursors", "edges", "ep_return",
+        "_no_end", "_slots_to_come", "_unended", "bases", "began", "capacity", "cursor", "cursors", "edges", "ep_return",
         "ep_start", "even", "maxsizes", "n", "nothing", "origins", "size", "sizes", "together", "writes", "written",
     )  # fmt: skip
 
@@ -79,6 +79,7 @@ class Rings:
         if not self.together:
             self._separate()
         self.nothing: Any = 0.0
+        self._no_end = self._no_ends(())
         self.ep_return: Any = _zeros(self.n)
         self.began: Any = _zeros(self.n, _INTP)
         self.ep_start: Any = self.bases.copy()
@@ -401,6 +402,7 @@ class Rings:
     def expect(self, row_shape: tuple[int, ...]) -> None:
         """Set the shape of rewards, and reset the returns of running episodes."""
         self.nothing = _zeros(row_shape) if row_shape else 0.0
+        self._no_end = self._no_ends(row_shape)
         if self.n == 1:
             self._begin_episode(self.began, self.ep_start, self.nothing)
         else:
@@ -515,7 +517,10 @@ class Rings:
         self.writes, self.cursor = writes + count, (cursor + count) % self.capacity
         self.size = min(self.size + count, self.capacity)
         self._slots_to_come = iter(())
-        self._begin_episode(began, first, total)
+        if began == self.began:
+            self.ep_return = total
+        else:
+            self._begin_episode(began, first, total)
         return returns, lengths, firsts
 
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
@@ -534,12 +539,17 @@ class Rings:
             self.began[ring], self.ep_start[ring], self.ep_return[ring] = written, start, 0.0
             self._share()
 
+    def _no_ends(self, row_shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float64], Ints]:
+        """Return the returns and lengths of a step that ends no episode, read-only."""
+        returns, lengths = _zeros((self.n, *row_shape)), _zeros(self.n, _INTP)
+        returns.flags.writeable = lengths.flags.writeable = False
+        return returns, lengths
+
     def _share(self) -> None:
         """Rebuild the arrays shared by steps that do not end an episode."""
-        nothing = _zeros((self.n, *np.shape(self.nothing)))
-        self._unended = np.array(self.ep_start).reshape(self.n), nothing, _zeros(self.n, _INTP)
-        for array in self._unended:
-            array.flags.writeable = False
+        starts = np.array(self.ep_start).reshape(self.n)
+        starts.flags.writeable = False
+        self._unended = starts, *self._no_end
 
     def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         """Advance all of several rings by one step; see `advance`.

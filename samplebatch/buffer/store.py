@@ -220,7 +220,8 @@ class DenseStore(ArrayStore):
 
     def fit(self, rows: Any, n: int) -> npt.NDArray[Any]:
         array = rows if type(rows) is _ndarray else as_rows(rows, self.name)
-        check_rows(self.name, array, n, self.row_shape)
+        if array.shape != (n, *self.row_shape):
+            check_rows(self.name, array, n, self.row_shape)
         if array.dtype == self.dtype:
             return array
         exact = cast_exactly(array, self.dtype)

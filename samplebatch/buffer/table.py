@@ -68,6 +68,7 @@ SAMPLED = "sampled"
 """Column that marks rows sampled with `once`."""
 
 _NONE: Flags = np.zeros(0, np.bool_)
+_NO_ROWS: Ints = np.zeros(0, np.intp)
 
 
 class Journal(Protocol):
@@ -174,24 +175,27 @@ class Table:
 
     def _add_series(self, values: dict[str, Any], obs_next: Any, numbers: Ints) -> Added:
         """Add several successive steps per ring."""
-        if not self.rings.maxsizes[numbers].all():
+        if not self.rings.even and not self.rings.maxsizes[numbers].all():
             raise RingError("a buffer must have slots to add steps, got a ring without slots; pass a size")
         series = Series(self.rings, numbers)
         rew, done, slots, newest = values["rew"], values["done"], series.slots, series.newest
-        cut = values["truncated"] & ~values["terminated"]
+        target: Slots = series.target
         if series.lasting is not None or self.finals is not None:
             self._fit(values, obs_next, len(numbers))
         if series.lasting is not None:
             lasting = series.lasting
             lasting_rows = Batch(now=values, after=obs_next)[lasting]
             values, obs_next = lasting_rows.now.__dict__, lasting_rows.after
-            slots, cut, newest = slots[lasting], cut[lasting], np.searchsorted(lasting, newest)
+            slots, newest = slots[lasting], np.searchsorted(lasting, newest)
+            target = slots
         ready = self.columns.fit(values, len(slots))
-        ends = cut.nonzero()[0]
-        self._begin(slots, series.rings, len(ends))
+        ends = _NO_ROWS
+        if self.finals is not None or self.journal is not None:
+            ends = (values["truncated"] & ~values["terminated"]).nonzero()[0]
+            self._begin(slots, series.rings, len(ends))
         if self.finals is not None:
             self.finals.release(slots)
-        self._put(ready, slots, rew.shape[1:])
+        self._put(ready, target, rew.shape[1:])
         if self.finals is not None and obs_next is not None:
             # Allocate first: allocation replaces the stores that rows are validated for.
             self.finals.rows_for(len(ends))

@@ -23,6 +23,8 @@ _MAX_FRAMES = 16
 """Maximum number of stacked frames, to distinguish stacks from images."""
 
 _REQUIRED = ("obs", "act", "rew", *FLAGS)
+_DTYPES = {kind: np.dtype(kind) for kind in (np.float64, np.bool_)}
+_ndarray = np.ndarray
 
 
 def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +112,8 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
     >>> numbers([1, 0], "terminated", (2,), np.bool_)
     array([ True, False])
     """
+    if type(value) is _ndarray and value.dtype is _DTYPES[kind] and value.shape == lead:
+        return value
     array = as_array(value)
     if array.dtype.kind not in "biuf":
         raise errors.ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
@@ -177,6 +181,7 @@ class Series:
     """Slots of k steps in time order, possibly several per ring, with returns and lengths of their episodes.
 
     slots: slot of each step, shape (k,).
+    target: the same slots as a slice if they are contiguous, otherwise `slots`.
     lasting: steps that no later step overwrites, shape (l,), ascending; None for all.
     rings, newest: rings that receive steps, ascending, and the newest step of each.
 
@@ -207,17 +212,22 @@ class Series:
         self.slots[self._order] = rings.bases[self._ring] + offsets
         self.rings: Ints = self._counts.nonzero()[0]
         self.newest: Ints = self._order[self._stops[self.rings] - 1]
+        self.target: Ints | slice = self.slots
         self.lasting: Ints | None = None
         if (self._counts > maxsizes).any():
             self.lasting = np.sort(self._order[self._rank >= (self._counts - maxsizes)[self._ring]])
 
     def _fill_only_ring(self, rings: Rings, numbers: Ints) -> None:
-        count = len(numbers)
+        count, cursor = len(numbers), rings.cursor
         self._order = self._rank = np.arange(count)
         self._ring, self._counts = numbers, np.array([count])
-        self.slots = (self._order + rings.cursor) % rings.capacity
-        self.rings, self.newest = numbers[:1], self._order[-1:]
-        self.lasting = self._order[-rings.capacity :] if count > rings.capacity else None
+        self.rings, self.newest, self.lasting = numbers[:1], self._order[-1:], None
+        if cursor + count <= rings.capacity:
+            self.slots, self.target = self._order + cursor, slice(cursor, cursor + count)
+            return
+        self.slots = self.target = (self._order + cursor) % rings.capacity
+        if count > rings.capacity:
+            self.lasting = self._order[-rings.capacity :]
 
     def advance(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         """Advance the rings by the steps; see `Rings.advance`."""
