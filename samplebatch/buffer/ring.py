@@ -59,8 +59,9 @@ class Rings:
     """
 
     __slots__ = (
-        "_no_end", "_slots_to_come", "_unended", "bases", "began", "capacity", "cursor", "cursors", "edges", "ep_return",
-        "ep_start", "even", "maxsizes", "n", "nothing", "origins", "size", "sizes", "together", "writes", "written",
+        "_no_end", "_slots_to_come", "_unended", "bases", "began", "capacity", "cursor", "cursors", "edges",
+        "ep_return", "ep_start", "even", "maxsizes", "n", "nothing", "origins", "size", "sizes", "together", "writes",
+        "written",
     )  # fmt: skip
 
     def __init__(self, maxsizes: Sequence[int]) -> None:

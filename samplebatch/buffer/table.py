@@ -635,7 +635,8 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
     has_listener = table.listener is not None
     row_shape = table.columns.tree["rew"].row_shape
     if one_ring:
-        slots, run_on = "slot = slice(rings.cursor, rings.cursor + 1)", "advance(None, done, rew)"
+        slots = "slot = slice(rings.cursor, rings.cursor + 1)"
+        run_on = "run_on(rew[0])" if row_shape else "run_on(rew.item())"
     elif rings.together:
         slots, run_on = "cursor = rings.cursor", "run_on_all(rew)"
     else:

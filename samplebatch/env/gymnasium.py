@@ -24,7 +24,6 @@ from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy import count_nonzero
 
 from samplebatch import names
 from samplebatch.column.casting import BOOL, FLOAT, Refuse, exact_outcomes, exact_rows, nearest_rows
@@ -128,7 +127,8 @@ class EnvironmentList(Environments):
         if self.resets_later:
             return new_obs, infos_of_step
         done = terminateds | truncateds
-        if not count_nonzero(done):
+        # `in` on bytes finds a set flag faster than NumPy counts flags.
+        if 1 not in done.tobytes():
             return new_obs, infos_of_step
         ended = done.nonzero()[0]
         first_obs, first_said = self._reset(ended.tolist(), repeat({}))

@@ -80,6 +80,7 @@ class CountedSteps(NamedTuple):
 
 _NO_RETURNS: Floats = np.empty(0)
 _NO_LENS: Ints = np.empty(0, np.int64)
+_FIRST_ROW = np.zeros(1, np.intp)
 
 
 def _zero_unless(keeps: Flags, returns: Floats) -> Floats:
@@ -148,7 +149,7 @@ class EpisodeCount:
             self._t, self._returns = self._t.copy(), self._returns.copy()
             self._t[envs] = t + 1
             self._returns[envs] += rewards
-        if not _count(done):
+        if 1 not in done.tobytes():
             return CountedSteps(None, _NO_RETURNS, _NO_LENS, eps_id, t)
         ended = done.nonzero()[0] if envs is None else envs[done]
         counted = CountedSteps(ended, self._returns[ended], self._t[ended], eps_id, t)
@@ -197,9 +198,14 @@ class EpisodeCount:
 
     def _add_runs_of_one(self, done: Flags, rewards: Floats) -> CountedSteps:
         """Count steps of the only environment; see `_add_runs`."""
-        ends, count = done.nonzero()[0], len(done)
+        count = len(done)
+        if 1 not in done.tobytes():
+            ids, t, order = self._eps_id, self._t, np.arange(count)
+            self._t, self._returns = t + count, np.add.reduceat(rewards, _FIRST_ROW, axis=0) + self._returns
+            return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, t, np.array([count]), order)
+        ends = done.nonzero()[0]
         closed = len(ends)
-        is_open = not closed or bool(ends[-1] < count - 1)
+        is_open = bool(ends[-1] < count - 1)
         starts = np.zeros(closed + is_open, np.int64)
         starts[1:] = ends[: len(starts) - 1] + 1
         lengths = np.append(starts[1:], count) - starts
@@ -213,8 +219,6 @@ class EpisodeCount:
             self._t, self._returns, self._eps_id = lens[-1:], returns[-1:], ids[-1:]
         else:
             self._t, self._returns, self._eps_id = np.zeros(1, np.int64), np.zeros_like(before[:1]), episode_ids(1)
-        if not closed:
-            return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, t, lengths, np.arange(count))
         counted = returns[:closed], lens[:closed]
         self.ended.append(counted)
         return CountedSteps(np.zeros(closed, np.intp), *counted, ids, t, lengths, np.arange(count))
@@ -715,10 +719,11 @@ class VectorRecorder:
         if self._buffer is None and decided is None:
             self._keep(columns, _info_rows(infos, steps, count, rows) if infos else None, envs, steps)
             return
-        if self._buffer is not None and is_tensor(columns[self._new_names[0]]):
+        new_obs: Any = columns[self._new_names[0]]
+        if self._buffer is not None and type(new_obs) is not _ndarray and is_tensor(new_obs):
             columns = {name: to_host(column) for name, column in columns.items()}
         transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, rows))
-        before = dict(transitions.__dict__)
+        before = transitions.__dict__ if self._on_step is None else dict(transitions.__dict__)
         if self._on_step is not None and decided is not None:
             self._on_step(_decision(decided, self._actions, rows), transitions)
         if self._buffer is None:
