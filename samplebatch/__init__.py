@@ -1,6 +1,6 @@
 """Reinforcement-learning experience as columns in Arrow memory, moved without copies from environment to learner.
 
-The names below are loaded when they are first used, so importing the package costs little more than NumPy and pyarrow.
+Public names are imported on first use, so importing the package costs little more than importing NumPy and pyarrow.
 """
 
 from __future__ import annotations

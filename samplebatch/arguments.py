@@ -95,9 +95,7 @@ def positive(name: str, value: object) -> float:
 
 
 def choice(name: str, value: object, known: Iterable[str]) -> str:
-    """Return one of several words.
-
-    Raises ArgumentError if it is another value; suggests near words.
+    """Return one of several options. Raises ArgumentError with near names if the value is not an option.
 
     >>> choice("convention", "rlib", ["rllib", "tianshou"])
     Traceback (most recent call last):
@@ -121,10 +119,11 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     """Validate keyword arguments of a class before its `__init__` is called.
 
     cls: the class. Valid names are parameters of its `__init__`, and of base classes if it accepts `**options`.
-    values, names: positional arguments, and the names of the others.
-    renamed: names in other versions and libraries, mapped to the names here.
+    values, names: positional arguments, and the names of keyword arguments. renamed: names in other versions and
+    libraries, mapped to the names here.
 
-    Raises ArgumentError if arguments are positional, missing or have an unknown name; suggests the near name.
+    Raises ArgumentError if arguments are positional, missing or have an unknown name; the message suggests the near
+    name.
 
     >>> class Learner:
     ...     def __init__(self, *, gamma=0.9, lr=0.1): ...
@@ -181,7 +180,7 @@ def _check_required(subject: str, required: Iterable[str], names: Iterable[str])
 def suggest_names(
     **renamed: str,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator that names unknown, missing and superfluous arguments, and suggests near names.
+    """Return a decorator that raises errors for unknown, missing and superfluous arguments, with near names.
 
     **renamed: names in other libraries, mapped to the names here.
 
@@ -242,5 +241,5 @@ def _describe_integer(minimum: int | None) -> str:
 
 
 def _show(value: object) -> str:
-    """Format a value for an error: a number or string itself, otherwise its type."""
+    """Format a value for an error message: numbers and strings as they are, otherwise the type."""
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

@@ -70,7 +70,7 @@ class PolicyNotFoundError(ColumnNotFoundError):
 
 
 class ColumnLengthError(SampleBatchError, ValueError):
-    """A column's number of rows does not match the batch's."""
+    """The number of rows of a column does not match the batch."""
 
 
 class ColumnTypeError(SampleBatchError, TypeError):
@@ -82,7 +82,7 @@ class ColumnMismatchError(SampleBatchError, ValueError):
 
 
 class ArgumentError(SampleBatchError, ValueError):
-    """An argument has an invalid value, such as a fractional count, a discount above 1 or an unknown word."""
+    """An argument has an invalid value, such as a fractional count, a discount above 1 or an unknown option."""
 
 
 class RowIndexError(SampleBatchError, IndexError):
@@ -142,7 +142,7 @@ class ChannelTimeoutError(SampleBatchError, TimeoutError):
 
 
 class ChannelClosedError(SampleBatchError, BrokenPipeError):
-    """An end of a channel is closed: this one, or the consumer that a batch is sent to."""
+    """An end of a channel is closed: this end, or the consumer of a sent batch."""
 
 
 class EndOfStreamError(SampleBatchError, EOFError):
@@ -154,7 +154,7 @@ class PeerDiedError(SampleBatchError, ConnectionError):
 
 
 class NonFiniteLossError(SampleBatchError, FloatingPointError):
-    """A loss is NaN or infinite: a gradient step down it would make the weights NaN."""
+    """A loss is NaN or infinite, so a gradient step would make the weights NaN."""
 
 
 class OwnershipError(SampleBatchError, RuntimeError):
@@ -279,7 +279,7 @@ def require_torch() -> None:
     Raises
     ------
     MissingExtraError
-        If it is not; the message contains the extra that installs it.
+        If torch is not installed; the message contains the extra that installs it.
     """
     if "torch" not in sys.modules:
         require("torch", "torch")

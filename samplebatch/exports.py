@@ -61,7 +61,7 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
 
 
 def _other_home(package: str, name: str) -> str:
-    """Return how to import a name of `samplebatch` that is public in another of its modules; empty if there is none."""
+    """Return how to import a name that is public in another module of `samplebatch`; empty if there is none."""
     if package != "samplebatch" or name.startswith("_"):
         return ""
     error = getattr(import_module(_ERRORS), name, None)

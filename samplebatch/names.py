@@ -318,7 +318,7 @@ def for_html(name: object, max_chars: int = _MAX_SHOWN) -> str:
 
 
 def for_matplotlib(name: object, max_chars: int = _MAX_SHOWN) -> str:
-    r"""Escape untrusted text for matplotlib, so that dollar signs start no formula.
+    r"""Escape untrusted text for matplotlib, so that dollar signs do not start a formula.
 
     >>> print(for_matplotlib("$x$"))
     \$x\$

@@ -77,7 +77,7 @@ The run's folder contains the options ([bold]train.toml[/bold]), the best policy
   samplebatch train dqn --settings
 
 With [bold]--seeds[/bold] the folder contains one such folder per seed ([bold]seed-0[/bold], ...), and the log contains
-the mean of the figures over the seeds and its 95 % interval. A seed that fails does not end the others.
+the mean of the metrics over the seeds and its 95 % interval. A seed that fails does not end the others.
 
 Ctrl-C or SIGTERM ends the run after the current step, saves a checkpoint, and prints how to resume.
 """

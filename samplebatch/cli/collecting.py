@@ -61,7 +61,7 @@ class Destination(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[AnyBatch, int]:
-        """Write pending steps, and return all steps and their size on disk in bytes."""
+        """Write pending steps; return all steps and their size on disk in bytes."""
 
 
 class OneFile(Destination):
@@ -107,7 +107,7 @@ def destination(path: Path) -> Destination:
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read a file or folder of any format as a batch, buffers in time order; raises the same errors as `load`."""
+    """Read a file or folder of any format as a batch, with buffers in time order; raises the errors of `load`."""
     return _as_rows(saving.load(path, allow_pickle=allow_pickle, verify=True))
 
 
@@ -127,7 +127,7 @@ _MAX_NAMED = 5
 
 
 def title_of(path: Path, loaded: Any, batch: AnyBatch) -> str:
-    """Describe what a file or folder is, for the title of its page.
+    """Describe the type of a file or folder, for the title of its page.
 
     >>> steps = SampleBatch(rewards=[1.0, 2.0])
     >>> title_of(Path("cart.parquet"), steps, steps)
@@ -135,7 +135,7 @@ def title_of(path: Path, loaded: Any, batch: AnyBatch) -> str:
     """
     name = path.name or path.resolve().name
     if is_log(batch):
-        return f"{name}: training log, {len(set(batch['name'].tolist()))} figures"
+        return f"{name}: training log, {len(set(batch['name'].tolist()))} metrics"
     if isinstance(loaded, ReplayBuffer | MultiAgentReplayBuffer):
         kind = "replay buffer"
     else:
@@ -245,7 +245,7 @@ def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
 
 
 def find_policies(texts: Sequence[str], *, allow_pickle: bool = False) -> Any:
-    """Return the policies named by `--policy`: one for all agents, or one per id.
+    """Return the policies that `--policy` specifies: one for all agents, or one per id.
 
     >>> find_policies(["wolf=random", "sheep=random"], allow_pickle=False)
     {'wolf': 'random', 'sheep': 'random'}
@@ -304,7 +304,7 @@ def _show(
 
 
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:
-    """Print a file's columns and episodes, plot them and write a page, and return the exit status.
+    """Print the columns and episodes of a file, optionally plot them and write a page; return the exit status.
 
     For a training log, or the folder of a run, print and plot the learning curves.
     """

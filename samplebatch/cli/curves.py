@@ -1,4 +1,4 @@
-"""Learning curves of a training log, in the terminal and as a picture."""
+"""Plots of the learning curves of a training log, for the terminal and as image files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.cli.terminal import console, number, say
 from samplebatch.errors import require
-from samplebatch.loggers.training_log import LearningCurve, learning_curves, newest_figures
+from samplebatch.loggers.training_log import LearningCurve, learning_curves, newest_metrics
 from samplebatch.names import for_matplotlib, for_rich, for_terminal
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT = 60, 10
 _POINTS = 12
 _NUMBER_WIDTH = 9
-"""Width of any number with four digits; in a narrow terminal, names of figures are wrapped."""
+"""Width of any number with four digits; in a narrow terminal, names of metrics are wrapped."""
 _MAX_PANELS = 8
 _MEAN, _STD = "returns_stat/mean", "returns_stat/std"
 _RETURNS = (f"test/{_MEAN}", f"training/{_MEAN}")
 _MAX_POLICIES = 10
 """Maximum number of policies with their own curves of returns: the number of colours."""
 FACTS = ("info/", "update/smoothed_loss/", "update/train_time", "training/collect_", "test/collect_")
-"""Prefixes of figures that do not measure learning."""
+"""Prefixes of metrics that do not measure learning."""
 _OF_POLICY = re.compile(r"(test|training)/policies/(.+)/returns_stat/mean|update/by_policy/(.+?)/(.+)")
-"""Names of figures of one of several policies."""
+"""Names of metrics of one of several policies."""
 _SUMMARY = ("std", "min", "max", "low", "high")
-"""Last parts of names of figures that accompany a mean."""
+"""Last parts of names of metrics that accompany a mean."""
 
 Curves = Mapping[str, LearningCurve]
 
@@ -48,13 +48,13 @@ def show_curves(log: SampleBatch) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    curves = learning_curves(newest_figures(log))
+    curves = learning_curves(newest_metrics(log))
     for name in [name for name in _RETURNS if name in curves][:1]:
         for line in draw_text(name, curves[name]):
             say(line)
     table = Table(title=f"{len(curves)} learning curves", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.pad_edge, table.padding = False, 0
-    table.add_column("figure", overflow="fold")
+    table.add_column("metric", overflow="fold")
     for heading in ("step", "first", "last", "largest"):
         width = None if heading == "step" else _NUMBER_WIDTH
         table.add_column(heading, justify="right", no_wrap=True, min_width=width)
@@ -113,8 +113,8 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
 
 
 def draw_curves(log: SampleBatch, path: str | os.PathLike[str]) -> None:
-    """Plot the learning curves of a log: returns of tests and training, then figures of updates, of all policies."""
-    _figure(learning_curves(newest_figures(log))).savefig(path)
+    """Plot the learning curves of a log: returns of tests and training, then metrics of updates, of all policies."""
+    _figure(learning_curves(newest_metrics(log))).savefig(path)
 
 
 def as_svg(draw: Callable[[], Figure]) -> str:
@@ -129,7 +129,7 @@ def as_svg(draw: Callable[[], Figure]) -> str:
 
 def curves_as_svg(log: SampleBatch) -> str:
     """Render the plot of `draw_curves` as SVG."""
-    return as_svg(lambda: _figure(learning_curves(newest_figures(log))))
+    return as_svg(lambda: _figure(learning_curves(newest_metrics(log))))
 
 
 def _figure(curves: Curves) -> Figure:
@@ -161,7 +161,7 @@ def _figure(curves: Curves) -> Figure:
 
 
 def _returns(curves: Curves) -> dict[str, str]:
-    """Return the names of curves of returns by label: in total, of each policy if there are several, over seeds."""
+    """Return the names of return curves by label: in total, per policy if there are several, and over seeds."""
     names: dict[str, str] = {}
     for total in _RETURNS:
         scope = total.partition("/")[0]
@@ -187,7 +187,7 @@ def _draw_return(axes: Axes, curves: Curves, name: str, label: str, color: str) 
 
 
 def _fill_interval(axes: Axes, curves: Curves, name: str, color: Any) -> bool:
-    """Shade the interval over seeds of a figure, and return whether the log has one."""
+    """Shade the interval of a metric over seeds; return whether the log has one."""
     low, high = (curves.get(f"{name}/{end}") for end in ("low", "high"))
     if low is None or high is None:
         return False
@@ -196,14 +196,14 @@ def _fill_interval(axes: Axes, curves: Curves, name: str, color: Any) -> bool:
 
 
 def _panels(curves: Curves) -> dict[str, dict[str, str]]:
-    """Group figures of updates: by title, the names of curves by label, which is the policy or empty."""
+    """Group metrics of updates into plots: metric names by policy (empty if there is one), by plot title."""
     panels: dict[str, dict[str, str]] = {}
     for name in curves:
         if name.startswith("update/") and not name.startswith(FACTS) and name.rpartition("/")[2] not in _SUMMARY:
             match = _OF_POLICY.fullmatch(name)
-            policy, figure = (match[3], match[4]) if match else ("", name.removeprefix("update/"))
-            if figure not in ("train_time", "gradient_steps"):
-                panels.setdefault(figure.removesuffix("/mean"), {})[policy] = name
+            policy, metric = (match[3], match[4]) if match else ("", name.removeprefix("update/"))
+            if metric not in ("train_time", "gradient_steps"):
+                panels.setdefault(metric.removesuffix("/mean"), {})[policy] = name
     return panels
 
 

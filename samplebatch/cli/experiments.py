@@ -1,4 +1,4 @@
-"""`samplebatch train` with several seeds: supervised runs, and the mean and interval of their figures."""
+"""`samplebatch train` with several seeds: supervised runs, and mean and interval of their metrics."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _summarize(experiment: Experiment, folder: Path, seconds: float) -> None:
                 parts.append(f"{title} {number(mean)}, {_LEVEL} % interval {number(low)} to {number(high)}")
         result = f" Last test: {'; '.join(parts)}."
     say(f"Trained {len(experiment.finished)} of {len(experiment.seeds)} seeds in {seconds:.0f} s.{result}")
-    say(f"Wrote each run to {folder_of(folder, 'N')}, mean and interval of the figures to {folder / LOG}")
+    say(f"Wrote each run to {folder_of(folder, 'N')}, mean and interval of the metrics to {folder / LOG}")
 
 
 def folder_of(folder: Path, seed: object) -> Path:
@@ -136,12 +136,12 @@ def folder_of(folder: Path, seed: object) -> Path:
 class Experiment:
     """Runs with several seeds, each in a child process.
 
-    - `training`, `folder`: options of the runs, and the folder with one folder per seed.
+    - `training`, `folder`: options of the runs, and the parent folder with one folder per seed.
     - `allow_pickle`: whether resumed runs may unpickle.
 
     Its attributes:
     - `seeds`: seeds of all runs.
-    - `failed`: how the runs of this process that failed ended, by seed.
+    - `failed`: how the failed runs of this process ended, by seed.
     """
 
     def __init__(self, training: Training, folder: Path, *, allow_pickle: bool = False) -> None:
@@ -172,7 +172,7 @@ class Experiment:
             file.write(json.dumps(status).encode())
 
     def request_stop(self) -> None:
-        """Let running children save their checkpoints and exit, and start no others; safe in signal handlers."""
+        """Start no further children, and make running ones save checkpoints and exit; safe in signal handlers."""
         self._stop_requested = True
 
     def run(self) -> None:
@@ -237,7 +237,7 @@ class SeedRun:
         return [self.process.sentinel, *([self._output] if self._has_output else [])]
 
     def request_stop(self) -> None:
-        """Let the process save a checkpoint and exit."""
+        """Make the process save a checkpoint and exit."""
         if not self._is_stopping:
             self._is_stopping = True
             self.process.terminate()
@@ -252,7 +252,7 @@ class SeedRun:
         return [line.decode(errors="replace") for line in lines]
 
     def close(self) -> tuple[ChildExit, str]:
-        """Release the process, which has exited; return how it ended, and an incomplete line."""
+        """Release the exited process; return how it ended, and a last incomplete line."""
         end = wait_for_exit(self.process, _GRACE_S)
         self._output.close()
         self.process.close()
@@ -282,21 +282,21 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# Figures over seeds
+# Metrics over seeds
 
 
 def write_combined(runs: Sequence[Path], folder: Path) -> None:
-    """Write the log of an experiment: mean and interval of each figure of learning over the runs in folders."""
+    """Write the log of an experiment: mean and interval of each learning metric over the runs in folders."""
     log = TrainingLog(folder / LOG)
     for name, curve in combine_curves([learning_curves(run / LOG) for run in runs]).items():
-        scope, _, figure = name.partition("/")
+        scope, _, metric = name.partition("/")
         for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):
-            log.write(f"{scope}/{curve.unit}", step, {figure: value})
+            log.write(f"{scope}/{curve.unit}", step, {metric: value})
     log.finalize()
 
 
 def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, LearningCurve]:
-    """Return mean and interval over runs of each figure of learning that all runs have.
+    """Return mean and interval over runs of each learning metric that all runs have.
 
     The curve of a name is the mean, and the curves `NAME/low` and `NAME/high` are the ends of its 95 % percentile
     bootstrap interval over runs. From four runs on, `test/returns_stat/mean/iqm` is the interquartile mean, with its
@@ -373,7 +373,7 @@ def mean_of(values: Floats) -> Floats:
 
 
 def interquartile_mean(values: Floats) -> Floats:
-    """Return the mean over the first axis without the lowest and the highest quarter, as rliable's `aggregate_iqm`.
+    """Return the mean over the first axis without the lowest and the highest quarter, like rliable's `aggregate_iqm`.
 
     Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (arXiv:2108.13264).
 

@@ -1,4 +1,4 @@
-"""Recipes of all algorithms of `samplebatch train`: how they are created from plain settings."""
+"""Recipes of the algorithms of `samplebatch train`: creation from plain settings."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Recipe:
     - `algorithm`: class of the algorithm, whose plain arguments are settings.
     - `params`: parameter class of its trainer, whose plain fields are settings.
     - `make`: function that creates the algorithm from spaces and settings.
-    - `settings`: settings that are not arguments, such as `lr`, and defaults that differ from those in class and
-      trainer.
+    - `settings`: settings that are not arguments, such as `lr`, and defaults that differ from the class or trainer.
     """
 
     summary: str
@@ -126,7 +125,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def complete_settings(name: str, given: Settings) -> dict[str, Any]:
-    """Return all settings of an algorithm: given values, and defaults of the others.
+    """Return all settings of an algorithm: passed values, and defaults of the others.
 
     >>> complete_settings("dqn", {"lr": 1})["lr"]
     1.0
@@ -235,7 +234,7 @@ def _make_reinforce(obs: Space, act: Space, settings: Settings) -> learn.Reinfor
 
 
 def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Settings], Any]:
-    """Return a factory of Q-learning: of values, or of atoms or quantiles whose number is a setting."""
+    """Return a factory of a Q-learning algorithm over values, or over a configurable number of atoms or quantiles."""
 
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         _check_discrete(act, cls.__name__.lower())

@@ -69,7 +69,7 @@ def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
-    """Check that a picture can be written to a path, before long work starts."""
+    """Check that a picture can be written to a path, before a long computation starts."""
     require("matplotlib", "plot")
     target = Path(path)
     if target.suffix.lower().removeprefix(".") not in FORMATS:
@@ -199,7 +199,7 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
 
 
 def _without_range(line: Line) -> Line:
-    """Remove the range of an id, which is a name; its count stays."""
+    """Remove the range of an id, because ids are names; keep the count."""
     return line._replace(min="", max="", points=()) if line.column in IDS else line
 
 
@@ -220,7 +220,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def contact_sheet(column: Column) -> str:
-    """Render evenly spaced frames of a column as a data URI of a PNG; "" if its rows are not images.
+    """Render evenly spaced frames of a column as a data URI of a PNG; empty if its rows are not images.
 
     Images are rows of bytes of shape (height, width), with up to four channels before or after. Three channels are
     colours; for other numbers of channels, such as stacked frames, the last channel is rendered.

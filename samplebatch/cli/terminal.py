@@ -117,7 +117,7 @@ def show_columns(batch: SampleBatch | MultiAgentBatch) -> None:
 
 
 def titled_steps(batch: SampleBatch | MultiAgentBatch) -> Iterator[tuple[str, SampleBatch]]:
-    """Yield the steps of each policy under a title, which names the policy if there may be several."""
+    """Yield title and steps of each policy; the title contains the policy id if there may be several."""
     from samplebatch.batch.sample_batch import SampleBatch
 
     flat = isinstance(batch, SampleBatch)
@@ -171,8 +171,8 @@ class Interruption:
     """Signals that end a command early.
 
     In a `with` block, the first Ctrl-C or SIGTERM requests the work to stop, so that it is saved. A second Ctrl-C ends
-    the program. Further SIGTERMs are ignored: `timeout`, and batch systems that signal a process and its group, send
-    two.
+    the program. Further SIGTERMs are ignored, because `timeout`, and batch systems that signal a process and its group,
+    send two.
 
     - `request_stop`: called by the first signal, at any point of the main thread: it must not acquire a lock.
 

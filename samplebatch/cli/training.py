@@ -38,7 +38,7 @@ from samplebatch.workers.workers import RolloutWorkers
 
 CONFIG, _LOG, _POLICY = "train.toml", LOG, "policy.pt"
 _POINTS = 1000
-"""Approximate number of points of a learning curve; other figures are not logged."""
+"""Approximate number of points of a learning curve; other metrics are not logged."""
 _OWN = ("algorithm", "source", "env", "seed", "seeds", "parallel", "workers")
 """Names in a config file that are not settings of the algorithm."""
 _LENGTH = ("max_epochs", "epoch_num_steps")
@@ -49,12 +49,12 @@ _LENGTH = ("max_epochs", "epoch_num_steps")
 class Training:
     """Options of `samplebatch train`, from flags, a file, or the resumed run.
 
-    - `algorithm`, `source`: name of the algorithm; and an environment, or data to learn from.
+    - `algorithm`, `source`: name of the algorithm, and an environment or data to learn from.
     - `env`: test environment, if the source is data.
     - `seed`, `workers`: seed of the run, and number of worker processes that collect.
     - `settings`: all settings of the algorithm.
-    - `seeds`, `parallel`: number of runs, with the seeds `seed`, `seed + 1` and so on, and number of runs at a time;
-      None for a single run and for one per processor.
+    - `seeds`, `parallel`: number of runs, with the seeds `seed`, `seed + 1` and so on (None for a single run), and
+      number of concurrent runs (None for one per processor).
     """
 
     algorithm: str
@@ -83,8 +83,8 @@ def read_training(
 ) -> Training:
     """Merge options: from a file, then from flags, then from `--set`.
 
-    A name that imports a module is accepted from a file only with `allow_pickle`, because it can run any code, or if a
-    flag repeats it.
+    A name that imports a module is accepted from a file only with `allow_pickle`, because it can execute arbitrary
+    code, or if a flag repeats it.
 
     >>> found = read_training(
     ...     None, {"algorithm": "dqn", "source": "CartPole-v1", "steps": 9000}, ["lr=1e-4"]
@@ -179,7 +179,7 @@ def new_folder(training: Training, folder: Path | None, content: str) -> Path:
 
 
 def read_resumed(folder: Path, flags: Mapping[str, Any], *, allow_pickle: bool = False) -> Training:
-    """Return the options of the run in a folder; raises ArgumentError if a flag has another value than the folder."""
+    """Return the options of the run in a folder; raises ArgumentError if a flag contradicts the folder."""
     config = folder / CONFIG
     options = read_toml(config)
     for name, value in flags.items():
@@ -251,7 +251,7 @@ def run_training(
         else ""
     )
     say(f"Trained for {steps}{info.gradient_step} gradient steps in {info.timing.total_time:.0f} s.{best}")
-    say(f"Wrote the policy to {folder / _POLICY}, its figures to {folder / _LOG}")
+    say(f"Wrote the policy to {folder / _POLICY}, its metrics to {folder / _LOG}")
     return 0
 
 
@@ -306,7 +306,7 @@ def make_trainer(
 
 
 def _environment(name: str, settings: Mapping[str, Any], *, is_test: bool = False) -> Any:
-    """Return the id or function that collectors create environments from; Atari's are preprocessed."""
+    """Return the id or function from which collectors create environments; Atari environments are preprocessed."""
     from samplebatch.env.atari import is_atari, make_atari
 
     if not is_atari(name):
@@ -452,7 +452,7 @@ def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
 
 
 def show_run(folder: Path, plot: Path | None) -> None:
-    """Print the learning curve of a run, and draw its curves."""
+    """Print the learning curve of a run, and plot its curves."""
     log = read_log(folder / _LOG)
     curves = learning_curves(log)
     for name in [name for name in ("test/returns_stat/mean", "update/loss") if name in curves][:1]:

@@ -118,10 +118,7 @@ _ROWS_PER_BYTE = 8
 
 
 def check_rows(rows: int, nbytes: int, subject: str) -> None:
-    """Validate the number of rows of untrusted data, because fixed-size lists without values have no bytes.
-
-    Raises FormatError if there are more than 65536 rows and more than 8 rows per byte.
-    """
+    """Validate the number of rows of untrusted data, because fixed-size lists without values have no bytes."""
     max_rows = max(_FREE_ROWS, _ROWS_PER_BYTE * nbytes)
     if rows > max_rows:
         raise FormatError(f"{subject} must have at most {max_rows} rows in {nbytes} bytes, got {rows}")

@@ -19,7 +19,7 @@ from samplebatch.env.seeds import generators_state, load_generators
 from samplebatch.errors import ArgumentError, NonFiniteLossError
 from samplebatch.learn.checkpoint import save_checkpoint
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.loggers.logger import RecentMeans, figures_of, make_display, short
+from samplebatch.loggers.logger import RecentMeans, make_display, metrics_of, short
 from samplebatch.names import label_policies
 from samplebatch.rollout.statistics import CollectStats, PrintedAsDict, SequenceSummaryStats
 from samplebatch.storage.datasets.mixed_sampler import SourceState
@@ -273,7 +273,7 @@ class OfflineTrainerParams(TrainerParams):
     batch_size: int = 64
 
 
-def require_finite_losses(figures: Mapping[str, float]) -> None:
+def require_finite_losses(metrics: Mapping[str, float]) -> None:
     """Validate the metrics of an update whose names contain `loss`.
 
     Raises NonFiniteLossError if a loss is NaN or infinite.
@@ -283,7 +283,7 @@ def require_finite_losses(figures: Mapping[str, float]) -> None:
     Traceback (most recent call last):
     samplebatch.errors.NonFiniteLossError: actor_loss must be finite, got inf
     """
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if not math.isfinite(value) and "loss" in name.rpartition("/")[2]:
             raise NonFiniteLossError(f"{name} must be finite, got {value}")
 
@@ -650,7 +650,7 @@ class Trainer(ABC, Generic[ParamsT]):
 
     def _log(self, method: str, stats: Any, step: int) -> None:
         if self.params.loggers:
-            metrics = figures_of(stats)
+            metrics = metrics_of(stats)
             for logger in self.params.loggers:
                 getattr(logger, method)(metrics, step)
 

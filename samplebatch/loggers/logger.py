@@ -21,16 +21,16 @@ from samplebatch.rollout.statistics import PrintedAsDict
 _WINDOW = 100
 """Window size of recent means."""
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 """Numbers by name, in groups that may be nested: `{"loss": 0.5, "returns_stat": {"mean": 200.0}}`."""
 
 
-def figures_of(stats: Any) -> Figures:
-    """Return the numbers of a report by name, with nested summaries; arrays, batches and None are omitted.
+def metrics_of(stats: Any) -> Metrics:
+    """Return the metrics of a report by name, with nested summaries; arrays, batches and None are omitted.
 
     >>> import numpy as np
     >>> from samplebatch.rollout import CollectStats
-    >>> found = figures_of(
+    >>> found = metrics_of(
     ...     CollectStats.from_counts(
     ...         steps=6, time_s=2.0, returns=np.array([1.0]), lens=np.array([2])
     ...     )
@@ -39,35 +39,35 @@ def figures_of(stats: Any) -> Figures:
     (6, 1.0, False)
     """
     attributes = vars(stats) if hasattr(stats, "__dict__") else dict(stats)
-    numbers: Figures = {}
+    numbers: Metrics = {}
     for name, value in attributes.items():
         if isinstance(value, PrintedAsDict):
-            numbers[name] = figures_of(value)
+            numbers[name] = metrics_of(value)
         elif isinstance(value, Mapping):
-            if nested := figures_of(value):
+            if nested := metrics_of(value):
                 numbers[name] = nested
         elif isinstance(value, int | float):
             numbers[name] = value
     return numbers
 
 
-def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten nested figures to names joined by `/`; values other than numbers are omitted.
+def flatten_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Flatten nested metrics, joining names with `/`; values other than numbers are omitted.
 
-    >>> flat_figures({"loss": 1, "returns_stat": {"mean": 2.5, "of": None}})
+    >>> flatten_metrics({"loss": 1, "returns_stat": {"mean": 2.5, "of": None}})
     {'loss': 1.0, 'returns_stat/mean': 2.5}
     """
     flat: dict[str, float] = {}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}/{inner}": number for inner, number in flat_figures(value).items()}
+            flat |= {f"{name}/{inner}": number for inner, number in flatten_metrics(value).items()}
         elif isinstance(value, int | float):
             flat[str(name)] = float(value)
     return flat
 
 
 def short(value: Any) -> str:
-    """Format a figure in few characters.
+    """Format a metric compactly.
 
     >>> short(12345), short(0.25), short(float("nan"))
     ('12345', '0.25', 'nan')
@@ -77,7 +77,7 @@ def short(value: Any) -> str:
 
 @dataclass
 class RecentMeans:
-    """Means of figures over their last 100 values, for trainers; NaN while any value in the window is NaN.
+    """Means of metrics over their last 100 values, for trainers; NaN while any value in the window is NaN.
 
     >>> losses = RecentMeans()
     >>> losses.add({"loss": 1.0}), losses.add({"loss": 3.0}), losses.add({"loss": float("nan")})
@@ -86,14 +86,14 @@ class RecentMeans:
 
     values: dict[str, deque[float]] = field(default_factory=dict)
 
-    def add(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Add one value per figure and return their means."""
-        for name, value in figures.items():
+    def add(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Add one value per metric and return the means."""
+        for name, value in metrics.items():
             self.values.setdefault(name, deque(maxlen=_WINDOW)).append(float(value))
-        return {name: self.mean(name) for name in figures}
+        return {name: self.mean(name) for name in metrics}
 
     def mean(self, name: str) -> float:
-        """Return the mean of a figure; 0 if it has no value."""
+        """Return the mean of a metric; 0 if it has no value."""
         values = self.values.get(name)
         return sum(values) / len(values) if values else 0.0
 
@@ -107,17 +107,17 @@ class RecentMeans:
 
 
 UNITS = {"training": "env_step", "test": "env_step", "update": "update_step", "info": "epoch"}
-"""Scopes of figures and the step counter of each scope."""
+"""Scopes of metrics and the step counter of each scope."""
 
 
 _SAVED = ("save/epoch", "save/env_step", "save/update_step")
-"""Names of figures written by `save_data`."""
+"""Names of metrics written by `save_data`."""
 
 
 class Logger(ABC):
-    """Base of loggers, which trainers call with the figures of collections, tests, updates and epochs.
+    """Base of loggers, which trainers call with the metrics of collections, tests, updates and epochs.
 
-    Names of figures and steps are the same as in Tianshou's loggers: `training/returns_stat/mean` at
+    Names of metrics and step counters are the same as in Tianshou's loggers: `training/returns_stat/mean` at
     `training/env_step`.
 
     Parameters
@@ -164,32 +164,32 @@ class Logger(ABC):
 
     @abstractmethod
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Write figures.
+        """Write metrics.
 
         Parameters
         ----------
         step_type
-            Scope of the figures and step counter, such as `"training/env_step"`.
+            Scope of the metrics and step counter, such as `"training/env_step"`.
         step
             Value of the step counter.
         data
-            Figures by name; `/` separates groups.
+            Metrics by name; `/` separates groups.
         """
 
     def log_training_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Log the figures of a collection."""
+        """Log the metrics of a collection."""
         self._tell("training", log_data, step)
 
     def log_test_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Log the figures of a test."""
+        """Log the metrics of a test."""
         self._tell("test", log_data, step)
 
     def log_update_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Log the figures of an update."""
+        """Log the metrics of an update."""
         self._tell("update", log_data, step)
 
     def log_info_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Log the figures of the training, once per epoch."""
+        """Log the metrics of the training run, once per epoch."""
         self._tell("info", log_data, step)
 
     def save_data(
@@ -218,7 +218,7 @@ class Logger(ABC):
     def restore_data(self) -> tuple[int, int, int]:
         """Return epoch, environment steps and update steps of the last saved checkpoint, to continue the log there.
 
-        Loggers that can read their log return its numbers, other loggers zeros.
+        Loggers that can read their log return the recorded numbers, other loggers return zeros.
         """
         epoch, env_step, update_step = self._saved_steps()
         if epoch:
@@ -229,14 +229,14 @@ class Logger(ABC):
     def _saved_steps(self) -> tuple[int, int, int]:
         return 0, 0, 0
 
-    def _tell(self, scope: str, figures: Mapping[str, Any], step: int) -> None:
+    def _tell(self, scope: str, metrics: Mapping[str, Any], step: int) -> None:
         last = self._last_steps.get(scope)
         if last is None or step - last >= self._intervals[scope]:
             self._last_steps[scope] = step
-            self.write(f"{scope}/{UNITS[scope]}", step, flat_figures(figures))
+            self.write(f"{scope}/{UNITS[scope]}", step, flatten_metrics(metrics))
 
     def flush(self) -> None:
-        """Write all pending figures to storage."""
+        """Write all pending metrics to storage."""
         return None
 
     def finalize(self) -> None:
@@ -249,7 +249,7 @@ class Logger(ABC):
         return {"last_steps": dict(self._last_steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a resumed training's log."""
+        """Restore the state of the log of a resumed training run."""
         self._last_steps = dict(state["last_steps"])
 
 
@@ -280,7 +280,7 @@ class TensorboardLogger(Logger):
         self._flushes = write_flush
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Write one scalar per figure, and one for the step."""
+        """Write one scalar per metric, and one for the step."""
         scope = step_type.partition("/")[0]
         self.writer.add_scalar(step_type, step, global_step=step)
         for name, value in data.items():
@@ -302,7 +302,7 @@ class TensorboardLogger(Logger):
         return epoch, env_step, update_step
 
     def flush(self) -> None:
-        """Write pending figures to disk."""
+        """Write pending metrics to disk."""
         self.writer.flush()
 
     def finalize(self) -> None:
@@ -316,10 +316,10 @@ class WandbLogger(Logger):
     Parameters
     ----------
     run
-        Result of `wandb.init`; by default a run is started with the other arguments.
+        Result of `wandb.init`; by default, a run is started with the other arguments.
     project, name, run_id, config, mode
-        Project, name, id, settings, and mode (`"online"` or `"offline"`) of the run. A resumed training continues the
-        run with the same id.
+        Project, name, id, settings, and mode (`"online"` or `"offline"`) of the run. A resumed training run continues
+        the run with the same id.
     training_interval, test_interval, update_interval, info_interval, save_interval
         See `Logger`.
 
@@ -356,7 +356,7 @@ class WandbLogger(Logger):
             self.run.define_metric(f"{scope}/*", step_metric=f"{scope}/{unit}")
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Log all figures of a report as one row, with the step as x-axis."""
+        """Log all metrics of a report as one row, with the step as x-axis."""
         scope = step_type.partition("/")[0]
         self.run.log({step_type: step} | {for_terminal(f"{scope}/{name}", 400): value for name, value in data.items()})
 
@@ -391,11 +391,11 @@ class Display:
         """Start the display of an epoch."""
         self._epoch, self._total = epoch, total
 
-    def advance(self, done: int, figures: Mapping[str, Any]) -> None:
-        """Show the number of completed steps of the epoch and the newest figures."""
+    def advance(self, done: int, metrics: Mapping[str, Any]) -> None:
+        """Show the number of completed steps of the epoch and the newest metrics."""
         if self._progress_s is None or time.monotonic() - self._last_line_s < self._progress_s or done >= self._total:
             return
-        shown = ", ".join(f"{name} {short(value)}" for name, value in figures.items())
+        shown = ", ".join(f"{name} {short(value)}" for name, value in metrics.items())
         self.say(f"epoch {self._epoch}: {done}/{self._total}, {shown}")
 
     def close(self) -> None:
@@ -409,7 +409,7 @@ class Display:
 
 
 class Bar(Display):
-    """Progress bar of an epoch with the newest figures, rendered by rich."""
+    """Progress bar of an epoch with the newest metrics, rendered by rich."""
 
     def __init__(self, *, verbose: bool) -> None:
         super().__init__(verbose=verbose)
@@ -417,23 +417,23 @@ class Bar(Display):
         columns = (
             rich.TextColumn("epoch {task.fields[epoch]}"),
             rich.BarColumn(bar_width=None),
-            rich.TextColumn("{task.completed}/{task.total}  {task.fields[figures]}", markup=False),
+            rich.TextColumn("{task.completed}/{task.total}  {task.fields[metrics]}", markup=False),
             rich.TimeRemainingColumn(),
         )
         self._progress = rich.Progress(*columns, transient=True)
         self._task: Any = None
 
     def begin(self, epoch: int, done: int, total: int) -> None:
-        """Replace the bar by the bar of a new epoch."""
+        """Replace the bar with the bar of a new epoch."""
         self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task("", total=total, completed=done, epoch=epoch, figures="")
+        self._task = self._progress.add_task("", total=total, completed=done, epoch=epoch, metrics="")
 
-    def advance(self, done: int, figures: Mapping[str, Any]) -> None:
-        """Update bar and figures."""
-        shown = ", ".join(f"{for_terminal(name)} {short(value)}" for name, value in figures.items())
-        self._progress.update(self._task, completed=done, figures=shown)
+    def advance(self, done: int, metrics: Mapping[str, Any]) -> None:
+        """Update bar and metrics."""
+        shown = ", ".join(f"{for_terminal(name)} {short(value)}" for name, value in metrics.items())
+        self._progress.update(self._task, completed=done, metrics=shown)
 
     def close(self) -> None:
         """Remove the bar."""

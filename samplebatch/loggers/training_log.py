@@ -1,4 +1,4 @@
-"""Training log: a dataset with one row per figure, written by a logger and read as learning curves."""
+"""Training log: a dataset with one row per metric value, written by a logger and read as learning curves."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from samplebatch.storage.datasets.dataset import Dataset
 
 COLUMNS = ("row", "time", "name", "unit", "step", "value")
 _FLUSH_S = 10.0
-"""Maximum seconds before figures in memory are flushed."""
+"""Maximum seconds before metrics in memory are flushed."""
 _MAX_WAITING = 10_000
 
 
 class TrainingLog(Logger):
     """Logger that appends to a dataset, which `samplebatch inspect` plots and any Parquet reader can query.
 
-    Each figure is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`; `value`;
-    `time` in seconds since 1970; and `row`, its number in the training. A killed process loses at most the figures of
-    the last ten seconds. A training that is resumed from a checkpoint logs later figures again, with the same row
-    numbers; readers select the newest (see `read_log`).
+    Each metric value is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`;
+    `value`; `time` in seconds since 1970; and `row`, its number in the training run. A killed process loses at most the
+    metrics of the last ten seconds. A training run that is resumed from a checkpoint logs later metrics again, with the
+    same row numbers; readers select the newest rows (see `read_log`).
 
     Parameters
     ----------
     folder
-        Folder of the dataset, which is created with the first figures.
+        Folder of the dataset, which is created with the first metrics.
     training_interval, test_interval, update_interval, info_interval, save_interval
         See `Logger`; by default every report is written.
 
@@ -56,7 +56,7 @@ class TrainingLog(Logger):
         self._flushed_s = time.monotonic()
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Queue one row per figure, and flush if necessary."""
+        """Queue one row per metric, and flush if necessary."""
         scope, _, unit = step_type.partition("/")
         now = time.time()
         for name, value in data.items():
@@ -93,17 +93,17 @@ class TrainingLog(Logger):
             self._dataset.compact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the number of figures."""
+        """Return the state, with the number of logged metrics."""
         return super().state_dict() | {"rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the figures of a checkpoint; later figures will be logged again."""
+        """Continue after the metrics of a checkpoint; later metrics are logged again."""
         super().load_state_dict(state)
         self._rows, self._waiting = state["rows"], []
 
 
 class LearningCurve(NamedTuple):
-    """Values of one figure over a training.
+    """Values of one metric over a training run.
 
     - `unit`: unit of steps: `"env_step"`, `"update_step"` or `"epoch"`.
     - `steps`, `values`: steps and values, shape (n,) each.
@@ -120,7 +120,7 @@ def is_log(batch: object) -> TypeGuard[SampleBatch]:
 
 
 def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
-    """Read the figures of a training, without figures that a resumed training has logged again.
+    """Read the metrics of a training run; rows that a resumed run has logged again are omitted.
 
     Raises
     ------
@@ -130,13 +130,13 @@ def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
     log = Dataset(folder).read()
     if not is_log(log):
         raise FormatError(f"{os.fspath(folder)!r} must be a training log with columns {', '.join(COLUMNS)}")
-    return newest_figures(log)
+    return newest_metrics(log)
 
 
-def newest_figures(log: SampleBatch) -> SampleBatch:
+def newest_metrics(log: SampleBatch) -> SampleBatch:
     """Remove rows that were logged again: rows before a row with the same or a smaller number.
 
-    >>> newest_figures(SampleBatch(row=[0, 1, 2, 1], value=[0.0, 1.0, 2.0, 1.5]))["value"]
+    >>> newest_metrics(SampleBatch(row=[0, 1, 2, 1], value=[0.0, 1.0, 2.0, 1.5]))["value"]
     array([0. , 1.5])
     """
     rows = np.asarray(log["row"])
@@ -147,7 +147,7 @@ def newest_figures(log: SampleBatch) -> SampleBatch:
 
 
 def learning_curves(log: SampleBatch | str | os.PathLike[str]) -> dict[str, LearningCurve]:
-    """Return the curve of each figure, by name.
+    """Return the curve of each metric, by name.
 
     Parameters
     ----------

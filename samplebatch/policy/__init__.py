@@ -1,1 +1,1 @@
-"""Policies: calling them for actions, seeding them, and loading new weights."""
+"""Policies: adapters for actions, seeds and weights."""

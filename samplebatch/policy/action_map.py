@@ -110,9 +110,9 @@ _FUNCTION = ActionUnit("function")
 
 
 def random_action_map(map_action: ActionMap | None) -> Literal["scale"] | None:
-    """Return the `map_action` for random actions, which are only ever scaled.
+    """Return the `map_action` for random actions, which can only be scaled.
 
-    Raises PolicySpecError if `map_action` is none of its options.
+    Raises PolicySpecError if `map_action` has an invalid value.
     """
     check_action_map(map_action)
     return "scale" if map_action == "scale" else None

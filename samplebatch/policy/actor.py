@@ -33,7 +33,7 @@ class ActResult(NamedTuple):
     - `columns`: columns that are known before the step: observations, actions and further columns of the policy.
     - `actions`: leaves of the actions in the unit of the environments.
     - `state`: recurrent state for the next step; None if the policy has no state.
-    - `decision`: everything that the policy returned.
+    - `decision`: complete result of the policy.
     """
 
     columns: Columns
@@ -42,7 +42,7 @@ class ActResult(NamedTuple):
     decision: Decision
 
     def take(self, rows: Rows) -> ActResult:
-        """Select rows; `state` is dropped, `decision` keeps its rows."""
+        """Select rows; `state` is dropped, and `decision` is unchanged."""
         policy_columns, dist = self.decision.get("policy"), self.decision.get("dist")
         decision = {
             "act": self.decision["act"][rows],
@@ -115,7 +115,7 @@ class Actor:
 
         - `obs`: leaves of the observations, each of shape (rows, ...).
         - `info`: infos of the environments; ignored unless `takes_batch`.
-        - `state`: recurrent state that the policy returned for the previous step; None at the start.
+        - `state`: recurrent state that the policy returned for the previous step; None in the first call.
         - `rows`: number of environments.
 
         Raises PolicySpecError if the number of actions or of state rows is not `rows`, or the structure of the actions

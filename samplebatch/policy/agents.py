@@ -86,7 +86,7 @@ class AgentActor(ABC):
 class RandomAgents(AgentActor):
     """Random actions for agents of multi-agent collectors, with one random generator per agent.
 
-    An `action_mask` in a dict observation, or else in the info, restricts the actions.
+    An `action_mask` in a dict observation, or otherwise in the info, restricts the actions.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class _Draws:
         self._prefetched: list[Any] = []
 
     def next(self, mask: Any) -> Any:
-        """Return the next action; `mask` is passed on only if present, as custom spaces may not accept one."""
+        """Return the next action; `mask` is passed only if present, because custom spaces may not accept it."""
         if mask is not None:
             return self._space.sample(mask)
         if not self._prefetched:
@@ -349,7 +349,7 @@ class _States:
         self._rows: dict[tuple[int, Any], tuple[Any, int]] = {}
 
     def gather(self, groups: Sequence[AgentGroup], count: int) -> Any:
-        """Return the state of `count` agents, zero for agents without one; None if no agent has a state."""
+        """Return the state of `count` agents, zero for agents without a state; None if no agent has a state."""
         stored_rows = self._rows
         if not stored_rows:
             return None
@@ -376,7 +376,7 @@ class _States:
         return {key: detach(take(state, np.array([row]))) for key, (state, row) in self._rows.items()}
 
     def load_state_dict(self, state: Mapping[tuple[int, Any], Any]) -> None:
-        """Replace all states by the result of `state_dict`."""
+        """Replace all states with the result of `state_dict`."""
         self._rows = {key: (agent_state, 0) for key, agent_state in state.items()}
 
     def drop(self, keys: Iterable[tuple[int, Any]]) -> None:

@@ -220,7 +220,7 @@ class PolicyAdapter:
         return self if layout is None or self._layout else type(self)(self.policy, self._signature, layout)
 
     def decide(self, given: Any, state: Any = None) -> Decision:
-        """Return the actions for a batch if `takes_batch`, else for observations.
+        """Return the actions for a batch if `takes_batch`, otherwise for observations.
 
         Raises
         ------
@@ -370,7 +370,7 @@ def as_policy(
     takes
         Positional arguments of the policy: `"obs"`, `"tensor"` (observations as tensors) or `"batch"`, or a sequence
         that starts with one and continues with `"info"` and `"state"`. By default, the first argument is the
-        observations, or the batch if the parameter is called `batch`, and others are passed by name.
+        observations (the batch if the parameter is called `batch`), and others are passed by name.
     deterministic
         Whether a policy of Stable-Baselines3 or RLlib returns its best actions instead of exploring.
     seed

@@ -74,8 +74,8 @@ class PeerPolicy(ABC):
 class StableBaselinesPolicy(PeerPolicy):
     """A model or a policy of Stable-Baselines3.
 
-    Actions are recorded like in its buffers: unclipped for on-policy algorithms, and within [-1, 1] for policies with
-    squashed output. They are clipped or scaled for the environment, like in Stable-Baselines3.
+    Actions are recorded as in its buffers: unclipped for on-policy algorithms, and within [-1, 1] for policies with
+    squashed output. They are clipped or scaled for the environment, as in Stable-Baselines3.
     """
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:

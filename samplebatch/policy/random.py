@@ -27,7 +27,7 @@ class RandomPolicy:
     Parameters
     ----------
     action_space
-        Gymnasium space of one environment's actions; not changed, its own generator is not used.
+        Action space of one environment; it is unchanged, and its generator is not used.
     seed
         Seed or generator of the samples.
 
@@ -82,7 +82,7 @@ class RandomPolicy:
 
 
 def draws_as_random_policy(space: Any) -> bool:
-    """Whether `RandomPolicy` samples from a space like `space.sample`: one array, of a Gymnasium class.
+    """Whether `RandomPolicy` samples from a space like `space.sample`: the space has one array and a Gymnasium class.
 
     >>> from gymnasium import spaces
     >>> [
@@ -189,7 +189,7 @@ class RandomByEnvironment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the `state_dict` of the same number of environments."""
+        """Restore the `state_dict` of a policy for the same number of environments."""
         for policy, policy_state in zip(self._policies, state["policies"], strict=True):
             policy.load_state_dict(policy_state)
         self._prefetched = [leaf.copy() for leaf in state["drawn"]]

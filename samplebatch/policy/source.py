@@ -1,4 +1,4 @@
-"""Policies for workers: created by factories, imported by name or loaded from files; weight updates."""
+"""Creation of policies for workers from factories, names and files, and updates of their weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _SPACES = ("observation_space", "action_space")
 class PickledPolicy:
     """A serialized policy, or mapping of policies; each call returns an independent copy.
 
-    Multiprocessing would place tensors of a module in shared memory, where updates of the learner reach the workers.
+    Multiprocessing would move the tensors of a module to shared memory, so that the learner's updates would change the
+    workers' policies.
 
     Raises PolicySpecError if the policy cannot be pickled.
 
@@ -130,8 +131,8 @@ def check_policy(policy: Any) -> None:
 def load_weights(policy: Any, weights: Any) -> None:
     """Load weights into a policy, or into each policy of a mapping.
 
-    Calls `load_state_dict`, or else `set_weights`. Random policies ignore weights. Weights of a mapping are keyed by
-    policy id or by its label (see `label_policies`).
+    Calls `load_state_dict`, or otherwise `set_weights`. Random policies ignore weights. Weights of a mapping are keyed
+    by policy id or by its label (see `label_policies`).
 
     Raises PolicySpecError if the policy has neither method, or there are weights for an unknown policy id.
     """

@@ -116,7 +116,7 @@ def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def state_of(rows: Batch) -> Any:
-    """Return the state that `columns_of` stored with rows, structured as the policy returned it; None if absent.
+    """Return the state that `columns_of` stored with rows, in the policy's structure; None if absent.
 
     A tuple with a single item is returned as that item: both are stored as `state_in_0`.
 

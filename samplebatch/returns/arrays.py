@@ -82,8 +82,8 @@ def gae(
     Parameters
     ----------
     rewards
-        Rewards of steps in time order, episode by episode, shape (n,), or (n, m) for m rewards per step. Or a ragged
-        column in which each row is one trajectory, such as the tokens of a completion.
+        Rewards of steps in time order, episode by episode, shape (n,), or (n, m) for m rewards per step. Alternatively,
+        a ragged column in which each row is one trajectory, such as the tokens of a completion.
     terminated, truncated
         Flags, shape (n,); `truncated` is optional. None for ragged rewards.
     values
@@ -182,8 +182,8 @@ def vtrace(
     rewards, terminated, truncated, values, next_values
         As in `gae`.
     log_ratios
-        Log-probability of each action under the target policy minus that under the behaviour policy, shape (n,). For
-        ragged rewards: a ragged column with rows of the same lengths.
+        Log-probability of each action under the target policy minus its log-probability under the behaviour policy,
+        shape (n,). For ragged rewards: a ragged column with equal row lengths.
     gamma, vtrace_lambda
         Discount per step (default: 0.99; for ragged rewards 1), and decay of the trace (remark 2 of the paper).
     rho_clip, c_clip
@@ -269,8 +269,8 @@ def discounted_returns(
         As in `gae`.
     next_values
         Estimates at the observations after the steps, of the shape of the rewards. They replace the rewards after a
-        truncated step or an unfinished last row; others are ignored. For ragged rewards one per row, as in `gae`. None:
-        zeros.
+        truncated step or an unfinished last row; other estimates are ignored. For ragged rewards: one estimate per row,
+        as in `gae`. None: zeros.
     gamma
         Discount per step. Default: 0.99; for ragged rewards 1.
 

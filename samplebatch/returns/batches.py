@@ -49,7 +49,7 @@ def compute_episodic_return(
     v_s_
         Estimates for the next observations, n elements. None: zeros, which requires a `gae_lambda` of 1.
     v_s
-        Estimates for the observations, n elements. None: `v_s_` of the previous row; the last row's for the first.
+        Estimates for the observations, n elements. None: `v_s_` of the previous row, and of the last row for the first.
     gamma, gae_lambda
         Discount per step, and decay of the estimates.
 
@@ -114,7 +114,8 @@ def compute_vtrace_return(
     v_s_, v_s
         Estimates for the next observations and for the observations, n elements each.
     log_ratios
-        Log-probability of each action under the target policy minus that under the behaviour policy, n elements.
+        Log-probability of each action under the target policy minus its log-probability under the behaviour policy, n
+        elements.
     gamma, **options
         As in `samplebatch.returns.vtrace`: `vtrace_lambda`, `rho_clip`, `c_clip`, `advantage_rho_clip`.
 
@@ -173,7 +174,7 @@ def compute_nstep_return(
     -------
     Batch, SampleBatch or dict
         The batch itself: `returns` has shape (n, k) for k estimates per row, and the estimates' dtype and device. If
-        the estimates are tensors, a `weight` in the batch becomes a tensor as well.
+        the estimates are tensors, a `weight` in the batch also becomes a tensor.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Test suites for authors of collectors and environment adapters, with the environments that the tests use.
+"""Test suites for authors of collectors and environment adapters, and the test environments.
 
 A contract is a class whose methods are tests: derive a class and implement `collect`. The module does not require
 pytest; the environments require the extra `envs`.

@@ -110,7 +110,7 @@ class CollectorContract(ABC):
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
-        """Collect until an error is raised; return the error and all steps returned until then and later."""
+        """Collect until an error is raised; return the error and all steps that were returned before and after it."""
 
     # -- every batch ---------------------------------------------------------------------------------------------------
 

@@ -182,9 +182,9 @@ class Relay:
 class Market:
     """Turn-based PettingZoo environment whose agents pay each other and leave one by one.
 
-    Trader k of three leaves after k + 2 own turns, and all traders leave after seven turns. In every turn, each active
-    trader receives the number of the turn as reward, the acting trader ten times the number. An observation is
-    `(turn, trader)`, float32; the info is `{"turn": turn}`. Actions are 0 to 3.
+    Trader k of three leaves after k + 2 of its turns, and all traders leave after seven turns. In every turn, the
+    reward of each active trader is the number of the turn, and of the acting trader ten times the number. An
+    observation is `(turn, trader)`, float32; the info is `{"turn": turn}`. Actions are 0 to 3.
 
     fails_at: turn, counted from 1 over all episodes, that raises `RungError`.
     odd_at: turn after which `last` returns None as reward.
@@ -254,7 +254,7 @@ class Market:
         self._choose(agent)
 
     def _choose(self, agent: str) -> None:
-        """Select a dead agent if any, otherwise the next agent in cyclic order."""
+        """Select a dead agent if there is one, otherwise the next agent in cyclic order."""
         waiting = [trader for trader in self.agents if self._out[trader]] or self.agents
         later = [trader for trader in waiting if trader > agent]
         self.agent_selection = (later or waiting or [""])[0]
@@ -354,7 +354,7 @@ def number_rows(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> Non
 
 
 def says(error: BaseException, kind: type[BaseException], words: str) -> bool:
-    """Return whether an error contains `words` and is of type `kind` or a library error."""
+    """Return whether the message of an error contains `words`, and its type is `kind` or a library error."""
     return words in str(error) and isinstance(error, (kind, SampleBatchError))
 
 

@@ -84,7 +84,7 @@ class MultiAgentContract(ABC):
     def collect_after_failure(
         self, makers: Makers, policies: Any, *, n_step: int
     ) -> tuple[BaseException, list[MultiAgentBatch]]:
-        """Collect until an error is raised; return the error and all steps returned until then and later.
+        """Collect until an error is raised; return the error and all steps that were returned before and after it.
 
         All agents are mapped to one policy by `everyone`.
         """

@@ -1,4 +1,4 @@
-"""Token batches split by their tokens: rows packed into bins with a token limit, and parts for several learners."""
+"""Splitting of token batches: packing of rows into bins with a token limit, and parts for several learners."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class PackedBatch(Generic[B]):
     ----------
     batch
         A batch with one row per bin. Ragged columns contain the concatenated tokens of the bin's rows; columns with one
-        value per row contain the values of the bin's rows. `position_ids`, int64, counts the tokens of each row from 0,
-        and `segment_ids`, int32, the rows of each bin.
+        value per row contain the values of the bin's rows. `position_ids`, int64, numbers the tokens of each row from
+        0, and `segment_ids`, int32, numbers the rows of each bin.
     rows
         Rows in each bin, as a ragged column.
     lengths

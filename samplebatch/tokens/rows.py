@@ -1,4 +1,4 @@
-"""Rows of token batches: groups with equal keys, repeated rows, and columns of several batches side by side."""
+"""Rows of token batches: groups with equal keys, repeated rows, and unions of columns."""
 
 from __future__ import annotations
 
@@ -248,14 +248,14 @@ def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
     batch
         The batch.
     other
-        A batch, or columns by name, with the same number of rows. Columns that exist in both must be equal.
+        A batch, or columns by name, with the same number of rows. Common columns must be equal.
 
     Raises
     ------
     ColumnLengthError
-        If `other` has another number of rows.
+        If the number of rows of `other` differs.
     ColumnMismatchError
-        If a column exists in both and differs.
+        If a common column differs.
 
     Examples
     --------
@@ -280,7 +280,7 @@ def assign(batch: B, **columns: Any) -> B:
     Raises
     ------
     ColumnLengthError
-        If a column has another number of rows.
+        If the number of rows of a column differs.
 
     Examples
     --------

@@ -142,7 +142,7 @@ def test_a_page_reports_what_the_file_is_and_counts_ids(tmp_path: Path) -> None:
         "a.arrow": "a.arrow: Arrow file, 2 steps of one policy",
         "data": "data: dataset, 1 steps of the policies walker, guard",
         "replay": "replay: replay buffer, 2 steps of one policy",
-        "run": "run: training log, 1 figures",
+        "run": "run: training log, 1 metrics",
     }
     for name, title in titles.items():
         assert invoke("inspect", tmp_path / name, "--html", tmp_path / "page.html")[0] == 0
