@@ -77,7 +77,7 @@ def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Row
     return np.lexsort([*([] if t is None else [t]), *reversed(keys)])
 
 
-class EnvSteps(NamedTuple):
+class StepNumbers(NamedTuple):
     """Environment steps of rows, numbered by episode and time.
 
     step: environment step of each row, shape (n,).
@@ -88,20 +88,20 @@ class EnvSteps(NamedTuple):
     episode: Ints
 
 
-def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> EnvSteps:
+def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> StepNumbers:
     """Number the environment steps of rows: the distinct pairs of `eps_id` and `t`, shape (n,) each, not empty.
 
     >>> number_env_steps(np.array([7, 7, 5, 7]), np.array([0, 1, 0, 0]))
-    EnvSteps(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
+    StepNumbers(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
     """
     return number_coded_steps(distinct_ids(eps_id).place, t)
 
 
-def number_coded_steps(episodes: npt.NDArray[np.intp], t: npt.NDArray[Any]) -> EnvSteps:
+def number_coded_steps(episodes: npt.NDArray[np.intp], t: npt.NDArray[Any]) -> StepNumbers:
     """Number environment steps by episode number (from 0) and time; see `number_env_steps`.
 
     >>> number_coded_steps(np.array([1, 1, 0, 1]), np.array([0, 1, 0, 0]))
-    EnvSteps(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
+    StepNumbers(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
     """
     if t.dtype.kind in "iu" and int(t.max()) - int(t.min()) < _FEW_PER_ROW * len(t):
         times = (t - t.min()).astype(np.int64)
@@ -113,11 +113,11 @@ def number_coded_steps(episodes: npt.NDArray[np.intp], t: npt.NDArray[Any]) -> E
     size = (int(episodes.max()) + 1) * width
     if size > _FEW_PER_ROW * len(t):
         keys, step = np.unique(codes, return_inverse=True)
-        return EnvSteps(step.reshape(-1), keys // width)
+        return StepNumbers(step.reshape(-1), keys // width)
     # Few codes are counted faster than sorted.
     is_step = np.zeros(size, np.bool_)
     is_step[codes] = True
-    return EnvSteps((is_step.cumsum() - 1)[codes], is_step.nonzero()[0] // width)
+    return StepNumbers((is_step.cumsum() - 1)[codes], is_step.nonzero()[0] // width)
 
 
 def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, SampleBatch]:

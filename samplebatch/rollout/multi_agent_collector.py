@@ -363,7 +363,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     ) -> None:
         """Record the rows of all policies; if rows of a policy do not fit, record no rows and abandon the episodes."""
         try:
-            self._recorder.append_together(filter(None, [step.end(outcomes) for step in steps]))
+            self._recorder.append([rows for step in steps if (rows := step.end(outcomes)) is not None])
         except BaseException:
             for adapter in adapters:
                 adapter.abandon()
@@ -387,7 +387,9 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
             first = step.parts[group].start
             for i, agent in enumerate(group.agents):
                 columns = {name: rows_of_block(block, [first + i]) for name, block in step.columns.items()}
-                turns.begin(agent, Turn(group, i, columns, int(step.t[first])))
+                row = slice(i, i + 1)
+                streams = Streams(group.eps_ids[row], group.env_ids[row], group.indices[row])
+                turns.begin(agent, Step(group.policy_id, columns, streams, step.t[first : first + 1]))
         turns.finish(outcomes)
         if not adapter.in_episode:
             turns.end()
@@ -399,7 +401,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
                 continue
             for step in turns.complete(limit):
                 for turn in step:
-                    self._recorder.append(turn.policy_id, turn.columns, turn.streams, turn.t, turn.infos)
+                    self._recorder.append([turn])
                 self._recorded += 1
                 self._ended += {int(turn.streams.eps_id[0]) for turn in step if turn.columns[names.EPS_DONE][0]}
                 limit = None if limit is None else limit - 1
@@ -479,29 +481,7 @@ class PolicyStep:
         _, seen, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], infos = joined
         columns[names.NEXT_OBS] = self.observations = stack_rows(names.NEXT_OBS, seen)
         self.t = self.t + 1
-        return self.policy_id, columns, streams, t, infos
-
-
-class Turn:
-    """One agent's action, and its outcome after the agent has observed it.
-
-    - `policy_id`: policy of the agent.
-    - `columns`: columns known so far: arrays of shape (1, ...), or lists of one value.
-    - `streams`, `t`: episode, stream and time, shape (1,).
-    - `step`: environment step of the turn: episode and time.
-    - `infos`: info of the agent, in a list; None until the outcome is known.
-    """
-
-    __slots__ = ("columns", "infos", "policy_id", "step", "streams", "t")
-
-    def __init__(self, group: AgentGroup, index: int, columns: dict[str, Block], t: int) -> None:
-        self.policy_id = group.policy_id
-        self.columns: dict[str, Block] = {**columns, names.EPS_DONE: [False]}
-        row = slice(index, index + 1)
-        self.streams = Streams(group.eps_ids[row], group.env_ids[row], group.indices[row])
-        self.t = np.array([t])
-        self.step = (group.adapter.eps_id, t)
-        self.infos: list[Any] | None = None
+        return Step(self.policy_id, columns, streams, t, infos)
 
 
 class TurnQueue:
@@ -513,8 +493,8 @@ class TurnQueue:
     """
 
     def __init__(self) -> None:
-        self._turns: deque[Turn] = deque()
-        self._waiting: dict[Any, Turn] = {}
+        self._turns: deque[Step] = deque()
+        self._waiting: dict[Any, Step] = {}
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -538,8 +518,9 @@ class TurnQueue:
         self.clear()
         self._turns += chain.from_iterable(steps)
 
-    def begin(self, agent: Any, turn: Turn) -> None:
-        """Add a turn that waits for its outcome."""
+    def begin(self, agent: Any, turn: Step) -> None:
+        """Add a turn, a step of one agent, that waits for its outcome."""
+        turn.columns[names.EPS_DONE] = [False]
         self._turns.append(turn)
         self._waiting[agent] = turn
 
@@ -557,18 +538,23 @@ class TurnQueue:
 
     def end(self) -> None:
         """Mark the turns of the newest step as the last of their episode."""
-        newest = self._turns[-1].step if self._turns else None
-        for turn in takewhile(lambda turn: turn.step == newest, reversed(self._turns)):
+        newest = _env_step(self._turns[-1]) if self._turns else None
+        for turn in takewhile(lambda turn: _env_step(turn) == newest, reversed(self._turns)):
             turn.columns[names.EPS_DONE] = [True]
 
-    def complete(self, limit: int | None) -> list[list[Turn]]:
+    def complete(self, limit: int | None) -> list[list[Step]]:
         """Remove and return the turns of complete environment steps, at most `limit` steps."""
-        completed: list[list[Turn]] = []
+        completed: list[list[Step]] = []
         turns = self._turns
         while turns and len(completed) != limit:
-            first = turns[0].step
-            step = [*takewhile(lambda turn, first=first: turn.step == first, turns)]  # type: ignore[misc]
-            if any(turn.infos is None for turn in step):
+            first = _env_step(turns[0])
+            step = [*takewhile(lambda turn, first=first: _env_step(turn) == first, turns)]  # type: ignore[misc]
+            if any(names.NEXT_OBS not in turn.columns for turn in step):
                 break
             completed.append([turns.popleft() for _ in step])
         return completed
+
+
+def _env_step(turn: Step) -> tuple[int, int]:
+    """Return episode and time of a turn."""
+    return int(turn.streams.eps_id[0]), int(turn.t[0])

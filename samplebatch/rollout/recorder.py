@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -261,8 +262,21 @@ class Streams(NamedTuple):
     agent_index: Ints
 
 
-Step = tuple[PolicyID, Mapping[str, Block], Streams, Ints, Sequence[Any] | None]
-"""Arguments of `Recorder.append`: policy id, columns, streams, times and infos."""
+@dataclass(slots=True, eq=False)
+class Step:
+    """Rows of one policy in one step of some agents.
+
+    - `columns`: values by column, k rows.
+    - `streams`: episodes and streams.
+    - `t`: times, shape (k,).
+    - `infos`: infos, one item per row; None if all are empty.
+    """
+
+    policy_id: PolicyID
+    columns: dict[str, Block]
+    streams: Streams
+    t: Ints
+    infos: Sequence[Any] | None = None
 
 
 class Recorder:
@@ -274,13 +288,8 @@ class Recorder:
     >>> recorder, zero = Recorder(), np.zeros(2, int)
     >>> for t in range(3):
     ...     streams = Streams(np.array([7, 8]), np.array([0, 1]), zero)
-    ...     recorder.append(
-    ...         "cat",
-    ...         {"obs": np.array([t, 10 * t]), "rewards": [0.5, t]},
-    ...         streams,
-    ...         zero + t,
-    ...         [{}, {}],
-    ...     )
+    ...     columns = {"obs": np.array([t, 10 * t]), "rewards": [0.5, t]}
+    ...     recorder.append([Step("cat", columns, streams, zero + t)])
     >>> batch = recorder.take()["cat"]
     >>> batch["env_id"].tolist(), batch["obs"].tolist(), batch["rewards"].tolist()
     ([0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 10, 20], [0.5, 0.5, 0.5, 0.0, 1.0, 2.0])
@@ -290,46 +299,25 @@ class Recorder:
         self._has_infos = infos
         self._policies: dict[PolicyID, _PolicyRows] = {}
 
-    def append(
-        self,
-        policy_id: PolicyID,
-        columns: Mapping[str, Block],
-        streams: Streams,
-        t: Ints,
-        infos: Sequence[Any] | None = None,
-    ) -> None:
-        """Write k rows of a policy.
+    def append(self, steps: Sequence[Step]) -> None:
+        """Write steps of different policies.
 
-        - `policy_id`: policy of the rows.
-        - `columns`: values by column. Arrays are referenced, not copied.
-        - `streams`: episodes and streams. Rows of a stream must be in time order.
-        - `t`: times, shape (k,).
-        - `infos`: infos, one item per row; None if all are empty. They are copied one level deep, because environments
-          reuse them.
+        Rows of a stream must be in time order. Arrays are referenced, not copied. Infos are copied one level deep, as
+        environments reuse them.
 
         Raises ColumnMismatchError if columns differ from the policy's earlier rows in name or row shape, or in dtypes
         without a lossless common dtype. An error writes nothing.
         """
-        rows = self._policies.get(policy_id)
-        if rows is None:
-            rows = self._policies[policy_id] = _PolicyRows(columns)
-        else:
-            columns = rows.fit(columns)
-        rows.append(columns, streams, t, infos if self._has_infos else None)
-
-    def append_together(self, steps: Iterable[Step]) -> None:
-        """Write rows of several policies; see `append`."""
-        policies, fitted = self._policies, []
-        for policy_id, columns, streams, t, infos in steps:
-            rows = policies.get(policy_id)
-            if rows is not None:
-                columns = rows.fit(columns)
-            fitted.append((policy_id, columns, streams, t, infos))
-        for policy_id, columns, streams, t, infos in fitted:
-            rows = policies.get(policy_id)
+        policies = self._policies
+        fitted: list[Mapping[str, Block]] = []
+        for step in steps:
+            rows = policies.get(step.policy_id)
+            fitted.append(step.columns if rows is None else rows.fit(step.columns))
+        for step, columns in zip(steps, fitted, strict=True):
+            rows = policies.get(step.policy_id)
             if rows is None:
-                rows = policies[policy_id] = _PolicyRows(columns)
-            rows.append(columns, streams, t, infos if self._has_infos else None)
+                rows = policies[step.policy_id] = _PolicyRows(columns)
+            rows.append(columns, step.streams, step.t, step.infos if self._has_infos else None)
 
     def take(
         self, constants: Mapping[str, int] | None = None, episodes: RunningStatistics | None = None

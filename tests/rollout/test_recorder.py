@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from samplebatch import SampleBatch
 from samplebatch.env.stacking import NestedRows
 from samplebatch.errors import ColumnMismatchError
-from samplebatch.rollout.recorder import EpisodeCount, Recorder, Streams
+from samplebatch.rollout.recorder import EpisodeCount, Recorder, Step, Streams
 
 STREAMS = Streams(np.array([100, 101]), np.array([0, 1]), np.zeros(2, int))
 
@@ -21,7 +21,7 @@ def append(recorder: Recorder, t: int, value: Any, envs: tuple[int, ...] = (0, 1
     numbers = np.array(envs)
     streams = Streams(numbers + 100, numbers, np.zeros(len(envs), int))
     rewards = [float(t)] * len(envs)
-    recorder.append("p", {"obs": value, "rewards": rewards}, streams, np.full(len(envs), t))
+    recorder.append([Step("p", {"obs": value, "rewards": rewards}, streams, np.full(len(envs), t))])
 
 
 def take(recorder: Recorder) -> SampleBatch:
@@ -88,7 +88,7 @@ def test_steps_of_other_columns_are_rejected() -> None:
     recorder = Recorder()
     append(recorder, 0, np.array([1, 2]))
     with pytest.raises(ColumnMismatchError, match="some without 'obs'"):
-        recorder.append("p", {"rewards": [0.0]}, STREAMS, STREAMS.env_id)
+        recorder.append([Step("p", {"rewards": [0.0]}, STREAMS, STREAMS.env_id)])
 
 
 def test_rows_of_several_policies_are_written_together_or_not_at_all() -> None:
@@ -96,9 +96,7 @@ def test_rows_of_several_policies_are_written_together_or_not_at_all() -> None:
     numbers = [("p", [1.0, 2.0]), ("q", [3.0, 4.0])]
 
     def write(*values: Any) -> None:
-        recorder.append_together(
-            [(policy, {"obs": np.array(own)}, STREAMS, STREAMS.env_id, None) for policy, own in values]
-        )
+        recorder.append([Step(policy, {"obs": np.array(own)}, STREAMS, STREAMS.env_id) for policy, own in values])
 
     write(*numbers)
     for odd in ("p", "q"):
