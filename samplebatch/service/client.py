@@ -266,9 +266,10 @@ class ReplayClient:
     If client and service share a machine, large samples are mapped from shared memory. All received arrays are
     read-only.
 
-    A client that loses its service reconnects, resends unacknowledged fragments and continues. A pickled client
-    connects again in its new process. A forked child cannot use the client; closing it there does not affect the
-    parent's connection. Threads may share a client.
+    A client that loses its service reconnects, resends unacknowledged fragments and continues. Ctrl-C interrupts a call
+    that waits; the next call with the same arguments returns an interrupted sample. A pickled client connects again in
+    its new process. A forked child cannot use the client; closing it there does not affect the parent's connection.
+    Threads may share a client.
 
     With several addresses the table is sharded. Hashing assigns each environment (or each episode, if there are no
     environment ids) to one service in proportion to the shares, so trajectories are never split. Each sample comes from

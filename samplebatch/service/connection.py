@@ -373,12 +373,14 @@ class TableConnection:
     def update_weight(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities after the last drawn sample.
 
-        With prefetching, a separate session carries updates: limits may block the prefetched samples, and the next
-        insert waits for the update.
+        With prefetching, or after an interrupted sample, a separate session carries updates: limits may block the
+        requested samples, and the next insert waits for the update.
         """
         with self._lock:
             self.check_open()
-            draw = Draw(self.table, ahead=False) if self._prefetch else next(reversed(self._sessions), Draw(self.table))
+            draw, session = next(reversed(self._sessions.items()), (Draw(self.table), None))
+            if self._prefetch or (session is not None and session.is_waiting):
+                draw = Draw(self.table, ahead=False)
             self._link.retry(lambda: self._session(draw).update(indices, priorities, generations), self._drop_sessions)
 
     def _session(self, draw: Draw) -> SampleSession:
@@ -391,6 +393,9 @@ class TableConnection:
                 if request != draw and other.has_updates:
                     other.settle()
         session = sessions.get(draw)
+        if session is not None and session.is_broken:
+            sessions.pop(draw).close()
+            session = None
         if session is None:
             session = SampleSession(self._link, draw, 0 if draw.ahead is False else self._prefetch, self._find_nonce())
             while len(sessions) >= _MAX_SESSIONS:

@@ -15,13 +15,14 @@ from samplebatch.batch.flags import Flags
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
 from samplebatch.errors import ArgumentError, FormatError, SampleBatchError, ServiceError
+from samplebatch.service.answers import AnswerReader
 from samplebatch.service.connection import TableConnection, read_nonce
 from samplebatch.service.fragments import as_record_batch
 from samplebatch.service.protocol import Draw, Fragment, LostError, read_error, read_json, short_text, write_json
 from samplebatch.service.row_store import KEY, Ints, check_column, keys_array, list_keys
 from samplebatch.service.row_table import Selection, check_columns
 from samplebatch.service.samples import cut_inline, have_same_columns, read_stream, split_inline, take
-from samplebatch.service.streams import FragmentWriter, close_quietly, interruptible, new_name
+from samplebatch.service.streams import FragmentWriter, new_name, receive_message
 
 if TYPE_CHECKING:
     from samplebatch.service.link import Link
@@ -235,7 +236,7 @@ class RowClient:
         if writer is None:
             while len(self._writers) >= _MAX_WRITERS:
                 self._writers.pop(next(iter(self._writers))).close()
-            writer = FragmentWriter(self._put_link, self.table, self.writer, 1, interruptible)
+            writer = FragmentWriter(self._put_link, self.table, self.writer, 1)
             self._writers[schema] = writer
         try:
             writer.put(rows, fragment)
@@ -439,6 +440,8 @@ class RowClient:
 
     def _open_session(self) -> _Session:
         self._connection.check_open()
+        if self._session is not None and self._session.is_broken:
+            self._drop_session()
         if self._session is None:
             nonce = read_nonce(self._read_link) if self._shared_memory else None
             self._session = _Session(self._read_link, self.table, nonce)
@@ -482,6 +485,7 @@ class _Session:
     def __init__(self, link: Link, table: str, nonce: str | None) -> None:
         self._link = link
         self._writer, self._reader = link.exchange(Draw(table, nonce=nonce))
+        self._answers = AnswerReader(_Messages(link, self._reader).read, self._reader.cancel, self._writer.close)
         self._schema: pa.Schema | None = None
         self._is_cancelled = False
 
@@ -491,6 +495,7 @@ class _Session:
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request.
         """
         metadata = write_json({name: value for name, value in request.items() if value is not None})
+        self._answers.expect(1)
         with self._link.errors:
             if keys is None:
                 self._writer.write_metadata(metadata)
@@ -514,15 +519,15 @@ class _Session:
 
     def _receive(self) -> Any:
         try:
-            with self._link.errors:
-                chunk = interruptible(self._reader.read_chunk)
-        except (StopIteration, LostError) as error:
+            return self._answers.next()
+        except LostError:
             if self._is_cancelled:
                 raise ServiceError("the client must be open, got a closed one") from None
-            if isinstance(error, LostError):
-                raise
-            raise LostError("the service has ended the session") from None
-        return b"" if chunk.app_metadata is None else chunk.app_metadata
+            raise
+
+    @property
+    def is_broken(self) -> bool:
+        return self._answers.is_broken
 
     def cancel(self) -> None:
         """Cancel a request that another thread waits for."""
@@ -530,8 +535,17 @@ class _Session:
         self._reader.cancel()
 
     def close(self) -> None:
-        self._reader.cancel()
-        close_quietly(self._writer)
+        self._answers.close()
+
+
+class _Messages:
+    """Messages of a session, for an AnswerReader."""
+
+    def __init__(self, link: Link, reader: Any) -> None:
+        self._errors, self._reader = link.errors, reader
+
+    def read(self) -> list[Any]:
+        return [receive_message(self._errors, self._reader)]
 
 
 def _read_rows(stream: Any) -> SampleBatch[Any]:

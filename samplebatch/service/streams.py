@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import queue
 import secrets
-import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
 from samplebatch.buffer.samplers import Sample
-from samplebatch.errors import SampleBatchError, ServiceError
+from samplebatch.errors import FormatError, SampleBatchError, ServiceError
+from samplebatch.service.answers import AnswerReader, InterruptibleCalls
 from samplebatch.service.protocol import MAX_ASKED, Draw, Fragment, LostError, read_error, read_json, write_json
 from samplebatch.service.samples import SampleReader, batch_text, cut_inline, have_same_columns, split_inline, take
 
 if TYPE_CHECKING:
     from samplebatch.service.link import Link
-
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -51,40 +47,48 @@ class WriteCounts:
     held_s: float = 0.0
 
 
+class _Pending(NamedTuple):
+    """Fragment that has not been acknowledged."""
+
+    rows: pa.RecordBatch
+    fragment: Fragment
+    nbytes: int
+
+
+_WINDOW_NBYTES: Final = 60_000
+"""Size in bytes of the fragments that a connection accepts although the service does not read: an HTTP/2 window."""
+
+
 class FragmentWriter:
     """Stream of a writer's fragments, several of them in flight.
 
     Fragments are retained until they are acknowledged. After a lost connection, fragments that the service has not
-    inserted are sent again; their numbers prevent a second insertion.
+    inserted are sent again; their numbers prevent a second insertion. So do the fragments of a stream that is abandoned
+    because an interrupt left it in an unknown state.
 
     - `link`: connection to the service.
     - `table`: name of the table.
     - `name`: name of the writer; each of its environments has a ring in the table.
     - `max_unacknowledged`: maximum number of fragments in flight.
-    - `wait`: wrapper of the blocking read of an acknowledgement, such as `interruptible`; None to call it directly.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        table: str,
-        name: str,
-        max_unacknowledged: int,
-        wait: Callable[[Callable[[], Any]], Any] | None = None,
-    ) -> None:
+    def __init__(self, link: Link, table: str, name: str, max_unacknowledged: int) -> None:
         self._link = link
-        self._wait = wait
         self._table = table
         self.name = name
         self._max = max_unacknowledged
         self._stream_name = new_name()
         """Name of this stream; other processes may write streams under the same writer's name."""
         self._number = 0
-        self.pending: deque[tuple[pa.RecordBatch, Fragment]] = deque()
+        self.pending: deque[_Pending] = deque()
         """Fragments that have not been acknowledged, oldest first."""
-        self._written = 0
-        """Number of pending fragments that were written to the open stream."""
-        self._stream: tuple[Any, Any] | None = None
+        self._written = self._written_nbytes = 0
+        """Number and size in bytes of the pending fragments that were written to the open stream."""
+        self._stream: Any = None
+        """Writer of the open stream."""
+        self._answers: AnswerReader[Any] | None = None
+        """Acknowledgements of the open stream."""
+        self._calls = InterruptibleCalls()
         self._schema: pa.Schema | None = None
         self.counts = WriteCounts()
 
@@ -110,7 +114,7 @@ class FragmentWriter:
         """Number a fragment and retain it until it is acknowledged."""
         self._number += 1
         self.counts.sent += 1
-        self.pending.append((rows, replace(fragment, number=self._number)))
+        self.pending.append(_Pending(rows, replace(fragment, number=self._number), rows.nbytes))
 
     def flush(self) -> None:
         """Wait until all fragments are acknowledged; raises the same errors as `put`."""
@@ -125,7 +129,7 @@ class FragmentWriter:
         if self._stream is None:
             self._open()
         while self._written < len(self.pending):
-            rows, fragment = self.pending[self._written]
+            rows, fragment, nbytes = self.pending[self._written]
             if self._schema is None or not have_same_columns(rows.schema, self._schema):
                 # The order of the streams is the order of the fragments.
                 while self._written:
@@ -134,37 +138,57 @@ class FragmentWriter:
                 self._open()
                 continue
             metadata = replace(fragment, batch=batch_text(rows.schema, self._schema)).write()
-            self._use_stream(partial(_write, rows, metadata))
-            self._written += 1
+            try:
+                self._send(rows, metadata, nbytes)
+                self._written_nbytes += nbytes
+                self._written += 1
+            except SampleBatchError as error:
+                self._fail(error)
+            except BaseException:
+                self._abandon_stream()
+                raise
 
-    def _use_stream(self, use: Callable[[tuple[Any, Any]], T]) -> T:
-        """Call a function with the stream; if it fails, close the stream and discard a rejected fragment."""
-        if self._stream is None:
+    def _send(self, rows: pa.RecordBatch, metadata: bytes, nbytes: int) -> None:
+        if self._stream is None or self._answers is None:
             raise ServiceError("the stream of fragments must be open, got a closed one")
-        try:
-            with self._link.errors:
-                return use(self._stream)
-        except LostError:
-            # Nothing was rejected, though a stopped service may name the fragment in progress.
-            self._close_stream()
-            raise
-        except SampleBatchError as error:
-            self._close_stream()
-            refused = vars(error).get("fragment")
-            if refused is not None:
-                # The service inserts fragments in order, and none after a rejected one.
-                self._drop_until(refused - 1)
-                self.pending.popleft()
-                self.counts.refused += 1
-            raise
+        self._answers.expect(1)
+        write = partial(self._stream.write_with_metadata, rows, metadata)
+        with self._link.errors:
+            if self._written_nbytes + nbytes > _WINDOW_NBYTES:
+                # A service that limits block does not read.
+                self._calls.call(write)
+            else:
+                write()
+
+    def _fail(self, error: SampleBatchError) -> NoReturn:
+        """Close the stream after an error, discard a rejected fragment, and raise the error."""
+        if self._answers is not None and self._answers.is_broken:
+            # The stream may have ended with an error, which only closing our side reports.
+            try:
+                with self._link.errors:
+                    self._stream.close()
+            except SampleBatchError as cause:
+                error = cause
+        self._close_stream()
+        # A lost stream has rejected nothing, though a stopped service may name the fragment in progress.
+        refused = None if isinstance(error, LostError) else vars(error).get("fragment")
+        if refused is not None:
+            # The service inserts fragments in order, and none after a rejected one.
+            self._drop_until(refused - 1)
+            self.pending.popleft()
+            self.counts.refused += 1
+        raise error
 
     def _open(self) -> None:
         """Open a stream and discard the fragments that the service has already inserted."""
         self._drop_acknowledged()
         if not self.pending:
             return
-        self._schema = self.pending[0][0].schema
-        self._stream = self._link.put((self._table, self.name, self._stream_name), self._schema)
+        schema = self.pending[0].rows.schema
+        writer, reader = self._link.put((self._table, self.name, self._stream_name), schema)
+        acknowledgements = _Acknowledgements(self._link, reader)
+        self._answers = AnswerReader(acknowledgements.read, writer.done_writing, writer.close)
+        self._stream, self._schema = writer, schema
 
     def _drop_acknowledged(self) -> None:
         if not self._number:
@@ -175,27 +199,29 @@ class FragmentWriter:
 
     def _drop_until(self, number: int) -> None:
         """Count the fragments up to a number as acknowledged."""
-        while self.pending and self.pending[0][1].number <= number:
-            self._count(self.pending.popleft()[0].num_rows, 0.0)
+        while self.pending and self.pending[0].fragment.number <= number:
+            self._count(self.pending.popleft().rows.num_rows, 0.0)
 
     def _receive(self) -> None:
         if not self._written:
             self._write()
         if not self.pending:
             return
-        answer = read_json(self._use_stream(self._read), "an acknowledgement")
-        rows, _ = self.pending.popleft()
-        self._written -= 1
-        self._count(rows.num_rows, float(answer.get("held_s", 0.0)))
-
-    def _read(self, stream: tuple[Any, Any]) -> Any:
-        writer, reader = stream
-        raw = reader.read() if self._wait is None else self._wait(reader.read)
-        if raw is None:
-            # The stream may have ended with an error, which only closing our side reports.
-            writer.close()
-            raise LostError("the service has ended the stream")
-        return raw
+        if self._answers is None:
+            raise ServiceError("the stream of fragments must be open, got a closed one")
+        # An interrupt while waiting changes nothing.
+        self._answers.wait()
+        try:
+            held_s = float(read_json(self._answers.next(), "an acknowledgement").get("held_s", 0.0))
+            rows, _, nbytes = self.pending.popleft()
+            self._written -= 1
+            self._written_nbytes -= nbytes
+            self._count(rows.num_rows, held_s)
+        except SampleBatchError as error:
+            self._fail(error)
+        except BaseException:
+            self._abandon_stream()
+            raise
 
     def _count(self, rows: int, held_s: float) -> None:
         self.counts.fragments += 1
@@ -203,45 +229,38 @@ class FragmentWriter:
         self.counts.held_s += held_s
 
     def _close_stream(self) -> None:
-        stream, self._stream = self._stream, None
-        self._written, self._schema = 0, None
-        if stream is not None:
-            close_quietly(stream[0])
+        """End the stream without waiting; the service ends its side after inserting what it has received."""
+        answers, self._answers = self._answers, None
+        self._stream, self._schema = None, None
+        self._written = self._written_nbytes = 0
+        if answers is not None:
+            answers.close()
+
+    def _abandon_stream(self) -> None:
+        """End the stream after an interrupt; a fragment that is being written is sent first, without waiting."""
+        if self._answers is not None:
+            self._calls.finish(self._answers.close)
+            self._answers = None
+        self._close_stream()
 
     def close(self) -> None:
         """End the stream without waiting; fragments that are not acknowledged are discarded."""
-        if self.pending and self._stream is not None:
-            # The service ends its side after inserting what it has received, which limits may block indefinitely.
-            threading.Thread(target=close_quietly, args=self._stream[:1], name="samplebatch-end", daemon=True).start()
-            self._stream = None
         self.pending.clear()
-        self._close_stream()
+        self._abandon_stream()
 
 
-def _write(rows: pa.RecordBatch, metadata: bytes, stream: tuple[Any, Any]) -> None:
-    stream[0].write_with_metadata(rows, metadata)
+class _Acknowledgements:
+    """Acknowledgements of a stream of fragments, for an AnswerReader."""
 
+    def __init__(self, link: Link, reader: Any) -> None:
+        self._errors, self._reader = link.errors, reader
 
-def interruptible(read: Callable[[], T]) -> T:
-    """Call a function that blocks in Flight; signal handlers of the main thread, such as Ctrl-C, run meanwhile.
-
-    After an interrupt, a thread still waits for the function, so the caller must end the stream.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return read()
-    results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            results.put((read(), None))
-        except BaseException as error:  # carried over to the caller
-            results.put((None, error))
-
-    threading.Thread(target=run, name="samplebatch-read", daemon=True).start()
-    result, error = results.get()
-    if error is not None:
-        raise error
-    return cast("T", result)
+    def read(self) -> list[Any]:
+        with self._errors:
+            raw = self._reader.read()
+        if raw is None:
+            raise LostError("the service has ended the stream")
+        return [raw]
 
 
 def new_name() -> str:
@@ -250,7 +269,7 @@ def new_name() -> str:
 
 
 def close_quietly(writer: Any) -> None:
-    """Close this side of a stream; ignore the error that ended the other side, which was already reported."""
+    """Close this side of a stream, and ignore the error that ended the other side, which was reported before."""
     try:
         writer.close()
     except (OSError, pa.ArrowException):
@@ -273,7 +292,8 @@ _MAX_UPDATES: Final = 64
 class SampleSession:
     """Session of a learner for samples of one kind, with a prefetch queue, and for priority updates.
 
-    The service answers in order. If samples are prefetched, a thread receives them while the learner computes.
+    The service answers in order. A thread receives the answers, prefetched samples while the learner computes. A
+    sample whose wait was interrupted is returned by the next call.
 
     - `link`: connection to the service.
     - `draw`: request for the samples.
@@ -285,54 +305,67 @@ class SampleSession:
     def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
         self._link = link
         self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, ahead=ahead > 0))
-        self._samples = SampleReader()
+        self._messages = _Messages(link, self._reader)
+        self._answers = AnswerReader(self._messages.read, self._reader.cancel, self._writer.close)
         self._ahead = ahead
         self._requested = 0
         """Number of samples requested and not returned yet."""
         self._updates = 0
         """Number of updates sent and not answered."""
-        self._are_large = False
-        """Whether each sample has its own message."""
+        self._received: deque[Sample[Any, Any] | SampleBatchError] = deque()
+        """Samples that were received while waiting for updates, or their errors."""
         self._has_started = False
         self._is_cancelled = False
-        self._received: deque[Sample[Any, Any] | SampleBatchError] = deque()
-        """Prefetched samples, or their errors."""
-        self._answers: queue.Queue[Any] | None = None
-        if ahead:
-            self._answers = queue.Queue(ahead + 1)
-            self._reading = threading.Thread(target=self._read_ahead, name="samplebatch-read", daemon=True)
-            self._closed = threading.Event()
-            self._reading.start()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the session must be replaced: it has ended with an error, or was interrupted in an unknown state."""
+        return self._answers.is_broken
 
     def next(self) -> Sample[Any, Any]:
         """Return the next sample, and request further samples ahead.
 
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request; the
-        session stays open.
+        session stays open. Raises SampleBatchError if a sample is invalid; the session is broken.
         """
         self._request(1)
         while not self._received:
             self._receive_answer()
-        sample = self._received.popleft()
-        self._requested -= 1
+        sample = self._return_received()
         if isinstance(sample, SampleBatchError):
             raise sample
         # Small samples share a request and a message; each large one has its own.
-        if self._ahead and self._requested <= (self._ahead - 1 if self._are_large else self._ahead // 2):
+        if self._ahead and self._requested <= (self._ahead - 1 if self._messages.are_large else self._ahead // 2):
             # The sample was received; the next call reports a connection that was lost since.
             with suppress(SampleBatchError):
                 self._request(self._ahead)
         return sample
 
+    def _return_received(self) -> Sample[Any, Any] | SampleBatchError:
+        try:
+            sample = self._received.popleft()
+            self._requested -= 1
+        except BaseException:
+            self._answers.is_broken = True
+            raise
+        return sample
+
     def _request(self, count: int) -> None:
         """Request samples until that many are in flight or received."""
         missing = count - self._requested
-        with self._link.errors:
+        try:
             while missing > 0:
                 part = min(missing, MAX_ASKED)
-                self._writer.write_metadata(b"{}" if part == 1 else write_json({"count": part}))
+                self._answers.expect(part)
+                with self._link.errors:
+                    self._writer.write_metadata(b"{}" if part == 1 else write_json({"count": part}))
                 self._requested += part
                 missing -= part
+        except SampleBatchError:
+            raise
+        except BaseException:
+            self._answers.is_broken = True
+            raise
 
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities of rows, shape (n,) each; generations may be None. `settle` reports errors.
@@ -343,12 +376,19 @@ class SampleSession:
         rows = pa.RecordBatch.from_arrays(
             [pa.array(values) for values in (indices, priorities, row_generations)], schema=_UPDATES
         )
-        with self._link.errors:
-            if not self._has_started:
-                self._writer.begin(_UPDATES)
-                self._has_started = True
-            self._writer.write_with_metadata(rows, write_json({"any_generation": generations is None}))
-        self._updates += 1
+        try:
+            self._answers.expect(1)
+            with self._link.errors:
+                if not self._has_started:
+                    self._writer.begin(_UPDATES)
+                    self._has_started = True
+                self._writer.write_with_metadata(rows, write_json({"any_generation": generations is None}))
+            self._updates += 1
+        except SampleBatchError:
+            raise
+        except BaseException:
+            self._answers.is_broken = True
+            raise
         while self._updates > _MAX_UPDATES and not self._requested:
             self._receive_answer()
 
@@ -360,7 +400,7 @@ class SampleSession:
     @property
     def has_updates(self) -> bool:
         """Whether there are updates to wait for."""
-        return self._updates > 0 and not self._is_cancelled
+        return self._updates > 0 and not self._is_cancelled and not self.is_broken
 
     def settle(self) -> None:
         """Wait until the service has applied all updates or the call is cancelled; raises the errors of `next`."""
@@ -368,65 +408,35 @@ class SampleSession:
             self._receive_answer()
 
     def _receive_answer(self) -> None:
-        if self._answers is None:
-            answer = self._read()
-        else:
-            answer = self._answers.get()
-            if isinstance(answer, BaseException):
-                raise answer
-        if isinstance(answer, list):
-            self._received.extend(answer)
-            return
-        if "updated" in answer:
-            self._updates -= 1
-        elif answer.get("of") == "update":
-            self._updates -= 1
-            raise read_error(answer)
-        else:
-            self._received.append(read_error(answer))
-
-    def _read(self) -> list[Sample[Any, Any]] | dict[str, Any]:
-        """Read an answer: samples, or the metadata of an update or error."""
-        head, streams = cut_inline(self._receive())
-        metadata = read_json(head, "an answer")
-        if "at" in metadata:
-            self._are_large = True
-            return [self._samples.read(take(metadata["at"]), metadata)]
-        if "streams" not in metadata:
-            return metadata
-        self._are_large = streams.nbytes >= _LARGE_NBYTES
-        return [self._samples.read(stream, metadata) for stream in split_inline(streams, metadata["streams"])]
-
-    def _receive(self) -> Any:
+        # An interrupt while waiting changes nothing.
+        self._answers.wait()
         try:
-            with self._link.errors:
-                chunk = self._reader.read_chunk()
-        except (StopIteration, LostError) as error:
+            answer = self._answers.next()
+            if not isinstance(answer, dict):
+                self._check_requested("a sample", self._requested - len(self._received))
+                self._received.append(answer)
+            elif "updated" in answer or answer.get("of") == "update":
+                self._check_requested("the answer to an update", self._updates)
+                self._updates -= 1
+                if "updated" not in answer:
+                    raise read_error(answer)
+            else:
+                self._check_requested("an error", self._requested - len(self._received))
+                self._received.append(read_error(answer))
+        except LostError:
             if self._is_cancelled:
                 raise ServiceError("the client must be open, got a closed one") from None
-            if isinstance(error, LostError):
-                raise
-            raise LostError("the service has ended the session") from None
-        return b"" if chunk.app_metadata is None else chunk.app_metadata
+            raise
+        except SampleBatchError:
+            raise
+        except BaseException:
+            self._answers.is_broken = True
+            raise
 
-    def _read_ahead(self) -> None:
-        """Read answers until the session is closed or the connection is lost."""
-        answers = self._answers
-        assert answers is not None
-        while not self._closed.is_set():
-            answer: Any
-            try:
-                answer = self._read()
-            except Exception as error:
-                answer = error
-            while not self._closed.is_set():
-                try:
-                    answers.put(answer, timeout=0.2)
-                    break
-                except queue.Full:
-                    continue
-            if isinstance(answer, BaseException):
-                return
+    def _check_requested(self, answer: str, requested: int) -> None:
+        if not requested:
+            self._answers.is_broken = True
+            raise FormatError(f"an answer of a service must have a request, got {answer} that was not requested")
 
     def cancel(self) -> None:
         """Interrupt a thread that waits for an answer; thread-safe."""
@@ -435,7 +445,38 @@ class SampleSession:
 
     def close(self) -> None:
         """End the session."""
-        if self._answers is not None:
-            self._closed.set()
-        self._reader.cancel()
-        close_quietly(self._writer)
+        self._answers.close()
+
+
+class _Messages:
+    """Messages of a session, for an AnswerReader: samples, and the metadata of updates and errors."""
+
+    def __init__(self, link: Link, reader: Any) -> None:
+        self._errors, self._reader = link.errors, reader
+        self._samples = SampleReader()
+        self.are_large = False
+        """Whether each sample has its own message."""
+
+    def read(self) -> Sequence[Sample[Any, Any] | dict[str, Any]]:
+        head, streams = cut_inline(receive_message(self._errors, self._reader))
+        metadata = read_json(head, "an answer")
+        if "at" in metadata:
+            self.are_large = True
+            return [self._samples.read(take(metadata["at"]), metadata)]
+        if "streams" not in metadata:
+            return [metadata]
+        self.are_large = streams.nbytes >= _LARGE_NBYTES
+        return [self._samples.read(stream, metadata) for stream in split_inline(streams, metadata["streams"])]
+
+
+def receive_message(errors: Any, reader: Any) -> Any:
+    """Wait for the next message of a session, and return its bytes.
+
+    Raises LostError if the service has ended the session, or as the context `errors` of the link.
+    """
+    try:
+        with errors:
+            metadata = reader.read_chunk().app_metadata
+    except StopIteration:
+        raise LostError("the service has ended the session") from None
+    return b"" if metadata is None else metadata

@@ -188,7 +188,7 @@ def test_a_stream_hands_out_what_has_arrived_before_it_reports_how_long_it_has_t
         stream = client.stream(8, prefetch=4)
         next(stream)
         (session,) = client._only._streaming
-        wait_until(lambda: session._answers.qsize() == 4)  # type: ignore[union-attr]
+        wait_until(lambda: len(session._answers._inbox.answers) == 4)
         server.kill()
         server.wait()
         for _ in range(4):
