@@ -116,9 +116,6 @@ LOADED_INSIDE = {
 MAX_LINES = 1200
 
 ONE_IMPORTER = {
-    "takes one concern off the class that the only importer has": {
-        "samplebatch.storage.datasets.parts",
-    },
     "is a layer's door to the only layer above that needs it, or one of several behind such a door": {
         "samplebatch.service.fragment_items",
         "samplebatch.service.step_items",
@@ -135,6 +132,7 @@ ONE_IMPORTER = {
     },
     "is a file format of its own": {
         "samplebatch.storage.buffers.segments",
+        "samplebatch.storage.datasets.parts",
         "samplebatch.storage.foreign.parquet",
     },
 }

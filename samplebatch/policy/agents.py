@@ -19,12 +19,10 @@ from samplebatch.names import PolicyID
 from samplebatch.policy import action_map
 from samplebatch.policy.actor import Actor, check_noise
 from samplebatch.policy.as_policy import is_random
-from samplebatch.policy.random import RandomPolicy, draws_as_random_policy
+from samplebatch.policy.random import RandomDraws
 from samplebatch.policy.state import detach, put, take
 
 _MASK = "action_mask"
-_PREFETCHED = 64
-"""Number of actions that are sampled at once per agent: one action costs as much as many."""
 
 _new_tuple = tuple.__new__
 """Constructor of named tuples that runs no Python code."""
@@ -94,7 +92,7 @@ class RandomAgents(AgentActor):
     ) -> None:
         self._seeds, self._map_action = seeds, action_map.random_action_map(map_action)
         self._scale: Callable[[Any], Any] | None = None
-        self._draws: dict[tuple[int, Any], _Draws] = {}
+        self._draws: dict[tuple[int, Any], RandomDraws] = {}
 
     def act(self, groups: Sequence[AgentGroup], stacked_obs: Leaf | None) -> AgentActions:
         """Return one random action per agent."""
@@ -123,50 +121,13 @@ class RandomAgents(AgentActor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the random generators; see `AgentActor.load_state_dict`."""
         self._seeds, self.action_unit = copy.deepcopy(state["seeds"]), state.get("action_unit")
-        self._draws = {key: _Draws.from_state_dict(agent_draws) for key, agent_draws in state["draws"].items()}
+        self._draws = {key: RandomDraws.from_state_dict(agent_draws) for key, agent_draws in state["draws"].items()}
 
-    def _create_draws(self, group: AgentGroup, agent: Any) -> _Draws:
+    def _create_draws(self, group: AgentGroup, agent: Any) -> RandomDraws:
         space = action_space_of(group.adapter.environment, agent)
         self.action_unit = common_unit([self.action_unit, action_map.unit_of_actions(None, self._map_action, space)])
         space = action_map.space_to_draw(self._map_action, space)
-        return _Draws(space, seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
-
-
-class _Draws:
-    """Random actions of one agent: prefetched, or sampled by the space if it has a mask or a custom `sample`."""
-
-    def __init__(self, space: Any, seed: int) -> None:
-        # A copy, because other agents or the environment may sample from the same space.
-        self._space = copy.deepcopy(space)
-        self._space.seed(seed)
-        # Separate seeds: with an occasional mask, both generators are used and must not repeat each other.
-        policy_seed = np.random.SeedSequence(seed).spawn(1)[0]
-        self._policy = RandomPolicy(self._space, seed=policy_seed) if draws_as_random_policy(space) else None
-        self._prefetched: list[Any] = []
-
-    def next(self, mask: Any) -> Any:
-        """Return the next action; `mask` is passed only if present, because custom spaces may not accept it."""
-        if mask is not None:
-            return self._space.sample(mask)
-        if not self._prefetched:
-            if self._policy is None:
-                return self._space.sample()
-            self._prefetched = list(self._policy.sample(_PREFETCHED))
-        return self._prefetched.pop()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the random generators and prefetched actions."""
-        policy = None if self._policy is None else self._policy.state_dict()
-        return {"space": copy.deepcopy(self._space), "policy": policy, "ahead": list(self._prefetched)}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> _Draws:
-        """Create draws that continue from a `state_dict`."""
-        draws = cls(state["space"], 0)
-        draws._space, draws._prefetched = copy.deepcopy(state["space"]), list(state["ahead"])
-        if draws._policy is not None:
-            draws._policy.load_state_dict(state["policy"])
-        return draws
+        return RandomDraws(space, seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
 
 
 class PolicyAgents(AgentActor):

@@ -1,4 +1,4 @@
-"""Random policies that sample actions from a space for all environments at once."""
+"""Random policies: for all environments at once, with one generator per environment, and for one agent."""
 
 from __future__ import annotations
 
@@ -79,20 +79,6 @@ class RandomPolicy:
         for space, saved_space in zip(self._object_spaces, copy.deepcopy(state["spaces"]), strict=True):
             if space is not None:
                 space.__dict__.update(saved_space.__dict__)
-
-
-def draws_as_random_policy(space: Any) -> bool:
-    """Whether `RandomPolicy` samples from a space like `space.sample`: the space has one array and a Gymnasium class.
-
-    >>> from gymnasium import spaces
-    >>> [
-    ...     draws_as_random_policy(space)
-    ...     for space in (spaces.Discrete(3), spaces.Text(4), spaces.Tuple([]))
-    ... ]
-    [True, False, False]
-    """
-    spaces = require("gymnasium.spaces", "envs")
-    return type(space) in (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
 
 
 def _rows(observations: Any) -> int:
@@ -200,3 +186,58 @@ class RandomByEnvironment:
         for prefetched, leaf in zip(self._prefetched, leaves, strict=True):
             prefetched[env] = leaf
         self._positions[env] = 0
+
+
+_PREFETCHED_PER_AGENT = 64
+"""Number of actions that are sampled at once per agent."""
+
+
+class RandomDraws:
+    """Random actions of one agent: prefetched, or sampled by the space if it has a mask or a custom `sample`."""
+
+    def __init__(self, space: Any, seed: int) -> None:
+        # A copy, because other agents or the environment may sample from the same space.
+        self._space = copy.deepcopy(space)
+        self._space.seed(seed)
+        # Separate seeds: with an occasional mask, both generators are used and must not repeat each other.
+        policy_seed = np.random.SeedSequence(seed).spawn(1)[0]
+        self._policy = RandomPolicy(self._space, seed=policy_seed) if _draws_as_random_policy(space) else None
+        self._prefetched: list[Any] = []
+
+    def next(self, mask: Any) -> Any:
+        """Return the next action; `mask` is passed only if present, because custom spaces may not accept it."""
+        if mask is not None:
+            return self._space.sample(mask)
+        if not self._prefetched:
+            if self._policy is None:
+                return self._space.sample()
+            self._prefetched = list(self._policy.sample(_PREFETCHED_PER_AGENT))
+        return self._prefetched.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random generators and prefetched actions."""
+        policy = None if self._policy is None else self._policy.state_dict()
+        return {"space": copy.deepcopy(self._space), "policy": policy, "ahead": list(self._prefetched)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> RandomDraws:
+        """Create draws that continue from a `state_dict`."""
+        draws = cls(state["space"], 0)
+        draws._space, draws._prefetched = copy.deepcopy(state["space"]), list(state["ahead"])
+        if draws._policy is not None:
+            draws._policy.load_state_dict(state["policy"])
+        return draws
+
+
+def _draws_as_random_policy(space: Any) -> bool:
+    """Whether `RandomPolicy` samples from a space like `space.sample`: the space has one array and a Gymnasium class.
+
+    >>> from gymnasium import spaces
+    >>> [
+    ...     _draws_as_random_policy(space)
+    ...     for space in (spaces.Discrete(3), spaces.Text(4), spaces.Tuple([]))
+    ... ]
+    [True, False, False]
+    """
+    spaces = require("gymnasium.spaces", "envs")
+    return type(space) in (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
