@@ -20,6 +20,8 @@ BARE = "bare"
 
 
 def _ours() -> SimpleNamespace:
+    # Otherwise the first calls run in NumPy.
+    import samplebatch.kernels  # noqa: F401
     from samplebatch import (
         MultiAgentBatch,
         PrioritizedReplayBuffer,

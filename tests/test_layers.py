@@ -25,6 +25,7 @@ LAYERS = (
     "exports",
     "names",
     "kernels",
+    "deferred_kernels",
     "column",
     "batch",
     "returns",

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import deferred_kernels
 from samplebatch.column.interface import resolve
 from samplebatch.errors import ColumnLengthError, PriorityError, RowIndexError
 
@@ -18,8 +19,8 @@ class SumTree:
     """Weights of numbered slots and their sums, as a binary tree of float64.
 
     Every sum is recomputed from its two children when one child changes, so that rounding errors do not accumulate. The
-    memory is twice the next power of two; pages of unused slots are not touched. The loops are compiled: see
-    `samplebatch.kernels` for the cost of the first tree of a process.
+    memory is twice the next power of two; pages of unused slots are not touched. The loops are compiled
+    after the first calls of a process: see `samplebatch.deferred_kernels`.
 
     size: number of slots; their initial weights are 0.
 
@@ -33,11 +34,9 @@ class SumTree:
     array([0, 2, 2, 4, 4, 4])
     """
 
-    __slots__ = ("_kernels", "_leaves", "_limit", "_tree", "size")
+    __slots__ = ("_leaves", "_limit", "_tree", "size")
 
     def __init__(self, size: int) -> None:
-        from samplebatch import kernels
-
         if size < 0:
             raise ValueError(f"a tree must have 0 slots or more, got {size}")
         self.size = size
@@ -45,7 +44,6 @@ class SumTree:
         self._tree = np.zeros(2 * self._leaves)
         # Ensures that no sum can overflow.
         self._limit = float(np.finfo(np.float64).max) / self._leaves
-        self._kernels = kernels
 
     @property
     def total(self) -> float:
@@ -97,7 +95,7 @@ class SumTree:
 
         Raises PriorityError or RowIndexError as in `set`.
         """
-        rejected = self._kernels.tree_set(self._tree, self._leaves, self.size, self._limit, slots, weights)
+        rejected = deferred_kernels.tree_set(self._tree, self._leaves, self.size, self._limit, slots, weights)
         if rejected >= 0:
             self._raise_invalid(rejected, slots, weights)
 
@@ -134,7 +132,7 @@ class SumTree:
         """
         targets = np.ascontiguousarray(values, np.float64)
         slots = np.empty(len(targets), np.intp)
-        self._kernels.tree_find(self._tree, self._leaves, targets, slots)
+        deferred_kernels.tree_find(self._tree, self._leaves, targets, slots)
         return slots
 
     def draw(

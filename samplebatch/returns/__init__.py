@@ -5,8 +5,8 @@
 interface.
 
 After a *terminated* step the value is 0. After a *truncated* step, and after an unfinished last row, learners bootstrap
-from an estimate that the caller supplies. Sums are float64 for all input dtypes. The loops are compiled; see
-`samplebatch.kernels` for the cost of a process's first call.
+from an estimate that the caller supplies. Sums are float64 for all input dtypes. The loops are
+compiled; the first calls of a process run in NumPy, see `samplebatch.deferred_kernels`.
 """
 
 from __future__ import annotations

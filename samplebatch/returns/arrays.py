@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import deferred_kernels
 from samplebatch.arguments import fraction, positive, suggest_names, whole
 from samplebatch.batch.delivery import as_array
 from samplebatch.column import memory
@@ -402,8 +403,6 @@ def nstep_of_rings(
     ... )
     NStep(returns=array([7., 2.]), discount=array([1., 1.]), last=array([1, 1]))
     """
-    from samplebatch import kernels
-
     whole("n_step", n_step, 1)
     fraction("gamma", gamma)
     reward, ends = np.asarray(rewards), np.ascontiguousarray(edges, np.intp)
@@ -412,7 +411,7 @@ def nstep_of_rings(
     flat = reward.reshape(len(reward), prod(reward.shape[1:])) if is_ready else np.empty((len(reward), 0))
     n = len(slots)
     returns, discount, last = np.empty((n, flat.shape[1])), np.empty(n), np.empty(n, np.intp)
-    invalid = kernels.windows(
+    invalid = deferred_kernels.windows(
         flat,
         np.ascontiguousarray(terminated, np.bool_),
         np.ascontiguousarray(ended, np.bool_),
@@ -451,20 +450,18 @@ def _sum_windows(
 def estimate_advantages(
     rewards: Floats, terminated: Flags, ended: Flags, values: Floats, next_values: Floats, gamma: float, decay: float
 ) -> tuple[Floats, Floats]:
-    """Estimate returns and advantages with the compiled kernel, for each reward of a step."""
-    from samplebatch import kernels
-
+    """Estimate returns and advantages for each reward of a step."""
     gamma, decay = fraction("gamma", gamma), fraction("gae_lambda", decay)
     if rewards.ndim == 1:
         advantages, returns = memory.empty(rewards.shape, rewards.dtype), memory.empty(rewards.shape, rewards.dtype)
-        kernels.gae(rewards, terminated, ended, values, next_values, gamma, decay, advantages, returns)
+        deferred_kernels.gae(rewards, terminated, ended, values, next_values, gamma, decay, advantages, returns)
         return returns, advantages
     n, m = len(rewards), prod(rewards.shape[1:])
     columns = [np.ascontiguousarray(array.reshape(n, m).T) for array in (rewards, values, next_values)]
     results = np.empty((2, m, n))
     for column, (reward, value, following) in enumerate(zip(*columns, strict=True)):
         advantages, returns = results[:, column]
-        kernels.gae(reward, terminated, ended, value, following, gamma, decay, advantages, returns)
+        deferred_kernels.gae(reward, terminated, ended, value, following, gamma, decay, advantages, returns)
     advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in results)
     return returns, advantages
 
