@@ -469,8 +469,8 @@ class _GrowingColumn(ABC):
 
     `put` and `put_many` write within the capacity of the last `grow`; rewritten rows are replaced.
 
-    dtype, row_shape: dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None for none.
-    scalars: types of single numbers that can also be assigned directly, or raise OverflowError if too large.
+    dtype, row_shape: dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None if rows require
+    `put`. scalars: types of single numbers that can also be assigned directly, or raise OverflowError if too large.
     """
 
     __slots__ = ("dtype", "name", "row_shape", "rows", "scalars")

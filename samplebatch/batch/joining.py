@@ -244,8 +244,8 @@ def _rows_of(part: SampleBatch[Any], name: str) -> int:
 
 def _fill(model: Column, rows: int) -> Column:
     """Create a column of zeros with the type and row shape of another."""
-    none, nowhere = model.slice(0, 0), np.empty(0, np.intp)
-    if isinstance(none, CompressedColumn):
-        # It spreads into plain rows, which compressed ones could not be joined to.
-        return CompressedColumn.compress(none.spread(rows, nowhere))
-    return none.spread(rows, nowhere)
+    empty, no_positions = model.slice(0, 0), np.empty(0, np.intp)
+    if isinstance(empty, CompressedColumn):
+        # `spread` returns uncompressed rows, which cannot be joined to compressed rows.
+        return CompressedColumn.compress(empty.spread(rows, no_positions))
+    return empty.spread(rows, no_positions)

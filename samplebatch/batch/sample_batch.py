@@ -718,9 +718,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         Raises
         ------
         ArgumentError, DeviceError
-            If not exactly one of `size` and `max_tokens` is given, a number is too small, a row has more than
-            `max_tokens` tokens, `floats` is not a floating-point dtype, minibatches are prefetched without a device,
-            or torch cannot use the device.
+            If not exactly one of `size` and `max_tokens` is passed, a number is too small, a row has more than
+            `max_tokens` tokens, `floats` is not a floating-point dtype, minibatches are prefetched without a device, or
+            torch cannot use the device.
 
         Examples
         --------

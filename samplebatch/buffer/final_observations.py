@@ -37,7 +37,7 @@ class FinalObservations:
     unchanged.
     """
 
-    __slots__ = ("_moved", "_row_of", "_spare", "columns", "kept", "owners", "rings", "slots")
+    __slots__ = ("_moved", "_row_of", "_spare", "columns", "num_permanent", "owners", "rings", "slots")
 
     def __init__(self, rings: int, slots: int, stores: Stores, moved: Callable[[], None]) -> None:
         self.rings = rings
@@ -61,7 +61,7 @@ class FinalObservations:
         self._row_of = np.zeros(self.slots, np.int32)
         permanent = np.flatnonzero(self.owners[self.rings :]) + self.rings
         self._row_of[self.owners[permanent] - 1] = permanent
-        self.kept = len(permanent)
+        self.num_permanent = len(permanent)
         self._spare: list[int] = (np.flatnonzero(self.owners[self.rings :] == 0) + self.rings)[::-1].tolist()
 
     @property
@@ -120,11 +120,11 @@ class FinalObservations:
         self.columns.write(Ready([(by_name.get(store.name, store), row) for store, row in ready.rows], ready.new), rows)
         self.owners[rows] = slots + 1
         self._row_of[slots] = rows
-        self.kept += len(rows)
+        self.num_permanent += len(rows)
 
     def release(self, slots: Slots) -> None:
         """Free the rows of overwritten slots."""
-        if not self.kept:
+        if not self.num_permanent:
             return
         rows = np.atleast_1d(self._row_of[slots])
         rows = rows[rows > 0]
@@ -132,7 +132,7 @@ class FinalObservations:
             self._row_of[slots] = 0
             self.owners[rows] = 0
             self._spare += rows.tolist()
-            self.kept -= len(rows)
+            self.num_permanent -= len(rows)
 
     def forget(self, start: int, stop: int) -> None:
         """Free all rows of slots from `start` to `stop`."""

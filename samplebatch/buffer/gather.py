@@ -194,9 +194,9 @@ def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...]
     Returns: index of the slots with a final observation, and their rows in `table.finals`, shape (k,).
     """
     finals = table.finals
-    if finals is None or not finals.known or not (finals.kept or _count(last)):
+    if finals is None or not finals.known or not (finals.num_permanent or _count(last)):
         return (np.zeros(0, np.intp),) * slots.ndim, np.zeros(0, np.intp)
-    if finals.kept:
+    if finals.num_permanent:
         # The following steps may have been removed.
         last = last | finals.has_rows(slots)
     cut = np.nonzero(last)

@@ -310,7 +310,7 @@ def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[An
 
     index: rows; for sequences shape (n, length), -1 for padding.
     weights: priorities: one for all or one per sequence, shape (n,), or one per step, shape (n, length).
-    burn_in: mask of steps that only warm up the state, shape (n, length); None for none.
+    burn_in: mask of steps that only warm up the state, shape (n, length); None without burn-in.
 
     Raises ColumnLengthError if `burn_in` does not have the shape of the indices.
 

@@ -256,7 +256,7 @@ class ReplayBuffer:
             If a required column is missing, or cannot store its value exactly. An error changes nothing.
         ArgumentError, RingError
             If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer has no
-            slots; if values are given by position.
+            slots; if values are passed by position.
         """
         if more:
             raise views.values_by_position(len(more) + 2)

@@ -105,7 +105,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
             If a required column is missing, or cannot store its value exactly.
         ArgumentError
-            If values are given by position.
+            If values are passed by position.
         """
         if more:
             raise views.values_by_position(len(more) + 2)

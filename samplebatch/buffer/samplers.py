@@ -29,7 +29,7 @@ IndicesT = TypeVar("IndicesT", covariant=True)
 
 
 class Sample(tuple[BatchT, IndicesT]):
-    """Sampled rows and their indices, which unpacks as the pair `batch, indices`.
+    """Sampled rows and their indices; unpacks as the pair `batch, indices`.
 
     Attributes
     ----------

@@ -179,7 +179,7 @@ class ReplayBufferManager(ReplayBuffer):
         RingError
             If a buffer does not exist or has no slots.
         ArgumentError
-            If values are given by position.
+            If values are passed by position.
         """
         if more:
             raise views.values_by_position(len(more) + 2)

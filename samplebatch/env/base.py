@@ -95,7 +95,7 @@ class Environments(ABC):
     resets_later = False
     keeps_seeds = False
     _resets: Flags | None = None
-    """Environments that the next step resets; None for none."""
+    """Environments that the next step resets; None if there are none."""
     _kept: ClassVar[Sequence[str]] = ("made",)
     """Attributes in the state besides the environments."""
 

@@ -107,8 +107,8 @@ class SpaceLayout:
     def flatten(self, values: Any) -> list[Leaf]:
         """Split the values of n environments into one array per leaf, without copying arrays; tensors remain tensors.
 
-        - `values`: dicts, batches or tuples with the structure of the space, of arrays of shape (n, ...) or sequences
-          of n objects; in a batch, the items of a tuple are named `0`, `1`, ...
+        - `values`: dicts, batches or tuples with the structure of the space, whose leaves are arrays of shape (n, ...)
+          or sequences of n objects; in a batch, the items of a tuple are named `0`, `1`, ...
 
         Raises KeyError if a part of the space is missing.
         """

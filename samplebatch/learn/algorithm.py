@@ -467,7 +467,7 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 
 class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
     augment: Callable[[Any], Any] | None = None
-    """Augmentation of sampled observations and next observations, such as `RandomShift`; None for none."""
+    """Augmentation of sampled observations and next observations, such as `RandomShift`; None for no augmentation."""
 
     def __init__(self, *, policy: PolicyT, allow_nonfinite: bool = False) -> None:
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
@@ -490,8 +490,8 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
         EmptyBufferError
             If there are no rows.
         ArgumentError
-            If `buffer` is not a buffer or a batch of one policy, a `sample_size` is given for a batch, or the algorithm
-            requires rows of several steps of a dataset or batch.
+            If `buffer` is not a buffer or a batch of one policy, a `sample_size` is passed for a batch, or the
+            algorithm requires rows of several steps of a dataset or batch.
         ColumnNotFoundError
             If rows of a dataset or batch lack a column that targets require.
         """
@@ -536,7 +536,7 @@ class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
     Attributes
     ----------
     augment
-        Augmentation of sampled observations and next observations, such as `RandomShift`; None for none.
+        Augmentation of sampled observations and next observations, such as `RandomShift`; None for no augmentation.
     """
 
     def create_trainer(self, params: trainer.OffPolicyTrainerParams) -> trainer.OffPolicyTrainer:

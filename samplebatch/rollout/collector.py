@@ -496,8 +496,9 @@ class Collector(BaseCollector[SampleBatch]):
     PolicySpecError, PolicyNotFoundError
         If the policy has an unsupported type, or one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
-        If the buffer has fewer rings than environments, both a buffer and `hooks` are given, or `num_envs` differs from
-        the number of environments in `env`; or if both the buffer and a wrapper of the environment stack observations.
+        If the buffer has fewer rings than environments, both a buffer and `hooks` are passed, or `num_envs` differs
+        from the number of environments in `env`; or if both the buffer and a wrapper of the environment stack
+        observations.
 
     Examples
     --------

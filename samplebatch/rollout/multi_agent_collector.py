@@ -107,7 +107,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         If `exploration_noise` is passed although all of its policies are `"random"`.
     ArgumentError
         If `num_envs` is not a positive integer or differs from the number of environments in `env`; if the buffer is
-        not multi-agent, both a buffer and `hooks` are given, or `seed` is invalid.
+        not multi-agent, both a buffer and `hooks` are passed, or `seed` is invalid.
 
     Examples
     --------

@@ -52,7 +52,7 @@ _count = np.count_nonzero
 class CountedSteps(NamedTuple):
     """Result of `EpisodeCount.add`: steps counted by episode.
 
-    - `ended`: environments whose episodes ended, in time order, shape (e,); None for none.
+    - `ended`: environments whose episodes ended, in time order, shape (e,); None if no episode ended.
     - `returns`, `lens`: sum of rewards and number of steps per ended episode, shape (e,).
     - `eps_id`, `t`: episode of each run, and number of steps before the run in its episode, shape (r,). A run is a
       sequence of steps of one environment in one episode.
@@ -684,7 +684,7 @@ class VectorRecorder:
         - `infos`: infos by step; steps without infos may be missing.
         - `envs`: index of each row's environment, shape (k,); None for all environments in order in each step.
         - `steps`: number of steps, which all have the same number of rows.
-        - `drop`: rows to discard; None for none.
+        - `drop`: rows to discard; None to keep all rows.
         - `act`: decision; required if `on_step` was passed.
         """
         if not self._has_infos:

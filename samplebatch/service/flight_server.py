@@ -509,13 +509,14 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, token: str) -> None:
         super().__init__()
-        self._wanted = protocol.header(token).encode()
+        self._expected = protocol.header(token).encode()
 
     def start_call(self, info: Any, headers: Mapping[str, Any]) -> None:
         values: Any = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
-        if not values or not hmac.compare_digest(str(values[0]).encode(), self._wanted):
+        if not values or not hmac.compare_digest(str(values[0]).encode(), self._expected):
             refusal = errors.AccessError(
-                "the service wants a token, and the call has not brought it; give the client its token"
+                f"a call must have the token of the service, got {'another token' if values else 'no token'}; "
+                "pass it to the client as token="
             )
             raise flight.FlightUnauthenticatedError(str(refusal), protocol.write_error(refusal))
 

@@ -37,7 +37,7 @@ class RateLimiter:
     ------
     ArgumentError
         If `min_size` is not a positive integer, `samples_per_insert` is not a positive finite number, `error_buffer`
-        is less than 1 or `samples_per_insert`, or `error_buffer` is given without `samples_per_insert`.
+        is less than 1 or `samples_per_insert`, or `error_buffer` is passed without `samples_per_insert`.
 
     Attributes
     ----------

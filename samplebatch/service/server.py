@@ -148,7 +148,7 @@ class ReplayServer:
         Function that writes a checkpoint and returns its path, called when a client requests one; None to reject such
         requests.
     weights
-        Initial weights, for example restored by `Checkpoints.restore`; None for none.
+        Initial weights, for example restored by `Checkpoints.restore`; None to start without weights.
     max_message_nbytes
         Maximum size of a fragment, a sample or weights, in bytes; larger ones are rejected.
     max_shared_nbytes

@@ -93,7 +93,7 @@ class Part(NamedTuple):
     - `label`: policy id in a `MultiAgentBatch`, otherwise empty.
     - `columns`: columns in order.
     - `structure`: nesting of the columns. For a `SampleBatch` the JSON of its nested columns; for a `Batch` pairs of a
-      name and its value: None for the next column, or such pairs.
+      name and its structure: None for a leaf (the next column), or nested pairs.
     - `nested`: decoded structure of a `SampleBatch`'s nested columns.
     - `has_variable`: whether a column is variable.
     - `flags`: flags of the batch, with its action unit; a message may override them.

@@ -51,27 +51,27 @@ Span = tuple[int, int]
 class Address(NamedTuple):
     """Address of a parcel.
 
-    - `way`: path of the sender's descriptor, or a duplicate that `multiprocessing` provides.
+    - `handle`: path of the sender's descriptor, or a duplicate that `multiprocessing` provides.
     - `token`: random number at the start of the region: detects another file with the same descriptor number.
     - `generation`: number of the message in this region.
     - `nbytes`: size of the region in bytes.
-    - `kept`: whether the sender reuses the region. Otherwise the receiver releases its pages.
+    - `is_reused`: whether the sender reuses the region. Otherwise the receiver releases its pages.
     """
 
-    way: Any
+    handle: Any
     token: int
     generation: int
     nbytes: int
-    kept: bool
+    is_reused: bool
 
 
 class _Parcel:
     """Region of the memory, in the sending process."""
 
-    def __init__(self, nbytes: int, *, kept: bool) -> None:
+    def __init__(self, nbytes: int, *, is_reused: bool) -> None:
         self.region = Region.create(nbytes)
         self.nbytes = nbytes
-        self.kept = kept
+        self.is_reused = is_reused
         self.words = SharedCounters(self.region.array, _WORDS)
         # A private copy, because receivers may write to the words.
         self._token, self._generation = secrets.randbits(63), 0  # messages carry signed numbers
@@ -86,8 +86,8 @@ class _Parcel:
         words[_STATE] = _SENT
         self._next_look_s = time.monotonic() + _LOOK_S
         file = self.region.fileno()
-        way = f"/proc/{os.getpid()}/fd/{file}" if by_path else reduction.DupFd(file)
-        return Address(way, self._token, self._generation, self.nbytes, self.kept)
+        handle = f"/proc/{os.getpid()}/fd/{file}" if by_path else reduction.DupFd(file)
+        return Address(handle, self._token, self._generation, self.nbytes, self.is_reused)
 
     def is_abandoned(self) -> bool:
         """Return whether the process that holds the parcel is dead; checked at most periodically."""
@@ -116,7 +116,7 @@ class SharedQueueMemory:
         self._by_path = by_path
         self._lock = threading.Lock()
         self._sent: deque[_Parcel] = deque()
-        self._kept: list[_Parcel] = []
+        self._retained: list[_Parcel] = []
         self._filling: set[int] = set()
         """Threads that are filling a parcel; an interrupted thread remains in the set until it sends again."""
 
@@ -185,7 +185,7 @@ class SharedQueueMemory:
     def nbytes(self) -> int:
         """Size of all regions in bytes, in transit and retained."""
         with self._lock:
-            return sum(parcel.nbytes for parcel in (*self._sent, *self._kept))
+            return sum(parcel.nbytes for parcel in (*self._sent, *self._retained))
 
     @property
     def lent_nbytes(self) -> int:
@@ -209,9 +209,9 @@ class SharedQueueMemory:
     def close(self) -> None:
         """Free all regions: received messages remain valid in their receivers; other messages are lost."""
         with self._lock:
-            parcels = [*self._sent, *self._kept]
+            parcels = [*self._sent, *self._retained]
             self._sent.clear()
-            self._kept.clear()
+            self._retained.clear()
         for parcel in parcels:
             parcel.region.close()
 
@@ -219,23 +219,25 @@ class SharedQueueMemory:
         """Return a function that provides a reused or new parcel; None if too many parcels are in use."""
         self._take_back(_LOOKED_AT)
         size = _round_up(nbytes)
-        fitting = [parcel for parcel in self._kept if size <= parcel.nbytes <= 2 * size]
+        fitting = [parcel for parcel in self._retained if size <= parcel.nbytes <= 2 * size]
         if fitting:
             parcel = min(fitting, key=lambda candidate: candidate.nbytes)
-            self._kept.remove(parcel)
+            self._retained.remove(parcel)
             return lambda: parcel
         if len(self._sent) + len(self._filling) >= MAX_PARCELS:
             self._take_back(MAX_PARCELS)
             if len(self._sent) + len(self._filling) >= MAX_PARCELS:
                 return None
         room = self._make_room(size)
-        return partial(_make_parcel, size, nbytes, kept=room >= size)
+        return partial(_make_parcel, size, nbytes, is_reused=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
         """Free least recently used regions to retain `nbytes` more; return how many bytes may be retained."""
-        room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._kept) if parcel.kept)
-        while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + len(self._filling) >= MAX_PARCELS):
-            oldest = self._kept.pop(0)
+        room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._retained) if parcel.is_reused)
+        while self._retained and (
+            room < nbytes or len(self._sent) + len(self._retained) + len(self._filling) >= MAX_PARCELS
+        ):
+            oldest = self._retained.pop(0)
             room += oldest.nbytes
             oldest.region.close()
         return room
@@ -245,9 +247,9 @@ class SharedQueueMemory:
         for _ in range(min(count, len(self._sent))):
             # Only parcels without a receiver leave the queue: a signal may arrive between any two calls.
             parcel = self._sent[0]
-            if parcel.words[_STATE] == _FREE and parcel.kept:
+            if parcel.words[_STATE] == _FREE and parcel.is_reused:
                 del self._sent[0]
-                self._kept.append(parcel)
+                self._retained.append(parcel)
             elif parcel.words[_STATE] == _FREE or parcel.is_abandoned():
                 # Memory of a dead process is not reused: its forked children may still read it.
                 del self._sent[0]
@@ -256,8 +258,8 @@ class SharedQueueMemory:
                 self._sent.rotate(-1)
 
 
-def _make_parcel(nbytes: int, used_nbytes: int, *, kept: bool) -> _Parcel:
-    parcel = _Parcel(nbytes, kept=kept)
+def _make_parcel(nbytes: int, used_nbytes: int, *, is_reused: bool) -> _Parcel:
+    parcel = _Parcel(nbytes, is_reused=is_reused)
     parcel.region.warm(0, used_nbytes)
     return parcel
 
@@ -272,14 +274,14 @@ class _Hold:
         words[_RECEIVER], words[_RECEIVER_STARTED] = identity = _own_identity()
         fence()
         words[_STATE] = _HELD
-        self._words, self._region, self._kept, self._process = words, region, address.kept, identity.pid
+        self._words, self._region, self._is_reused, self._process = words, region, address.is_reused, identity.pid
         self.__array_interface__ = region.array.__array_interface__
 
     def __del__(self) -> None:
         # A forked child has a copy of this object, but does not hold the parcel. The sender detects the process's end.
         if getattr(self, "_process", None) != os.getpid() or sys.is_finalizing():
             return
-        if not self._kept:
+        if not self._is_reused:
             self._region.discard(_PAGE)
         fence()
         self._words[_STATE] = _FREE
@@ -302,7 +304,7 @@ def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint
     Raises PeerDiedError if the sender has ended. Raises FormatError if the message was received before, or the parcel
     does not match the address. Raises OSError if this process may not open the sender's descriptors.
     """
-    region = Region.attach(_open(address.way), address.nbytes)
+    region = Region.attach(_open(address.handle), address.nbytes)
     region.close_descriptor()
     for start, nbytes in spans:
         if not (start >= _HEAD_NBYTES and nbytes >= 0 and start + nbytes <= region.nbytes):
@@ -313,16 +315,16 @@ def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint
     return [array[start : start + nbytes] for start, nbytes in spans]
 
 
-def _open(way: Any) -> int:
-    if not isinstance(way, str):
-        descriptor: int = way.detach()
+def _open(handle: Any) -> int:
+    if not isinstance(handle, str):
+        descriptor: int = handle.detach()
         return descriptor
     try:
-        return os.open(way, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(handle, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise PeerDiedError(
-            f"a batch in shared memory must be received while its sender runs, {way} no longer exists; keep the "
-            "sending process running until then"
+            f"a batch in shared memory must be received while its sender runs, got one whose {handle} no longer "
+            "exists; keep the sending process running until then"
         ) from error
     except OSError as error:
         error.add_note(

@@ -233,7 +233,7 @@ class Task(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the state of a task created with the same arguments; unpickles environments of a trusted sender."""
+        """Restore the state of a task created with the same arguments; environments are unpickled."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
         for policy_id, policy in self._exploring():

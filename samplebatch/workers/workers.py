@@ -72,9 +72,9 @@ class RolloutWorkers(collector.Uncopied):
 
     A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total: the replacement collects the
     missing steps, in environments with the same ids. An incompletely sent fragment is dropped (see `worker_stats`).
-    After that, `fragments` yields every complete fragment that was sent, then raises `WorkerError`; `collect` raises,
-    and `fragments` yields the fragments that it had received. Workers ignore Ctrl-C, which the parent handles, and exit
-    when the parent process ends for any reason.
+    If no replacements are left, `fragments` yields every complete fragment that was sent, then raises `WorkerError`.
+    `collect` raises immediately, and the next `fragments` yields the fragments that it had received. Workers ignore
+    Ctrl-C, which the parent handles, and exit when the parent process ends for any reason.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ class RolloutWorkers(collector.Uncopied):
         As in `Collector`, or with several agents for `MultiAgentCollector`; functions must be importable.
     seed
         Seed of the run. It determines the data of each `env_id` except `eps_id` and `unroll_id`, regardless of the
-        distribution of environments over workers, if the policy computes each row independently without random draws,
-        or is `"random"`, and no worker was replaced. The order of fragments is not determined.
+        distribution of environments over workers. This requires that no worker was replaced, and that the policy is
+        `"random"` or computes each row independently and deterministically. The order of fragments is not determined.
     hooks
         Hooks that workers apply to each trajectory or part of a trajectory in a fragment (see `postprocess`); only
         without a buffer.
@@ -139,8 +139,8 @@ class RolloutWorkers(collector.Uncopied):
         If one of the `hooks` requires a policy that `policy` lacks.
     ArgumentError
         If policy and env are swapped, a number is not positive, `max_restarts` or `max_lag` is negative, the backend is
-        unknown, `ray_options` are given for another backend, both a buffer and `hooks` are given, or the buffer has too
-        few rings.
+        unknown, `ray_options` are passed for another backend, both a buffer and `hooks` are passed, or the buffer has
+        too few rings.
     MissingExtraError
         If the backend is `"ray"` and Ray is not installed.
 
@@ -476,7 +476,7 @@ class RolloutWorkers(collector.Uncopied):
         Raises
         ------
         ArgumentError
-            If a number is not positive, or both `n_step` and `n_episode` are given.
+            If a number is not positive, or both `n_step` and `n_episode` are passed.
         WorkerError
             If workers have not been started, or fragments of another call are pending; during iteration, if a worker
             fails that cannot be replaced.

@@ -1,4 +1,4 @@
-"""Final observations: kept as long as their steps, and no longer."""
+"""Final observations: store as long as their steps, and no longer."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ def finals(rings: int = 2, slots: int = 20) -> FinalObservations:
     return FinalObservations(rings, slots, Stores(), lambda: None)
 
 
-def write(kept: FinalObservations, rings: list[int], slots: list[int], cut: list[bool]) -> None:
+def write(store: FinalObservations, rings: list[int], slots: list[int], cut: list[bool]) -> None:
     rows = np.array(slots) * 10
-    ready = kept.fit({"a": rows}, len(rows), single=False)
-    kept.release(np.array(slots))
-    kept.write(ready, np.array(rings), np.array(slots), np.array(cut))
+    ready = store.fit({"a": rows}, len(rows), single=False)
+    store.release(np.array(slots))
+    store.write(ready, np.array(rings), np.array(slots), np.array(cut))
 
 
-def found(kept: FinalObservations, slots: list[int], rings: list[int]) -> list[int | None]:
-    rows, there = kept.find(np.array(slots), np.array(rings))
-    values = kept.take(rows).a.tolist()
-    return [value if known else None for value, known in zip(values, there.tolist(), strict=True)]
+def found(store: FinalObservations, slots: list[int], rings: list[int]) -> list[int | None]:
+    rows, is_valid = store.find(np.array(slots), np.array(rings))
+    values = store.take(rows).a.tolist()
+    return [value if valid else None for value, valid in zip(values, is_valid.tolist(), strict=True)]
 
 
 def test_the_newest_of_each_ring_and_those_cut_are_known() -> None:
-    kept = finals()
-    assert not kept.known
-    write(kept, [0, 1], [0, 10], [False, True])
-    write(kept, [0, 1], [1, 11], [True, False])
-    write(kept, [0], [2], [False])
-    assert kept.known
-    assert found(kept, [0, 1, 2, 10, 11], [0, 0, 0, 1, 1]) == [None, 10, 20, 100, 110]
-    assert kept.kept == 2
+    store = finals()
+    assert not store.known
+    write(store, [0, 1], [0, 10], [False, True])
+    write(store, [0, 1], [1, 11], [True, False])
+    write(store, [0], [2], [False])
+    assert store.known
+    assert found(store, [0, 1, 2, 10, 11], [0, 0, 0, 1, 1]) == [None, 10, 20, 100, 110]
+    assert store.num_permanent == 2
 
 
 def test_overwritten_rows_are_released() -> None:
-    kept = finals()
+    store = finals()
     for slot in range(8):
-        write(kept, [0], [slot], [True])
-    assert kept.kept == 8
-    write(kept, [0], [3], [False])
-    assert found(kept, [3, 4], [0, 0]) == [30, 40]
-    write(kept, [0], [9], [False])
-    assert found(kept, [3, 4], [0, 0]) == [None, 40]
-    assert kept.kept == 7
-    kept.forget(0, 10)
-    assert kept.kept == 0
-    assert found(kept, [4, 9], [0, 0]) == [None, None]
+        write(store, [0], [slot], [True])
+    assert store.num_permanent == 8
+    write(store, [0], [3], [False])
+    assert found(store, [3, 4], [0, 0]) == [30, 40]
+    write(store, [0], [9], [False])
+    assert found(store, [3, 4], [0, 0]) == [None, 40]
+    assert store.num_permanent == 7
+    store.forget(0, 10)
+    assert store.num_permanent == 0
+    assert found(store, [4, 9], [0, 0]) == [None, None]
 
 
 def test_space_is_freed_and_reused() -> None:
-    kept = finals(1, 1000)
+    store = finals(1, 1000)
     for slot in range(300):
-        write(kept, [0], [slot], [True])
-    room = kept.columns.slots
-    assert found(kept, [0, 150, 299], [0, 0, 0]) == [0, 1500, 2990]
+        write(store, [0], [slot], [True])
+    room = store.columns.slots
+    assert found(store, [0, 150, 299], [0, 0, 0]) == [0, 1500, 2990]
     for lap in range(5):
         for slot in range(300):
-            write(kept, [0], [slot], [(slot + lap) % 2 == 0])
-    assert kept.columns.slots == room < 1000
-    assert kept.kept == 150
+            write(store, [0], [slot], [(slot + lap) % 2 == 0])
+    assert store.columns.slots == room < 1000
+    assert store.num_permanent == 150
 
 
 def test_rows_in_use_move_elsewhere() -> None:
-    kept = finals()
+    store = finals()
     for slot in range(0, 20, 10):
-        write(kept, [slot // 10], [slot + 3], [True])
-        write(kept, [slot // 10], [slot + 4], [False])
+        write(store, [slot // 10], [slot + 3], [True])
+        write(store, [slot // 10], [slot + 4], [False])
     again = finals()
-    again.load_state_dict(kept.state_dict(0, 20))
+    again.load_state_dict(store.state_dict(0, 20))
     assert found(again, [3, 4, 13, 14], [0, 0, 1, 1]) == [30, 40, 130, 140]
     single = finals(1, 10)
-    single.load_state_dict(kept.state_dict(10, 20, 1))
+    single.load_state_dict(store.state_dict(10, 20, 1))
     assert found(single, [3, 4], [0, 0]) == [130, 140]
     write(single, [0], [5], [True])
     assert found(single, [3, 4, 5], [0, 0, 0]) == [130, None, 50]
@@ -88,10 +88,10 @@ def test_memory_for_finals_depends_on_those_alive(rings: int) -> None:
         obs = np.full((rings, 8), n, np.float32)
         ends = np.full(rings, n % 5 == 4)
         buf.add(Batch(obs=obs, obs_next=obs + 0.5, act=ends, rew=ends * 1.0, terminated=ends & False, truncated=ends))
-    kept = buf._table.finals
-    assert kept is not None
-    assert kept.kept == 10 * rings
-    assert kept.columns.slots <= 64
+    store = buf._table.finals
+    assert store is not None
+    assert store.num_permanent == 10 * rings
+    assert store.columns.slots <= 64
     rows = buf[:]
     step = np.where(rows.truncated | (rows.obs[:, 0] == 1999), 0.5, 1.0)
     assert (rows.obs_next[:, 0] == rows.obs[:, 0] + step).all()

@@ -233,7 +233,8 @@ def test_a_child_that_does_not_wait_takes_its_batches_with_it() -> None:
         process.join(60)
         for _ in range(2):
             with pytest.raises(
-                PeerDiedError, match=rf"while its sender runs, /proc/{process.pid}/fd/\d+ no longer exists"
+                PeerDiedError,
+                match=rf"while its sender runs, got one whose /proc/{process.pid}/fd/\d+ no longer exists",
             ):
                 queue.get(timeout=60)
 

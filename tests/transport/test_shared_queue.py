@@ -37,7 +37,7 @@ def content(nbytes: int, seed: int = 0) -> np.ndarray:
 
 def pages(memory: SharedQueueMemory) -> int:
     """Count the bytes that the regions really take."""
-    return sum(os.stat(parcel.region.fileno()).st_blocks * 512 for parcel in (*memory._sent, *memory._kept))
+    return sum(os.stat(parcel.region.fileno()).st_blocks * 512 for parcel in (*memory._sent, *memory._retained))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_memory_is_reused_after_the_last_view(memory) -> None:
     nbytes = memory.nbytes
     del first
     other, _ = memory.send([content(100 * KIB)])
-    assert other.way != address.way
+    assert other.handle != address.handle
     assert memory.nbytes == 2 * nbytes
     del second
     again, spans = memory.send([content(100 * KIB, seed=1)])
-    assert (again.way, again.generation) == (address.way, 2)
+    assert (again.handle, again.generation) == (address.handle, 2)
     assert memory.nbytes == 2 * nbytes
     np.testing.assert_array_equal(receive(again, spans)[0], content(100 * KIB, seed=1))
 
@@ -73,12 +73,12 @@ def test_a_message_reuses_memory_of_at_most_twice_its_size(memory) -> None:
     address, spans = memory.send([content(MIB)])
     receive(address, spans)
     tiny, _ = memory.send([content(100)])
-    assert tiny.way != address.way
+    assert tiny.handle != address.handle
     half, _ = memory.send([content(600 * KIB)])
-    assert half.way == address.way
+    assert half.handle == address.handle
 
 
-def test_what_is_not_kept_is_given_back_by_the_receiver(memory) -> None:
+def test_the_receiver_releases_the_pages_of_regions_that_are_not_reused(memory) -> None:
     memory.keep(0)
     address, spans = memory.send([content(MIB)])
     received = receive(address, spans)
@@ -92,16 +92,16 @@ def test_what_is_not_kept_is_given_back_by_the_receiver(memory) -> None:
 def test_no_more_is_preserved_than_allowed(memory) -> None:
     memory.keep(5 * MIB // 2)
     sent = [memory.send([content(MIB - KIB)]) for _ in range(4)]
-    assert [address.kept for address, _ in sent] == [True, True, False, False]
+    assert [address.is_reused for address, _ in sent] == [True, True, False, False]
     for address, spans in sent:
         receive(address, spans)
     memory.send([content(100)])
     assert memory.nbytes == 2 * MIB + 4096
     big, _ = memory.send([content(2 * MIB)])
-    assert big.kept
+    assert big.is_reused
     assert memory.nbytes < 5 * MIB // 2
     memory.keep(0)
-    assert {parcel.nbytes for parcel in memory._kept} == set()
+    assert {parcel.nbytes for parcel in memory._retained} == set()
 
 
 def test_full_memory_accepts_no_batch_until_one_is_received(memory) -> None:
@@ -113,16 +113,16 @@ def test_full_memory_accepts_no_batch_until_one_is_received(memory) -> None:
     assert memory.send([b"x"]) is not None
 
 
-def test_kept_memory_of_other_sizes_is_evicted(memory) -> None:
+def test_retained_memory_of_other_sizes_is_evicted(memory) -> None:
     before = len(leaks.descriptors())
     for address, spans in [memory.send([content(100)]) for _ in range(MAX_PARCELS - 1)]:
         receive(address, spans)
     memory.keep(8 * MIB)
-    assert len(memory._kept) == MAX_PARCELS - 1
+    assert len(memory._retained) == MAX_PARCELS - 1
     for _ in range(3):
         assert memory.send([content(MIB)]) is not None
     assert len(leaks.descriptors()) <= before + MAX_PARCELS
-    assert len(memory._kept) + len(memory._sent) == MAX_PARCELS
+    assert len(memory._retained) + len(memory._sent) == MAX_PARCELS
 
 
 @pytest.mark.parametrize("error", [SharedMemoryError("short"), OSError(24, "Too many open files")])
@@ -153,7 +153,7 @@ def test_a_message_is_received_once(memory) -> None:
 def test_another_file_under_the_number_is_detected_out(memory) -> None:
     address, spans = memory.send([b"hello"])
     with Region.create(address.nbytes) as other:
-        forged = address._replace(way=f"/proc/self/fd/{other.fileno()}")
+        forged = address._replace(handle=f"/proc/self/fd/{other.fileno()}")
         with pytest.raises(FormatError, match="must be received only once"):
             receive(forged, spans)
     with pytest.raises(FormatError, match="must be a file of 8192 bytes"):
@@ -171,8 +171,10 @@ def test_a_buffer_outside_the_region_is_rejected(memory, span) -> None:
 
 def test_a_sender_that_has_ended(memory) -> None:
     address, spans = memory.send([b"hello"])
-    with pytest.raises(PeerDiedError, match=f"while its sender runs, /proc/{1 << 30}/fd/3 no longer exists"):
-        receive(address._replace(way=f"/proc/{1 << 30}/fd/3"), spans)
+    with pytest.raises(
+        PeerDiedError, match=f"while its sender runs, got one whose /proc/{1 << 30}/fd/3 no longer exists"
+    ):
+        receive(address._replace(handle=f"/proc/{1 << 30}/fd/3"), spans)
 
 
 def test_without_the_right_to_open_the_error_reports_what_is_needed(memory, monkeypatch) -> None:
@@ -242,18 +244,18 @@ def test_the_forked_child_of_a_receiver_does_not_give_memory_back(memory) -> Non
 
     os.waitpid(fork(drop), 0)
     memory.keep(8 * MIB)
-    assert not memory._kept
+    assert not memory._retained
     received.clear()
     memory.keep(8 * MIB)
-    assert len(memory._kept) == 1
+    assert len(memory._retained) == 1
 
 
 def test_through_a_duplicate_where_there_are_no_paths() -> None:
     memory = SharedQueueMemory(keep_nbytes=MIB, by_path=False)
     for turn in range(3):
         address, spans = memory.send([content(KIB, seed=turn)])
-        way = ForkingPickler.loads(bytes(ForkingPickler.dumps(address.way)))
-        np.testing.assert_array_equal(receive(address._replace(way=way), spans)[0], content(KIB, seed=turn))
+        handle = ForkingPickler.loads(bytes(ForkingPickler.dumps(address.handle)))
+        np.testing.assert_array_equal(receive(address._replace(handle=handle), spans)[0], content(KIB, seed=turn))
     assert memory.nbytes == 4096
     memory.close()
 

@@ -72,7 +72,7 @@ class Commits:
     >>> commits.keep(b"row 3", [memoryview(b"as it was")])
     >>> commits.close()  # before the step is committed
     >>> commits = Commits.open(folder)
-    >>> commits.last.payload, commits.pending, commits.kept(0, 9)
+    >>> commits.last.payload, commits.pending, commits.undo_bytes(0, 9)
     (b'nothing', b'row 3', bytearray(b'as it was'))
     >>> commits.close()
     """
@@ -155,7 +155,7 @@ class Commits:
         self._write(INTENT, _INTENT_MAGIC, Record(0, 0, b""))
         self.pending = None
 
-    def kept(self, at: int, nbytes: int) -> bytearray:
+    def undo_bytes(self, at: int, nbytes: int) -> bytearray:
         """Read bytes of the undo log at an offset."""
         data = bytearray(nbytes)
         remaining = memoryview(data)
@@ -518,7 +518,7 @@ class BufferFolder:
             for file in numbers[:count].tolist():
                 column = by_file[file]
                 nbytes = column.row_nbytes * length
-                rows = np.frombuffer(self._commits.kept(at, nbytes), column.values.dtype)
+                rows = np.frombuffer(self._commits.undo_bytes(at, nbytes), column.values.dtype)
                 column.values[numbers[count:]] = rows.reshape(length, *column.values.shape[1:])
                 at += nbytes
         self._commits.withdraw()
