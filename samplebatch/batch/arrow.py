@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from samplebatch import names
 from samplebatch.batch.action_unit import ActionUnit
-from samplebatch.batch.flags import DEFAULT, Flags, describe_flags
+from samplebatch.batch.flags import DEFAULT, Flags, describe_flags, read_declarations
+from samplebatch.batch.sequences import is_per_sequence
 from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column.arrow import FieldReader, Recent, arrow_field_and_array, check_size
 from samplebatch.column.arrow_bodies import Body
@@ -53,7 +54,7 @@ def to_table(columns: dict[str, Column], nested: Mapping[str, Structure], flags:
     lists = []
     for name, column in columns.items():
         field, array = arrow_field_and_array(column, name)
-        if offsets is not None and not (names.is_per_sequence(name) and len(column) == len(offsets) - 1):
+        if offsets is not None and not is_per_sequence(columns, name, flags):
             array = pa.LargeListArray.from_arrays(offsets, array)
             field = pa.field(name, array.type, nullable=False, metadata=field.metadata)
             lists.append(name)
@@ -357,6 +358,8 @@ def read_flags(plain: Any) -> Flags:
     """
     if isinstance(plain, dict) and "action_unit" in plain:
         plain = {**plain, "action_unit": ActionUnit.from_description(plain["action_unit"])}
+    if isinstance(plain, dict) and "per_sequence" in plain:
+        plain = {**plain, "per_sequence": read_declarations(plain["per_sequence"])}
     flags = Flags(**plain)
     kinds = (flags.time_major, (bool, NoneType)), (flags.zero_padded, bool), (flags.is_training, bool)
     if not all(isinstance(flag, kind) for flag, kind in kinds):

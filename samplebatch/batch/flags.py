@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -9,6 +10,7 @@ from typing import Any
 
 from samplebatch import names
 from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.errors import ArgumentError, FormatError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Flags:
         Whether the batch is for training rather than for computing actions.
     action_unit
         Unit of the actions; None if unknown.
+    per_sequence
+        Names of columns with one row per sequence besides states, sorted.
     """
 
     time_major: bool | None = None
@@ -37,6 +41,11 @@ class Flags:
     num_grad_updates: float | None = None
     is_training: bool = False
     action_unit: ActionUnit | None = None
+    per_sequence: tuple[str, ...] = ()
+
+    def declares(self, name: str) -> bool:
+        """Return whether a column with this dotted name is declared to have one row per sequence."""
+        return bool(self.per_sequence) and names.covers(self.per_sequence, name)
 
 
 DEFAULT = Flags()
@@ -49,16 +58,40 @@ def flags_of_unit(action_unit: ActionUnit | None) -> Flags:
 
 
 def describe_flags(flags: Flags) -> dict[str, Any]:
-    """Return flags as plain values; an unknown action unit is omitted, as in older files."""
+    """Return flags as plain values; an unknown action unit and no declarations are omitted, as in older files."""
     values = {field.name: getattr(flags, field.name) for field in fields(flags)}
-    unit = values.pop("action_unit")
-    return values if unit is None else {**values, "action_unit": unit.describe()}
+    unit, per_sequence = values.pop("action_unit"), values.pop("per_sequence")
+    values |= {} if unit is None else {"action_unit": unit.describe()}
+    return values | ({"per_sequence": list(per_sequence)} if per_sequence else {})
+
+
+def column_names(argument: str, values: Any) -> tuple[str, ...]:
+    """Return the sorted column names in an argument: one name, or an iterable of names.
+
+    Raises ArgumentError if the values are not strings.
+
+    >>> column_names("per_sequence", "score"), column_names("per_sequence", ["b", "a", "b"])
+    (('score',), ('a', 'b'))
+    """
+    values = [values] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+    for value in values:
+        if not isinstance(value, str):
+            raise ArgumentError(f"{argument} must contain column names, got a {type(value).__name__}")
+    return tuple(sorted({*map(str, values)}))
+
+
+def read_declarations(plain: Any) -> tuple[str, ...]:
+    """Validate the names of columns with one row per sequence; raises FormatError if they are malformed."""
+    if not isinstance(plain, list) or not all(isinstance(name, str) for name in plain):
+        raise FormatError("per_sequence must be a list of column names")
+    return column_names("per_sequence", plain)
 
 
 def flag(name: str, *, is_layout: bool = True) -> Any:
     """Return a property that reads and writes a flag; layout flags are validated against the columns."""
 
     def set_flag(batch: Any, value: Any) -> None:
+        value = column_names(name, value) if name == "per_sequence" else value
         flags = replace(batch._flags, **{name: value})
         if is_layout:
             batch._set_layout(flags)

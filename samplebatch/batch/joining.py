@@ -60,7 +60,7 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     order = list(groups[0])
     for group in groups:
         if list(group) != order and group.keys() != groups[0].keys():
-            parts = level(parts, missing)
+            parts = level(parts, missing, flags.per_sequence)
             groups = [part._all() for part in parts]
             break
     first = parts[0]
@@ -70,7 +70,7 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
                 "nested columns must have equal structures to be concatenated, got different ones"
             )
     if first._has_sequences:
-        _check_states(parts)
+        _check_states(parts, flags)
     count = sum([part.count for part in parts])
     tensors = [column.values.nbytes for column in groups[0].values() if type(column) is TensorColumn]
     nbytes = sum(tensors) * count // max(first.count, 1)
@@ -130,14 +130,16 @@ def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) ->
     return _concat_time_major(pieces, name) if time_major else kind.concat(pieces, name)
 
 
-def _check_states(parts: Sequence[SampleBatch[Any]]) -> None:
-    """Raise unless each state column has one row per sequence in all batches, or in none.
+def _check_states(parts: Sequence[SampleBatch[Any]], flags: Flags) -> None:
+    """Raise unless each state and declared column has one row per sequence in all batches, or in none.
 
     If every sequence has one row, the two layouts are identical.
     """
     counts = [(part, len(part.column(names.SEQ_LENS))) for part in parts]
     distinct = [part for part, sequences in counts if stored_rows(part, sequences) != sequences]
-    for name in filter(names.is_state_in, parts[0].column_names):
+    for name in parts[0].column_names:
+        if not (names.is_state_in(name) or flags.declares(name)):
+            continue
         if len({part._is_per_sequence(name) for part in distinct}) > 1:
             raise ColumnMismatchError(f"column {name!r} must have one row per sequence in all batches, or in none")
 
@@ -171,7 +173,8 @@ def _merge_flags(parts: Sequence[SampleBatch[Any]]) -> Flags:
             sum([updates for _, updates in updates_by_steps]) / len(updates_by_steps) if updates_by_steps else None
         )
     unit = common_unit([part._flags.action_unit for part in parts])
-    merged = replace(first, max_seq_len=longest, num_grad_updates=updates, action_unit=unit)
+    declared = tuple(sorted({name for part in parts for name in part._flags.per_sequence}))
+    merged = replace(first, max_seq_len=longest, num_grad_updates=updates, action_unit=unit, per_sequence=declared)
     return flags_of_unit(unit) if merged == flags_of_unit(unit) else merged
 
 
@@ -195,10 +198,11 @@ Missing = Literal["error", "drop", "zero"]
 """Handling of columns that only some batches have."""
 
 
-def level(parts: Sequence[B], missing: Missing) -> list[B]:
+def level(parts: Sequence[B], missing: Missing, per_sequence: tuple[str, ...] = ()) -> list[B]:
     """Return views of batches with equal columns: the common columns, or with `"zero"` all columns, filled with zeros.
 
-    Filled rows are None in object columns and empty in ragged columns.
+    `per_sequence` are the columns that any of the batches declares. Filled rows are None in object columns and empty in
+    ragged columns.
 
     Raises ColumnMismatchError if `missing` is `"error"` and the columns differ; the message contains the columns that
     exist only in some batches. Also raised if `missing` is `"zero"` and batches are time-major or a nested column is
@@ -227,19 +231,22 @@ def level(parts: Sequence[B], missing: Missing) -> list[B]:
         )
     levelled = []
     for part, group in zip(parts, groups, strict=True):
-        columns = {name: group[name] if name in group else _fill(models[name], _rows_of(part, name)) for name in models}
-        new = part._with(columns)
+        flags = replace(part._flags, per_sequence=per_sequence) if per_sequence else part._flags
+        columns = {
+            name: group[name] if name in group else _fill(models[name], _rows_of(part, name, flags)) for name in models
+        }
+        new = part._with(columns, flags)
         if nested:
             new._nested = {**nested, **part._nested}
         levelled.append(new)
     return levelled
 
 
-def _rows_of(part: SampleBatch[Any], name: str) -> int:
+def _rows_of(part: SampleBatch[Any], name: str, flags: Flags) -> int:
     if not part._has_sequences:
         return part.count
     sequences = len(part.column(names.SEQ_LENS))
-    return sequences if names.is_state_in(name) else stored_rows(part, sequences)
+    return sequences if names.is_state_in(name) or flags.declares(name) else stored_rows(part, sequences)
 
 
 def _fill(model: Column, rows: int) -> Column:

@@ -72,8 +72,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     `len` counts steps, not columns.
 
     A column `seq_lens` of shape (s,) divides the steps into s sequences for recurrent models. Then `state_in_*` columns
-    have one row per sequence and all others one row per step, or `max_seq_len` rows per sequence if the batch is
-    padded.
+    and those in `per_sequence` have one row per sequence, all others one row per step, or `max_seq_len` rows per
+    sequence if the batch is padded.
 
     Without a column `dones`, `batch["dones"]` is `terminateds` or `truncateds`.
 
@@ -84,6 +84,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     ragged
         Names of columns (dotted for nested columns) to store as ragged columns regardless of their row lengths, or a
         mapping from names to element dtypes. By default, rows of equal shape become an array.
+    per_sequence
+        Names of columns (dotted for nested columns) with one row per sequence, such as a reward of a sequence. Before
+        `to_sequences` they have one row per step.
     _time_major, _zero_padded, _max_seq_len, _num_grad_updates, _is_training, _action_unit
         Flags (see `Flags`). `_max_seq_len` defaults to the longest sequence.
 
@@ -94,7 +97,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     ColumnTypeError, ColumnMismatchError
         If a value has no rows, has an unsupported dtype, or does not match `ragged`.
     ArgumentError
-        If `ragged` names a missing column.
+        If `ragged` or `per_sequence` names a missing column.
 
     Examples
     --------
@@ -153,6 +156,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         self,
         *args: Any,
         ragged: Ragged = (),
+        per_sequence: str | Iterable[str] = (),
         _time_major: bool | None = None,
         _zero_padded: bool = False,
         _max_seq_len: int | None = None,
@@ -161,14 +165,12 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         _action_unit: ActionUnit | None = None,
         **kwargs: Any,
     ) -> None:
-        flags = _time_major, _zero_padded, _max_seq_len, _num_grad_updates, bool(_is_training), _action_unit
+        flags = _time_major, _zero_padded, _max_seq_len, _num_grad_updates, bool(_is_training), _action_unit, ()
         if flags != _DEFAULT_FLAGS:
             self._flags = Flags(*flags)
         data = tree.columns_in(args, kwargs)
         if names.SEQ_LENS in data:
-            lengths = data[names.SEQ_LENS] = sequences.as_lengths(data[names.SEQ_LENS])
-            if lengths is None:
-                del data[names.SEQ_LENS]
+            sequences.set_lengths(data)
         if type(ragged) is not tuple or ragged:
             data = tree.declare_ragged(data, ragged_dtypes(ragged))
         plain = plain_columns(data)
@@ -177,6 +179,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
             tree.build_all(self, data)
         else:
             self._columns = plain
+        if type(per_sequence) is not tuple or per_sequence:
+            tree.declare_per_sequence(self, per_sequence)
         self._count_rows()
 
     @classmethod
@@ -239,7 +243,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Return the values of a column that is nested, derived or not sliced yet."""
         window = self._window
         if window is not None and name in window[0]:
-            column = self._columns[name] = slice_column(window, name)
+            column = self._columns[name] = slice_column(window, name, self._flags)
             return column.values
         if name in self._columns:
             return self._columns[name].values
@@ -258,16 +262,15 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         window = self._window
         if window is None or name not in window[0]:
             raise no_such_column(name, self.column_names)
-        column = slice_column(window, name)
-        self._columns[name] = column
+        column = self._columns[name] = slice_column(window, name, self._flags)
         return column
 
     def _all(self) -> dict[str, Column]:
         """Slice all remaining columns and return the columns by dotted name, read-only."""
         window = self._window
         if window is not None:
-            cut = self._columns
-            self._columns = {name: cut[name] if name in cut else slice_column(window, name) for name in window[0]}
+            cut, flags = self._columns, self._flags
+            self._columns = {key: cut[key] if key in cut else slice_column(window, key, flags) for key in window[0]}
             self._window = None
             self._lent = False
         return self._columns
@@ -345,7 +348,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
     def clear(self) -> None:
         """Remove all columns."""
-        self._flags = replace(self._flags, zero_padded=False, max_seq_len=None)
+        self._flags = replace(self._flags, zero_padded=False, max_seq_len=None, per_sequence=())
         self._columns, self._window, self._lent, self._nested, self._shown = {}, None, False, {}, {}
         self._count_rows()
 
@@ -371,8 +374,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def drop(self, *keys: str) -> Self:
         """View all columns except the named ones.
 
-        Raises ColumnNotFoundError if one is missing, SequenceError if dropping `seq_lens` leaves columns with one row
-        per sequence.
+        Raises ColumnNotFoundError if one is missing, SequenceError if only `seq_lens` is dropped from sequences.
 
         >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
         ['a', 'c']
@@ -383,7 +385,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def _part(self, columns: dict[str, Column]) -> Self:
         is_torn = self._has_sequences and names.SEQ_LENS not in columns
         flags = sequences.flags_without(self, columns) if is_torn else self._flags
-        return self._of(columns, tree.select(self._nested, columns), flags)
+        return self._of(columns, tree.select(self._nested, columns), sequences.retain(flags, columns))
 
     def rename(self, mapping: Mapping[str, str]) -> Self:
         """View the columns under other names, in the same order.
@@ -397,7 +399,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         pairs = zip(order, tree.check_renaming(mapping, order, self._nested), strict=True)
         renamed = {new + path[len(old) :]: columns[path] for old, new in pairs for path in self._leaves(old)}
         nested = {mapping.get(top, top): structure for top, structure in self._nested.items()}
-        return self._of(renamed, nested, self._flags)
+        return self._of(renamed, nested, tree.rename_flags(self._flags, mapping))
 
     def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
         """Compress columns with LZ4, in place; they are then returned as `CompressedColumn`.
@@ -434,6 +436,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     """Whether every sequence occupies `max_seq_len` rows."""
     max_seq_len = flag("max_seq_len")
     """Steps of the longest sequence, or rows per sequence if padded; None without sequences."""
+    per_sequence = flag("per_sequence")
+    """Names of columns with one row per sequence besides states; assign it before a column that is to be added."""
 
     @property
     def action_unit(self) -> ActionUnit | None:
@@ -712,8 +716,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         device, floats
             Device of tensors, and dtype of floating-point columns; None keeps columns as stored.
         prefetch
-            Number of parts to prepare ahead. On a GPU they are copied from page-locked memory, on a separate stream,
-            while the learner computes.
+            Number of parts to prepare ahead, for a GPU from page-locked memory, on a separate stream.
 
         Raises
         ------
@@ -845,8 +848,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
         A sequence ends where `eps_id`, `agent_index`, `env_id` or `unroll_id` changes, where `t` does not increase by
         1, and without `eps_id` after each step that ends an episode; missing columns are ignored. The rows of each
-        agent must be contiguous, as collectors return them. `state_in_*`, with one row per step, keeps the first row of
-        each sequence; all other columns are shared. A batch without steps is returned as a shallow copy. Raises
+        agent must be contiguous, as collectors return them. `state_in_*` and columns in `per_sequence` keep the first
+        row of each sequence; other columns are shared. A batch without steps is returned as a shallow copy. Raises
         ArgumentError if `max_seq_len` is not a positive integer, SequenceError if the batch already has sequences.
 
         >>> steps = SampleBatch(eps_id=[7, 7, 7, 8, 8], state_in_0=[0.0, 0.1, 0.2, 0.0, 0.3])
@@ -901,9 +904,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return sequences.lengths_of(self.column(names.SEQ_LENS))
 
     def _is_per_sequence(self, name: str) -> bool:
-        if not self._has_sequences or not names.is_per_sequence(name):
-            return False
-        return len(self.column(name)) == len(self.column(names.SEQ_LENS))
+        return self._has_sequences and sequences.is_per_sequence(self._all(), name, self._flags)
 
     # -- other forms ---------------------------------------------------------------------------------------------------
 
@@ -940,8 +941,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         Parameters
         ----------
         view_requirements
-            Views by name, as `ViewRequirement` of this library or RLlib; those not used for computing actions are
-            skipped.
+            Views by name, this library's `ViewRequirement` or RLlib's; only those for computing actions are used.
         index
             Step index, negative from the end; or `"last"` for the step *after* the last one, as for a value estimate:
             there `obs` is the last row of `new_obs`, `prev_actions` of `actions`, `prev_rewards` of `rewards`.
@@ -1149,8 +1149,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
         Rows with a few numbers have one line per number, larger rows show their mean. Long batches are plotted at
         evenly spaced steps. `columns` are dotted names; default: numeric columns except ids, at most twelve. Raises
-        MissingExtraError without matplotlib, ColumnNotFoundError if a column is missing, ColumnTypeError if it is not
-        numeric.
+        MissingExtraError without matplotlib, ColumnNotFoundError or ColumnTypeError for missing or non-numeric columns.
 
         >>> SampleBatch(rewards=[0.0, 1.0], eps_id=[0, 1]).plot("rewards").axes[0].get_ylabel()
         'rewards'

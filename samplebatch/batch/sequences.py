@@ -1,15 +1,16 @@
 """Sequences of recurrent models: slicing, gathering and padding batches with a column `seq_lens`.
 
-A batch with `seq_lens` = [l0, l1, ...], shape (s,), stores its sequences contiguously. `state_in_*` has one row per
-sequence. All other columns have one row per step; if padded, `max_seq_len` rows per sequence; if time-major, shape
-(T, s, ...). Step indices ignore padding: step i of the batch is step i of the concatenated sequences.
+A batch with `seq_lens` = [l0, l1, ...], shape (s,), stores its sequences contiguously. `state_in_*` and the columns in
+the flag `per_sequence` have one row per sequence. All other columns have one row per step; if padded, `max_seq_len`
+rows per sequence; if time-major, shape (T, s, ...). Step indices ignore padding: step i of the batch is step i of the
+concatenated sequences.
 
 Functions with `lengths` compute indices only; functions with `batch` require a batch with sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -186,13 +187,28 @@ def as_lengths(values: Any) -> Any:
     return values if len(values) else None
 
 
-def slice_column(window: Window, name: str) -> Column:
+def set_lengths(data: dict[Any, Any]) -> None:
+    """Convert the sequence lengths among the columns of a new batch, or remove them if there are none."""
+    data[names.SEQ_LENS] = as_lengths(data[names.SEQ_LENS])
+    if data[names.SEQ_LENS] is None:
+        del data[names.SEQ_LENS]
+
+
+def slice_column(window: Window, name: str, flags: Flags) -> Column:
     """Slice a view's column from its source."""
     source, start, stop, first, last = window
-    column = source[name]
-    if names.SEQ_LENS in source and names.is_per_sequence(name) and len(column) == len(source[names.SEQ_LENS]):
-        return column.slice(first, last)
-    return column.slice(start, stop)
+    if is_per_sequence(source, name, flags):
+        return source[name].slice(first, last)
+    return source[name].slice(start, stop)
+
+
+def is_per_sequence(columns: Mapping[str, Column], name: str, flags: Flags) -> bool:
+    """Return whether a column has one row per sequence; states may have one row per step instead."""
+    if names.SEQ_LENS not in columns:
+        return False
+    if flags.declares(name):
+        return True
+    return names.is_per_sequence(name) and len(columns[name]) == len(columns[names.SEQ_LENS])
 
 
 def lengths_of(seq_lens: Column) -> Lengths:
@@ -223,7 +239,11 @@ def count_steps(batch: SampleBatch[Any]) -> None:
     flags = batch._flags
     if flags.max_seq_len is None:
         # The length of padded columns implies the padding.
-        steps = (len(column) for name, column in batch._columns.items() if not names.is_per_sequence(name))
+        steps = (
+            len(column)
+            for name, column in batch._columns.items()
+            if not (names.is_per_sequence(name) or flags.declares(name))
+        )
         width = next(steps, 0) // max(len(lengths), 1) if flags.zero_padded else 0
         batch._flags = flags = replace(flags, max_seq_len=max(width, int(lengths.max(initial=0))))
     elif flags.zero_padded:
@@ -245,6 +265,9 @@ def check_column(batch: SampleBatch[Any], name: str, column: Column, s: int) -> 
     if name == names.SEQ_LENS or (names.is_state_in(name) and len(column) == s):
         return
     flags = batch._flags
+    if flags.declares(name):
+        check_length(name, column, s, f"to match the sequences in {names.SEQ_LENS!r}")
+        return
     if flags.time_major:
         if column.row_shape[:1] != (s,):
             raise SequenceError(
@@ -273,7 +296,16 @@ def flags_without(batch: SampleBatch[Any], remaining: Iterable[str]) -> Flags:
     for name in remaining:
         if name != names.SEQ_LENS and batch._is_per_sequence(name):
             raise SequenceError(f"column {name!r} has one row per sequence; drop it together with {names.SEQ_LENS!r}")
-    return replace(batch._flags, zero_padded=False, max_seq_len=None)
+    return replace(batch._flags, zero_padded=False, max_seq_len=None, per_sequence=())
+
+
+def retain(flags: Flags, columns: Iterable[str]) -> Flags:
+    """Return flags that declare remaining columns only."""
+    if not flags.per_sequence:
+        return flags
+    columns = tuple(columns)
+    declared = tuple(name for name in flags.per_sequence if any(names.covers((name,), column) for column in columns))
+    return replace(flags, per_sequence=declared)
 
 
 def _view(batch: B, part: Cut, lengths: Lengths, rows: tuple[int, int]) -> B:
@@ -430,7 +462,7 @@ def pad(batch: SampleBatch[Any], max_seq_len: int, *, exclude_states: bool) -> N
     rows, length = padded_rows(lengths, max_seq_len), len(lengths) * max_seq_len
     columns = {}
     for name, column in source._all().items():
-        if name == names.SEQ_LENS or (exclude_states and source._is_per_sequence(name)):
+        if name == names.SEQ_LENS or source._flags.declares(name) or (exclude_states and source._is_per_sequence(name)):
             columns[name] = column
         elif source._is_per_sequence(name):
             columns[name] = column.spread(length, np.arange(len(lengths)) * max_seq_len)
@@ -495,10 +527,15 @@ def cut_streams(batch: B, max_seq_len: int) -> B:
         raise SequenceError("to_sequences requires a batch without sequences, got one with them")
     if not batch.count:
         return batch.copy(shallow=True)
-    lengths = chop(stream_starts(batch), batch.count, max_seq_len)
+    return divide(batch, chop(stream_starts(batch), batch.count, max_seq_len))
+
+
+def divide(batch: B, lengths: Lengths) -> B:
+    """Divide steps into sequences: states and declared columns keep the first row of each, the others are shared."""
     firsts = lengths.cumsum() - lengths
     columns = {
-        name: column.take(firsts) if names.is_state_in(name) else column for name, column in batch._all().items()
+        name: column.take(firsts) if names.is_state_in(name) or batch._flags.declares(name) else column
+        for name, column in batch._all().items()
     }
     columns[names.SEQ_LENS] = TensorColumn(lengths.astype(np.int32))
     new = batch._with(columns, replace(batch._flags, max_seq_len=None))

@@ -16,10 +16,11 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.bulk import check_length, counted_column
+from samplebatch.batch.flags import Flags, column_names
 from samplebatch.batch.inert_pickle import is_packed, unpack_column
 from samplebatch.batch.nested.interchange import PYTREES, register_where_loaded
 from samplebatch.batch.nested.node import KINDS, MAPPING, NODE, RECORD, values_of
-from samplebatch.batch.sequences import as_lengths, check_column, flags_without
+from samplebatch.batch.sequences import as_lengths, check_column, flags_without, retain
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.convert import as_column, as_ragged
 from samplebatch.column.interface import Column
@@ -419,6 +420,7 @@ def delete(batch: SampleBatch[Any], name: str) -> None:
     if name == names.SEQ_LENS:
         batch._flags = flags_without(batch, batch.column_names)
     _remove(batch, name)
+    batch._flags = retain(batch._flags, batch._columns)
     batch._count_rows()
 
 
@@ -541,6 +543,24 @@ def check_renaming(mapping: Mapping[str, str], order: list[str], nested: Mapping
 # -- columns in other forms --------------------------------------------------------------------------------------------
 
 
+def rename_flags(flags: Flags, mapping: Mapping[str, str]) -> Flags:
+    """Return flags that declare renamed columns under their new names."""
+    if not flags.per_sequence:
+        return flags
+    parts = (name.partition(".") for name in flags.per_sequence)
+    declared = [mapping.get("".join(part), mapping.get(part[0], part[0]) + part[1] + part[2]) for part in parts]
+    return replace(flags, per_sequence=tuple(sorted(declared)))
+
+
+def declare_per_sequence(batch: SampleBatch[Any], columns: str | Iterable[str]) -> None:
+    """Set the flag `per_sequence` of a new batch; raises ArgumentError with near names if a column is missing."""
+    declared = column_names("per_sequence", columns)
+    for name in declared:
+        if not any(covers((name,), path) for path in batch.column_names):
+            raise ArgumentError(f"per_sequence must name columns of the batch, got {name!r}; {near_names(name, batch)}")
+    batch._flags = replace(batch._flags, per_sequence=declared)
+
+
 def compress(batch: SampleBatch[Any], columns: Iterable[str], *, bulk: bool) -> None:
     """Implement `SampleBatch.compress`."""
     chosen = _choose(batch, columns)
@@ -588,5 +608,6 @@ def equal(batch: SampleBatch[Any], other: SampleBatch[Any]) -> bool:
         and batch._nested == other._nested
         and batch._flags.zero_padded == other._flags.zero_padded
         and bool(batch._flags.time_major) == bool(other._flags.time_major)
+        and all(batch._flags.declares(name) == other._flags.declares(name) for name in columns)
         and all(column.equals(others[name]) for name, column in columns.items())
     )

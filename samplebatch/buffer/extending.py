@@ -185,7 +185,7 @@ def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
     else:
         flat = as_flat(batch)
     if names.SEQ_LENS in flat:
-        raise SequenceError("rows must be plain steps to be added to a buffer, got sequences; unpad them first")
+        raise SequenceError("rows must be plain steps to be added to a buffer, got sequences; add steps only")
     columns = dict(flat.as_batch("tianshou").__dict__)
     _check_ids(columns, flat.count)
     return columns, flat.count, flat.action_unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 import numpy as np
@@ -28,15 +29,17 @@ STACKED: Final = frozenset(("obs", "obs_next", "info", "policy"))
 _count = np.count_nonzero
 
 
-def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
+def rows_at(table: Table, slots: Ints, stack: int, skip: Container[str] = ()) -> dict[str, Any]:
     """Gather all columns of steps: values of shape (...) for slots of shape (...).
 
     If `stack` exceeds 1, observations, info and policy have shape (..., stack): the newest steps of the episode, oldest
-    first.
+    first. Columns in `skip` are omitted.
     """
     tree = table.columns.tree
     if "obs" not in tree:
         raise nothing_added()
+    if skip:
+        tree = {name: column for name, column in tree.items() if name not in skip}
     around = (slots, None, None) if stack == 1 and table.keeps_next else _around(table, slots, stack)
     if table.max_gather_nbytes is not None:
         _check_gather(table, slots, around)

@@ -76,7 +76,7 @@ def prepare_fragment(
     """
     column_names = set(part.column_names)
     if names.SEQ_LENS in column_names:
-        raise errors.SequenceError(f"rows of policy {policy!r} must be plain steps, got sequences; unpad them first")
+        raise errors.SequenceError(f"rows of policy {policy!r} must be plain steps, got sequences; add steps only")
     if FRAGMENT_END in column_names:
         raise errors.ColumnMismatchError(
             f"rows of policy {policy!r} must not have a column {FRAGMENT_END!r}; rename it"

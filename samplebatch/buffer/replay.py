@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
 import numpy as np
@@ -66,8 +66,7 @@ class ReplayBuffer:
     stack_num
         Number of steps of an episode to stack when observations, info and policy are read.
     ignore_obs_next
-        Whether to derive next observations from the following step. Final observations of truncated and running
-        episodes are stored separately.
+        Whether to derive next observations from the following step; final observations are stored separately.
     save_only_last_obs
         Whether to store only the last frame of stacked observations.
     sample_avail
@@ -471,8 +470,7 @@ class ReplayBuffer:
         batch_size, epochs
             Number of rows per minibatch, and number of epochs.
         shuffle, drop_last
-            Whether to shuffle rows in each epoch, otherwise in time order; and whether to omit a smaller last
-            minibatch.
+            Whether to shuffle rows in each epoch, otherwise in time order; whether to omit a smaller last minibatch.
         device, floats
             As in `sample`.
         prefetch
@@ -534,8 +532,7 @@ class ReplayBuffer:
         Returns
         -------
         Sample
-            The rows of each episode in time order, as in `buf[...]`, as slices of one copy; and an array of indices per
-            episode.
+            The rows of each episode in time order, as in `buf[...]`, as slices of one copy; and its array of indices.
 
         Examples
         --------
@@ -563,6 +560,7 @@ class ReplayBuffer:
         *,
         burn_in: int = 0,
         padded: bool = True,
+        per_sequence: str | Iterable[str] = (),
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
@@ -574,7 +572,7 @@ class ReplayBuffer:
         ----------
         batch_size
             Number of sequences, as in `sample_indices`.
-        length, burn_in
+        length, burn_in, per_sequence
             As in `get_sequences`.
         padded
             Whether sequences may be shorter. If not, all runs of `length` steps within an episode are candidates; their
@@ -595,16 +593,18 @@ class ReplayBuffer:
         """
         delivery = Delivery(device, floats)
         with self._table.lock:
-            check_sequences(self._table, length, burn_in)
+            check_sequences(self._table, length, burn_in, per_sequence)
             if padded or batch_size is None or batch_size < 1:
                 slots = self._draw(batch_size)
             else:
                 count = whole("batch_size", batch_size)
                 slots = draw_stretches(self._table, self._ring, self._sampler, count, length, burn_in, self._rng)
-            sequences = self._sequences(slots, length, burn_in)
+            sequences = self._sequences(slots, length, burn_in, per_sequence)
         return delivery.one(sequences, convert_sample)
 
-    def get_sequences(self, index: Any, length: int, *, burn_in: int = 0) -> Sample[Batch, Ints]:
+    def get_sequences(
+        self, index: Any, length: int, *, burn_in: int = 0, per_sequence: str | Iterable[str] = ()
+    ) -> Sample[Batch, Ints]:
         """Return the sequences that start with given steps; no sequence crosses an episode end or the write cursor.
 
         A sequence consists of up to `burn_in` earlier steps, the given step and later steps, at most `length` in total.
@@ -618,6 +618,8 @@ class ReplayBuffer:
             Number of steps per sequence.
         burn_in
             Maximum number of steps before the given step, to warm up the state of a recurrent learner.
+        per_sequence
+            Columns with one row per sequence, such as initial states: the rows of the first step, shape (n, ...).
 
         Returns
         -------
@@ -632,7 +634,7 @@ class ReplayBuffer:
         ColumnMismatchError, RowIndexError
             If rows already have a column `mask` or `burn_in`; if an index is out of range.
         ArgumentError, SequenceError
-            If `length` is less than 1, or `burn_in` less than 0; if `burn_in` leaves no step.
+            If `length` is less than 1, `burn_in` less than 0 or a name unknown; if `burn_in` leaves no step.
 
         Examples
         --------
@@ -646,11 +648,11 @@ class ReplayBuffer:
         (array([0, 1, 1]), array([3, 2, 4]))
         """
         with self._table.lock:
-            return self._sequences(views.slots_of(self, index).reshape(-1), length, burn_in)
+            return self._sequences(views.slots_of(self, index).reshape(-1), length, burn_in, per_sequence)
 
-    def _sequences(self, start_slots: Ints, length: int, burn_in: int) -> Sample[Batch, Ints]:
-        check_sequences(self._table, length, burn_in)
-        columns, slots = sequence_rows(self._table, start_slots, length, burn_in, self.stack_num)
+    def _sequences(self, start_slots: Ints, length: int, burn_in: int, per_sequence: Any = ()) -> Sample[Batch, Ints]:
+        declared = check_sequences(self._table, length, burn_in, per_sequence)
+        columns, slots = sequence_rows(self._table, start_slots, length, burn_in, self.stack_num, declared)
         columns["rew"] = self._cast_rewards(columns["rew"])
         columns.update(self._sampler.columns(self._table, start_slots))
         indices = np.where(slots < 0, slots, slots - self._start) if self._start else slots

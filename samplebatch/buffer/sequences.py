@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from samplebatch import errors, names
 from samplebatch.arguments import whole
+from samplebatch.batch.flags import column_names
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node
-from samplebatch.buffer.gather import check_gathered_rows, rows_at
+from samplebatch.buffer.gather import check_gathered_rows, column_at, rows_at
 from samplebatch.buffer.ring import Flags, Ints, Rings
 from samplebatch.buffer.samplers import Prioritized, Sampler, draw_from
 from samplebatch.buffer.table import Table
@@ -230,7 +231,7 @@ def draw_stretches(
 
 
 def sequence_rows(
-    table: Table, start_slots: Ints, length: int, burn_in: int, stack: int
+    table: Table, start_slots: Ints, length: int, burn_in: int, stack: int, per_sequence: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], Ints]:
     """Gather the sequences of steps in given slots, shape (n,); see `ReplayBuffer.get_sequences`.
 
@@ -248,21 +249,30 @@ def sequence_rows(
     mask = steps < count
     offsets = np.minimum(steps, count - 1) - before[:, None]
     slots = shift_slots(rings, start_slots[:, None], offsets) if len(start_slots) else offsets
-    columns = rows_at(table, slots, stack)
+    columns = rows_at(table, slots, stack, per_sequence)
     padding = ~mask
     if padding.any():
         columns = {name: _blank_out(value, padding) for name, value in columns.items()}
+    columns |= {name: column_at(table, name, slots[:, 0], stack) for name in per_sequence}
     columns |= {names.MASK: mask, names.BURN_IN: steps < before[:, None]}
     return columns, np.where(mask, slots, -1)
 
 
-def check_sequences(table: Table, length: int, burn_in: int) -> None:
-    """Validate the arguments of sequences, and reject rows with columns that sequences add."""
+def check_sequences(table: Table, length: int, burn_in: int, per_sequence: Any = ()) -> tuple[str, ...]:
+    """Validate the arguments of sequences, and reject rows with columns that sequences add; return `per_sequence`."""
+    tree = table.columns.tree
+    declared = column_names("per_sequence", per_sequence) if per_sequence else ()
+    for name in declared:
+        if name not in tree and (name != "obs_next" or table.keeps_next):
+            raise errors.ArgumentError(
+                f"per_sequence must name columns of the rows, got {name!r}; {errors.near_names(name, tree)}"
+            )
     if whole("burn_in", burn_in) >= whole("length", length, 1):
         raise errors.SequenceError(f"burn_in must be less than length {length}, got {burn_in}")
     for name in (names.MASK, names.BURN_IN):
-        if name in table.columns.tree:
+        if name in tree:
             raise errors.ColumnMismatchError(f"rows must not have a column {name!r}, which sequences add; rename it")
+    return declared
 
 
 def _blank_out(value: Any, where: npt.NDArray[np.bool_]) -> Any:

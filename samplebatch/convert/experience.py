@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node, values_of
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.sequences import unpadded
+from samplebatch.batch.sequences import rowwise
+from samplebatch.batch.tree import select
 from samplebatch.buffer.gather import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.sequences import find_episodes
@@ -186,8 +188,9 @@ def _without_sequences(batch: SampleBatch) -> SampleBatch:
         return batch
     if batch.time_major:
         raise errors.SequenceError("experience must be batch-major to be converted; call to_batch_major() first")
-    batch = unpadded(batch)
-    return batch.drop(*(name for name in batch if names.is_per_sequence(name)))
+    columns = {name: column for name, column in rowwise(batch).items() if not names.is_per_sequence(name)}
+    flags = replace(batch._flags, zero_padded=False, max_seq_len=None, per_sequence=())
+    return batch._of(columns, select(batch._nested, columns), flags)
 
 
 def flags_of(batch: SampleBatch) -> tuple[Flags, Flags]:

@@ -468,7 +468,7 @@ def _columns_of(batch: SampleBatch[Any]) -> _Schema:
         name: (column.kind, str(column.dtype), column.row_shape) if column.kind != "object" else column.kind
         for name, column in batch._all().items()
     }
-    return schema | {None: (flags.time_major, flags.zero_padded)}
+    return schema | {None: (flags.time_major, flags.zero_padded, flags.per_sequence)}
 
 
 def _match(fragment: Fragment, schema: _Schema) -> Fragment:
@@ -508,7 +508,7 @@ def _check_alike(schema: _Schema, previous: _Schema) -> None:
         for name, form in columns.items() if part in previous else ():
             if previous[part].get(name) != form:
                 raise errors.ColumnMismatchError(
-                    "fragments of a table must all be padded sequences of one layout, or all be plain steps"
+                    "fragments of a table must have equal time_major, zero_padded and per_sequence, got another layout"
                     if name is None
                     else _describe_mismatch(name, form, previous[part].get(name))
                 )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.action_unit import ActionUnit
-from samplebatch.batch.flags import Flags, flags_of_unit
+from samplebatch.batch.flags import Flags, flags_of_unit, read_declarations
 from samplebatch.column.arrow import Recent
 from samplebatch.errors import FormatError
 from samplebatch.transport.schema import Rows, Schema, align
@@ -179,7 +179,7 @@ _PLAIN_FLAGS = [None, False, None, None, False]
 
 def plain_flags(flags: Flags) -> list[Any]:
     """Convert flags to values for JSON."""
-    time_major, zero_padded, max_seq_len, updates, is_training, unit = astuple(flags)
+    time_major, zero_padded, max_seq_len, updates, is_training, unit, per_sequence = astuple(flags)
     plain = [
         None if time_major is None else bool(time_major),
         bool(zero_padded),
@@ -187,22 +187,26 @@ def plain_flags(flags: Flags) -> list[Any]:
         None if updates is None else (updates if isinstance(updates, int) else float(updates)),
         bool(is_training),
     ]
+    if per_sequence:
+        return [*plain, None if unit is None else unit.describe(), list(per_sequence)]
     return plain if unit is None else [*plain, unit.describe()]
 
 
 def flags_of(plain: Any) -> Flags:
     """Validate flags that `plain_flags` wrote; raises the same errors as `count_of`."""
-    time_major, zero_padded, max_seq_len, updates, is_training, *units = plain
+    time_major, zero_padded, max_seq_len, updates, is_training, *more = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
         raise FormatError("a message's flags must have the types of a batch's flags")
-    if len(units) > 1:
-        raise FormatError(f"a message must have 5 or 6 flags of a batch, got {len(plain)}")
-    unit = _units.get(repr(units[0]), lambda: ActionUnit.from_description(units[0])) if units else None
-    if unit is not None and plain[:5] == _PLAIN_FLAGS:
+    if len(more) > 2:
+        raise FormatError(f"a message must have 5 to 7 flags of a batch, got {len(plain)}")
+    described = more[0] if more else None
+    unit = None if described is None else _units.get(repr(described), lambda: ActionUnit.from_description(described))
+    per_sequence = read_declarations(more[1]) if len(more) == 2 else ()
+    if unit is not None and plain[:5] == _PLAIN_FLAGS and not per_sequence:
         return flags_of_unit(unit)
     width = None if max_seq_len is None else count_of(max_seq_len)
-    return Flags(time_major, zero_padded, width, updates, is_training, unit)
+    return Flags(time_major, zero_padded, width, updates, is_training, unit, per_sequence)
 
 
 def count_of(value: Any) -> int:

@@ -120,7 +120,7 @@ class Oracle:
     leaves
         Every column of steps, by dotted name.
     states
-        Every column of states, by dotted name.
+        Every column of states, and every other one with one row per sequence, by dotted name.
     numbers
         The rows of the steps, padding left out, shape (n,).
     sequences
@@ -288,9 +288,11 @@ def batches(
     padded: bool | None = None,
     kinds: Kinds = EVERY_KIND,
     forms: tuple[str, ...] = FORMS,
+    declared: bool = False,
 ) -> tuple[SampleBatch, Oracle]:
     """Draw a batch and its oracle: one to six columns beside `id` and `eps_id`.
 
+    With `declared`, sequences may have a column `outcome` with one row per sequence, of any kind and form.
     Sequences and padding are there or not, or sometimes. With `min_rows` above 0, every sequence has steps.
     """
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
@@ -312,10 +314,16 @@ def batches(
         columns["state_in_id"] = states["state_in_id"].given()
         if draw(st.booleans()):
             columns["state_in_0"] = replace(drawn, kinds=kinds[:1]).column(len(lengths), "state_in_0", states)
+        if declared and draw(st.booleans()):
+            columns["outcome"] = drawn.column(len(lengths), "outcome", states)
         columns["seq_lens"] = np.array(lengths, draw(st.sampled_from([np.int32, np.int64])))
     updates = draw(st.sampled_from([None, 2.5]))
     names = draw(st.permutations(sorted(columns)))
-    batch = SampleBatch({name: columns[name] for name in names}, _num_grad_updates=updates)
+    batch = SampleBatch(
+        {name: columns[name] for name in names},
+        _num_grad_updates=updates,
+        per_sequence=["outcome"] if "outcome" in columns else (),
+    )
     pairs = [(i + 1, length) for i, length in enumerate(lengths)] if in_sequences else None
     oracle = Oracle(leaves, states, np.arange(1, n + 1), pairs, updates=updates)
     if in_sequences and (draw(st.booleans()) if padded is None else padded):

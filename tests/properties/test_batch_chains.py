@@ -23,7 +23,7 @@ class Chain(RuleBasedStateMachine):
     batch: SampleBatch
     oracle: Oracle
 
-    @initialize(drawn=batches())
+    @initialize(drawn=batches(declared=True))
     def start(self, drawn: tuple[SampleBatch, Oracle]) -> None:
         self.batch, self.oracle = drawn
         self.behind: list[tuple[SampleBatch, Oracle]] = []
@@ -190,7 +190,8 @@ class Chain(RuleBasedStateMachine):
     @precondition(lambda self: self.oracle.sequences is not None)
     @rule()
     def forget_sequences(self) -> None:
-        part = self.batch.drop(*[name for name in self.batch if name == "seq_lens" or name.startswith("state_in")])
+        dropped = ("seq_lens", "outcome", "state_in_id", "state_in_0")
+        part = self.batch.drop(*[name for name in self.batch if name in dropped])
         self.go_on(part, self.oracle.without_sequences())
 
     # -- columns ------------------------------------------------------------------------------------------------------
@@ -243,6 +244,7 @@ class Chain(RuleBasedStateMachine):
                 _zero_padded=batch.zero_padded,
                 _max_seq_len=batch.max_seq_len,
                 _num_grad_updates=batch.num_grad_updates,
+                per_sequence=batch.per_sequence,
             ),
         }
         if how == "constructor" and self.oracle.sequences == []:

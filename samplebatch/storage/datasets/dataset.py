@@ -20,6 +20,7 @@ from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.episodes import by_stream, ends_by_flag, run_starts
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.sequences import divide
 from samplebatch.batch.summary import describe_column, html_table
 from samplebatch.buffer.samplers import Sample
 from samplebatch.returns.arrays import discounted_returns
@@ -375,7 +376,8 @@ class Dataset:
         Returns
         -------
         batch
-            A `SampleBatch` with `seq_lens`, or a `Batch` of shape (batch_size, length, ...).
+            A `SampleBatch` with `seq_lens`, whose states and columns in `per_sequence` are those of each first step; or
+            a `Batch` of shape (batch_size, length, ...).
         rows
             Row numbers, shape (batch_size, length).
 
@@ -406,8 +408,7 @@ class Dataset:
         if isinstance(batch, SampleBatch):
             if names.SEQ_LENS in batch:
                 raise errors.SequenceError("rows must be steps to be sampled as sequences, got sequences")
-            batch = batch.copy(shallow=True)
-            batch[names.SEQ_LENS] = np.full(batch_size, length, np.int32)
+            batch = divide(batch, np.full(batch_size, length, np.int64))
         else:
             batch = cast(Batch, batch)[np.arange(rows.size).reshape(rows.shape)]
         return Sample(delivery.one(batch, convert), rows)
