@@ -1,4 +1,4 @@
-"""Blocks of rows that are known to be alike are joined as all others are."""
+"""Blocks and values that are known to be alike are joined and stacked as all others are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samplebatch.env.stacking import join_alike, join_blocks
+from samplebatch.env import stacking
+from samplebatch.env.stacking import join_alike, join_blocks, join_steps, stack_rows
+from samplebatch.errors import ColumnMismatchError
 
 BLOCKS = {
     "numbers": [np.arange(4.0), np.arange(4.0) + 9],
@@ -28,3 +30,43 @@ def test_they_are_joined_in_memory_of_their_own(kind: str) -> None:
     np.testing.assert_array_equal(joined, expected)
     assert joined.flags.writeable
     assert not any(np.shares_memory(joined, block) for block in blocks)
+
+
+def random_values(rng: np.random.Generator, count: int) -> list[Any]:
+    """Draw arrays: mostly of one dtype and shape, in C order; the others need the general functions."""
+    shape = tuple(rng.integers(0, 4, rng.integers(1, 4)).tolist())
+    dtype = str(rng.choice(["?", "u1", "i4", "i8", "f4", "f8", "c8", ">f4"]))
+    values: list[Any] = []
+    for _ in range(count):
+        own_shape = shape if rng.random() < 0.97 else (*shape, 1)
+        own_dtype = dtype if rng.random() < 0.93 else str(rng.choice(["i8", "f8", "O"]))
+        array = rng.integers(0, 100, own_shape).astype(own_dtype)
+        values.append(array if rng.random() < 0.9 else np.asfortranarray(array))
+    return values
+
+
+def outcome_of(function: Any, *arguments: Any) -> Any:
+    """Return dtype, shape and values of an array, or the error."""
+    try:
+        array = function(*arguments)
+    except ColumnMismatchError as error:
+        return str(error)
+    listed = [np.asarray(row).tolist() for row in array] if array.dtype == object else array.tolist()
+    return array.dtype, array.shape, array.flags.writeable, listed
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_values_alike_are_stacked_as_leaves_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = random_values(rng, int(rng.integers(1, 9)))
+    assert outcome_of(stack_rows, "obs", values) == outcome_of(stacking._stack_leaf, "obs", values)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_steps_alike_are_joined_as_blocks_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(stacking, "_MAX_SMALL_NBYTES", int(rng.integers(0, 200)))
+    # Steps have blocks of one shape.
+    values = random_values(rng, int(rng.integers(1, 9)))
+    blocks = [value for value in values if value.shape == values[0].shape]
+    assert outcome_of(join_steps, "obs", blocks) == outcome_of(join_blocks, "obs", blocks)
