@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,12 @@ Floats = npt.NDArray[np.float64]
 Evaluated = Iterator[tuple[Batch, Distribution, torch.Tensor]]
 """Minibatches with the action distribution and the value of each row."""
 _MINIBATCH_COLUMNS = ("obs", "act", "adv", "returns", "v_s", "logp_old")
+
+
+class _Observed(NamedTuple):
+    """Rows with observations only, which torch.compile can trace in contrast to a `Batch`."""
+
+    obs: Any
 
 
 class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], ABC):
@@ -168,7 +174,8 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
 
     def _values(self, obs: Any, state: Any = None, steps: torch.Tensor | None = None) -> torch.Tensor:
         """Return the critic's values of rows, or of the valid steps of sequences, shape (n,)."""
-        tensors, _ = self.policy.observations(Batch(obs=obs))
+        rows: Any = _Observed(obs)
+        tensors, _ = self.policy.observations(rows)
         output = call_network(self.critic, tensors, state)[0]
         values: torch.Tensor = (output if steps is None else output[steps]).flatten()
         return values

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 
 from samplebatch.arguments import positive
 from samplebatch.batch.nested.batch import Batch
@@ -19,6 +23,22 @@ from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.rollout.statistics import SequenceSummaryStats
 
 _METRICS = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
+_CXX_COMPILERS = ("g++", "clang++", "c++", "cl")
+
+
+class Minibatch(NamedTuple):
+    """Tensors of a minibatch, which torch.compile can trace in contrast to a `Batch`."""
+
+    obs: torch.Tensor
+    act: torch.Tensor
+    adv: torch.Tensor
+    returns: torch.Tensor
+    v_s: torch.Tensor
+    logp_old: torch.Tensor
+
+
+Loss = tuple[torch.Tensor, torch.Tensor]
+"""Loss of a minibatch, and its metrics in the order of `ActorCriticTrainingStats`, shape (5,)."""
 
 
 @dataclass(kw_only=True)
@@ -61,11 +81,15 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         Weights of the critic's loss and of the entropy in the loss.
     target_kl
         An update stops early if the KL divergence exceeds 1.5 times this value; None for no early stopping.
+    compile
+        Whether networks and loss are compiled with `torch.compile`, which requires a C++ compiler. Results agree within
+        rounding. Each process compiles in its first update, and once more if minibatches differ in size, which takes
+        several seconds. Observations must be tensors, and the policy not recurrent.
 
     Raises
     ------
     ArgumentError
-        If an argument is out of range.
+        If an argument is out of range; if `compile` is true for a recurrent policy, or without a C++ compiler.
     """
 
     def __init__(
@@ -82,9 +106,19 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         vf_coef: float = 0.5,
         ent_coef: float = 0.01,
         target_kl: float | None = None,
+        compile: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(policy=policy, critic=critic, optim=optim, **options)
+        if compile and self._is_recurrent:
+            raise ArgumentError("compile must be False for a recurrent policy, got True")
+        if compile and not (os.environ.get("CXX") or any(map(shutil.which, _CXX_COMPILERS))):
+            raise ArgumentError(
+                "compile=True requires a C++ compiler on PATH or in CXX, got none; install g++ or clang, or pass "
+                "compile=False"
+            )
+        self.compiles_loss = compile
+        self._compiled: Callable[[Minibatch], Loss] | None = None
         if dual_clip is not None and not positive("dual_clip", dual_clip) > 1.0:
             raise ArgumentError(f"dual_clip must be a number above 1, got {dual_clip}")
         self.eps_clip, self.dual_clip, self.value_clip = positive("eps_clip", eps_clip), dual_clip, value_clip
@@ -107,20 +141,46 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         for pass_index in range(repeat):
             if pass_index and source is not None:
                 batch = self._add_returns_and_advantages(batch, *source)
-            for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
-                log_ratio = log_probability(dist, rows.act) - rows.logp_old
-                ratio = log_ratio.exp()
-                with torch.no_grad():
-                    # The estimator k3 of http://joschu.net/blog/kl-approx.html
-                    kl = (ratio - 1.0 - log_ratio).mean()
-                if self.target_kl is not None and kl > 1.5 * self.target_kl:
+            for loss, step_metrics in self._losses(batch, batch_size):
+                if self.target_kl is not None and step_metrics[-1] > 1.5 * self.target_kl:
                     return summarize_steps(metrics)
-                actor_loss, vf_loss = self._actor_loss(ratio, rows.adv), self._critic_loss(values, rows)
-                entropy = dist.entropy().mean()
-                loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
                 self.optim.step(loss)
-                metrics.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
+                metrics.append(step_metrics)
         return summarize_steps(metrics)
+
+    def _losses(self, batch: Batch, batch_size: int | None) -> Iterator[Loss]:
+        """Evaluate minibatches one after the other, each with the parameters after the previous gradient step."""
+        if not self.compiles_loss:
+            for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
+                yield self._loss(rows, dist, values)
+            return
+        if not isinstance(batch.obs, torch.Tensor):
+            raise ArgumentError(
+                "observations must be single tensors for compile=True, got nested ones; pass compile=False"
+            )
+        if self._compiled is None:
+            self._compiled = torch.compile(self._loss_of_minibatch)
+        for rows in self._minibatches(batch, batch_size, Minibatch._fields):
+            yield self._compiled(Minibatch(*(rows[name] for name in Minibatch._fields)))
+
+    def _loss_of_minibatch(self, rows: Minibatch) -> Loss:
+        named: Any = rows
+        return self._loss(named, self.policy.distribution(named)[0], self._values(rows.obs))
+
+    def _loss(self, rows: Any, dist: Distribution, values: torch.Tensor) -> Loss:
+        log_ratio = log_probability(dist, rows.act) - rows.logp_old
+        ratio = log_ratio.exp()
+        with torch.no_grad():
+            # The estimator k3 of http://joschu.net/blog/kl-approx.html
+            kl = (ratio - 1.0 - log_ratio).mean()
+        actor_loss, vf_loss = self._actor_loss(ratio, rows.adv), self._critic_loss(values, rows)
+        entropy = dist.entropy().mean()
+        loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
+        return loss, torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A compiled function cannot be pickled or copied.
+        return {**self.__dict__, "_compiled": None}
 
     def _actor_loss(self, ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         """Return the clipped loss (arXiv:1707.06347, equation 7)."""
@@ -133,7 +193,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
             gain = torch.where(advantages < 0.0, torch.max(gain, self.dual_clip * advantages), gain)
         return -gain.mean()
 
-    def _critic_loss(self, values: torch.Tensor, rows: Batch) -> torch.Tensor:
+    def _critic_loss(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
         """Return the mean squared error; `value_clip` uses the larger error of the value and the clipped value."""
         errors = (rows.returns - values).square()
         if self.value_clip:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import shutil
 import sys
 from typing import Any
 
@@ -310,3 +312,34 @@ def test_a_recurrent_update_moves_actor_and_critic() -> None:
     assert isinstance(stats, ActorCriticTrainingStats)
     assert stats.gradient_steps >= 8
     assert all(not torch.equal(one, two) for one, two in zip(before, parameters_of(algorithm), strict=True))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_loss_leads_to_the_same_parameters() -> None:
+    def trained(**options: Any) -> PPO:
+        algorithm = make(seeded(0, 3, 8, 4), seeded(1, 3, 8, 1), value_clip=True, target_kl=10.0, **options)
+        torch.manual_seed(3)
+        # The last minibatch of 80 rows is larger.
+        for _ in range(2):
+            algorithm.update(filled(**STEPS), 24, 2)
+        return algorithm
+
+    compiled, plain = trained(compile=True), trained()
+    assert_equal_parameters(compiled.policy, plain.policy, atol=1e-5)
+    assert_equal_parameters(compiled.critic, plain.critic, atol=1e-5)
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    again = pickle.loads(pickle.dumps(compiled))
+    assert again.compiles_loss
+    assert_equal_parameters(again.policy, compiled.policy, atol=0.0)
+
+
+def test_a_loss_that_cannot_be_compiled_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = RecurrentBody(Match.observation_space)
+    actor = DiscreteActor.for_space(body, Match.action_space)
+    with pytest.raises(ArgumentError, match="compile must be False for a recurrent policy, got True"):
+        make(actor, ValueCritic(body), Match.action_space, compile=True)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ArgumentError, match=r"requires a C\+\+ compiler on PATH or in CXX, got none; install"):
+        make(seeded(0, 3, 4), seeded(1, 3, 1), compile=True)
