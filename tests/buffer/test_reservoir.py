@@ -22,7 +22,7 @@ def steps(first: int, count: int) -> Batch:
 
 @pytest.mark.parametrize("part", [1, 3, 40])
 def test_each_step_is_stored_with_the_same_probability(part: int) -> None:
-    counts, rounds = np.zeros(40), 1500
+    counts, rounds = np.zeros(40), 400
     for seed in range(rounds):
         buffer = ReservoirReplayBuffer(8, random_seed=seed)
         for first in range(0, 40, part):

@@ -166,9 +166,10 @@ def test_algorithms_learn_actions_with_several_parts(name: str, kind: Any) -> No
     algorithm = make(kind, space, max_grad_norm=0.5, **({} if option is None else {option: True}))
     buffer = VectorReplayBuffer(400, 4)
     with collect(algorithm, space, buffer, 128) as collector:
-        for _ in range(90 if name == "dict" else 25):
-            # Several steps on one collection without PPO's clipping let a normal distribution collapse.
-            algorithm.update(buffer, *((32, 4) if kind is PPO else (128 if name == "dict" else 32, 1)))
+        # Several steps on one collection without PPO's clipping let a normal distribution collapse.
+        size, rounds = (128, 90) if name == "dict" and kind in (A2C, IMPALA) else (32, 60 if name == "dict" else 25)
+        for _ in range(rounds):
+            algorithm.update(buffer, size, 4 if kind is PPO else 1)
             buffer.reset(keep_statistics=True)
             with policy_within_training_step(algorithm.policy):
                 collector.collect(n_step=128)
