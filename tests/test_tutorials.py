@@ -32,6 +32,7 @@ def require(page: Path) -> None:
 SCRIPTS = [page for page in PAGES if page.stem not in BUILD["NOTEBOOKS"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", SCRIPTS, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_as_one_script(page: Path, tmp_path: Path) -> None:
     require(page)
@@ -71,6 +72,7 @@ def test_notebooks_agree_with_their_pages(name: str) -> None:
     assert stored == BUILD["notebook"](DOCS / "tutorials" / f"{name}.md"), "run docs/tutorials/build.py --notebooks"
 
 
+@pytest.mark.long
 @each_notebook
 def test_notebooks_run_from_a_clean_kernel(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = pytest.importorskip("nbclient")
