@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -194,17 +194,16 @@ def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None
     batches = [steps for steps in policies.values() if steps.count]
     if not batches:
         return EpisodeEnds(np.empty(0, np.int64), np.empty(0, np.bool_))
-    marked = all(names.EPS_ID in steps and names.EPS_DONE in steps for steps in batches)
-    if not marked and not all(_tells(steps, ordered=len(batches) == 1) for steps in batches):
+    flags = _end_flags(batches)
+    if flags is None:
         return None
     eps_id = np.concatenate([np.asarray(steps[names.EPS_ID]) for steps in batches])
+    done, marked = flags
     if marked:
-        last = np.concatenate([np.asarray(steps[names.EPS_DONE]) for steps in batches]).astype(np.bool_)
         ids, _, episode = distinct_ids(eps_id)
         finished = np.zeros(len(ids), np.bool_)
-        finished[episode[last]] = True
+        finished[episode[done]] = True
         return EpisodeEnds(ids, finished)
-    done = np.concatenate([np.asarray(steps[names.DONES]) for steps in batches]).astype(np.bool_)
     t = np.concatenate(
         [np.asarray(steps[names.T]) if names.T in steps else np.arange(len(eps_id)) for steps in batches]
     )
@@ -214,6 +213,45 @@ def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None
     stops = np.append(starts[1:], len(eps_id))
     last = np.repeat(t[stops - 1], stops - starts)
     return EpisodeEnds(eps_id[starts], np.logical_and.reduceat(done | (t < last), starts))
+
+
+def finished_by_number(policies: Mapping[PolicyID, SampleBatch], numbers: StepNumbers) -> npt.NDArray[np.bool_] | None:
+    """Return the `finished` of `episode_ends` for rows with numbered steps, without sorting them again.
+
+    policies: as for `episode_ends`.
+    numbers: environment steps of the rows of all policies, in order.
+
+    Returns: whether each episode number is finished.
+
+    >>> from samplebatch import SampleBatch
+    >>> steps = SampleBatch(eps_id=[7, 7, 3], t=[0, 1, 0], dones=[False, True, False])
+    >>> finished_by_number({"walker": steps}, StepNumbers(np.arange(3), np.array([0, 0, 1])))
+    array([ True, False])
+    """
+    flags = _end_flags([steps for steps in policies.values() if steps.count])
+    if flags is None:
+        return None
+    (done, marked), (step, episode) = flags, numbers
+    finished = np.zeros(int(episode[-1]) + 1, np.bool_)
+    if marked:
+        finished[episode[step[done]]] = True
+        return finished
+    is_last = np.append(episode[1:] != episode[:-1], True)
+    finished[:] = True
+    finished[episode[step[is_last[step] & ~done]]] = False
+    return finished
+
+
+def _end_flags(batches: Sequence[SampleBatch]) -> tuple[npt.NDArray[np.bool_], bool] | None:
+    """Concatenate `eps_done`, otherwise `dones`, of batches with rows; the second item is whether it is `eps_done`.
+
+    Returns None if a batch has no column that `episode_ends` requires.
+    """
+    marked = all(names.EPS_ID in steps and names.EPS_DONE in steps for steps in batches)
+    if not marked and not all(_tells(steps, ordered=len(batches) == 1) for steps in batches):
+        return None
+    name = names.EPS_DONE if marked else names.DONES
+    return np.concatenate([np.asarray(steps[name]) for steps in batches]).astype(np.bool_), marked
 
 
 def _tells(steps: SampleBatch, *, ordered: bool) -> bool:

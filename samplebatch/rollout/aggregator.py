@@ -14,7 +14,16 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.concat import concat_samples, join
-from samplebatch.batch.episodes import by_stream, distinct_ids, episode_ends, number_coded_steps, run_starts
+from samplebatch.batch.episodes import (
+    EpisodeEnds,
+    StepNumbers,
+    by_stream,
+    distinct_ids,
+    episode_ends,
+    finished_by_number,
+    number_coded_steps,
+    run_starts,
+)
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
@@ -386,27 +395,32 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     number of steps than its count, is not split.
     """
     policies = policies_of(fragment)
-    ends = episode_ends(policies)
-    ended = 0 if ends is None else int(ends.finished.sum())
-    if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
-        return keep_together(fragment, ended)
-    if isinstance(fragment, SampleBatch):
+    cannot_split = not policies or any(steps.zero_padded or steps.time_major for steps in policies.values())
+    if cannot_split or isinstance(fragment, SampleBatch):
+        ends = episode_ends(policies)
+        if cannot_split:
+            return keep_together(fragment, _count_finished(ends))
         last = np.zeros(fragment.count, np.int64) if ends is None else _last_rows(fragment, ends.ids[ends.finished])
         ones = np.ones(fragment.count, np.int64)
         units = np.arange(fragment.count)
         return FragmentView(list(policies.items()), [units], _before(ones, ones, last), flat=True)
     numbered = number_steps(policies)
     if numbered is None or len(numbered.episode) != fragment.env_steps():
-        return keep_together(fragment, ended)
+        return keep_together(fragment, _count_finished(episode_ends(policies)))
     episode = numbered.episode
-    agents = np.bincount(np.concatenate(list(numbered.units.values())), minlength=len(episode))
+    step = np.concatenate(list(numbered.units.values()))
+    agents = np.bincount(step, minlength=len(episode))
     last = np.zeros(len(episode), np.int64)
-    if ends is not None:
-        finished = ends.finished[np.searchsorted(ends.ids, numbered.ids)]
+    finished = finished_by_number(policies, StepNumbers(step, episode))
+    if finished is not None:
         last[-1] = finished[episode[-1]]
         last[:-1] = finished[episode[:-1]] & (episode[1:] != episode[:-1])
     counts = _before(np.ones(len(episode), np.int64), agents, last)
     return FragmentView(list(policies.items()), list(numbered.units.values()), counts, flat=False)
+
+
+def _count_finished(ends: EpisodeEnds | None) -> int:
+    return 0 if ends is None else int(ends.finished.sum())
 
 
 class NumberedSteps(NamedTuple):
@@ -470,10 +484,12 @@ def runs(rows: npt.NDArray[np.intp], *, apart: npt.NDArray[Any] | None = None) -
     """
     if not len(rows):
         return []
-    breaks = np.diff(rows) != 1
+    breaks = rows[1:] - rows[:-1] != 1
     if apart is not None:
         breaks |= apart[1:] != apart[:-1]
-    cuts = np.flatnonzero(breaks)
+    if 1 not in breaks.tobytes():
+        return [(int(rows[0]), int(rows[-1]) + 1)]
+    cuts = breaks.nonzero()[0]
     starts, ends = rows[np.append(0, cuts + 1)], rows[np.append(cuts, len(rows) - 1)] + 1
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+from samplebatch.batch.episodes import StepNumbers, episode_ends, finished_by_number
 from samplebatch.column import memory
 from samplebatch.env.registry import make_environment
 from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError
-from samplebatch.rollout.aggregator import Aggregator
+from samplebatch.rollout.aggregator import Aggregator, number_steps
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.statistics import episode_statistics
 
@@ -346,3 +347,29 @@ def test_small_train_batches_are_those_of_a_general_cut(data: st.DataObject) -> 
             assert policy == same
             assert {name: rows[name].tolist() for name in rows} == {name: others[name].tolist() for name in others}
     assert (together.env_steps, together.agent_steps, together.fragments, together.nbytes) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_finished_episodes_by_number_are_those_of_sorted_rows(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    policies = {}
+    flags = str(rng.choice(["eps_done", "dones", "terminateds", "none"]))
+    for policy in range(int(rng.integers(1, 4))):
+        count = int(rng.integers(0 if policy else 1, 12))
+        columns: dict[str, Any] = {"eps_id": rng.integers(0, 4, count) * 7, "t": rng.integers(0, 4, count)}
+        if flags in ("eps_done", "dones"):
+            columns["dones"] = rng.random(count) < 0.5
+        if flags == "eps_done":
+            columns["eps_done"] = rng.random(count) < 0.3
+        if flags == "terminateds":
+            columns |= {"terminateds": rng.random(count) < 0.4, "truncateds": rng.random(count) < 0.3}
+        policies[str(policy)] = SampleBatch(columns)
+    ends, numbered = episode_ends(policies), number_steps(policies)
+    assert numbered is not None
+    step = np.concatenate(list(numbered.units.values()))
+    finished = finished_by_number(policies, StepNumbers(step, numbered.episode))
+    if ends is None or finished is None:
+        assert ends is finished is None
+        assert flags == "none"
+        return
+    assert finished.tolist() == ends.finished[np.searchsorted(ends.ids, numbered.ids)].tolist()
