@@ -395,11 +395,10 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     number of steps than its count, is not split.
     """
     policies = policies_of(fragment)
-    cannot_split = not policies or any(steps.zero_padded or steps.time_major for steps in policies.values())
-    if cannot_split or isinstance(fragment, SampleBatch):
+    if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
+        return keep_together(fragment, _count_finished(episode_ends(policies)))
+    if isinstance(fragment, SampleBatch):
         ends = episode_ends(policies)
-        if cannot_split:
-            return keep_together(fragment, _count_finished(ends))
         last = np.zeros(fragment.count, np.int64) if ends is None else _last_rows(fragment, ends.ids[ends.finished])
         ones = np.ones(fragment.count, np.int64)
         units = np.arange(fragment.count)
