@@ -8,6 +8,7 @@ acting agent, and rewards have one number per agent.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +38,7 @@ from samplebatch.learn.trainer import OffPolicyTrainer, OffPolicyTrainerParams, 
 from samplebatch.names import RETURNS, PolicyID, label_policies
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
+_STEP = ("obs", "act", "rew", "terminated", "truncated", "obs_next")
 _AGENT = "agent_id"
 """Part of an observation that has the agent that acts."""
 
@@ -219,6 +221,15 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
             raise PolicyNotFoundError(f"no policy {policy_id!r}; {near_names(policy_id, self._labels)}")
         return self.algorithms[self._labels[policy_id]]
 
+    def _own_rewards(self, rewards: npt.NDArray[Any], policy_id: PolicyID) -> npt.NDArray[Any]:
+        """Return the rewards of one agent, shape (n,), from rows with a reward for each agent."""
+        if rewards.ndim != 2 or rewards.shape[1] != len(self._labels):
+            raise ArgumentError(
+                f"column 'rew' must have a number for each of {len(self._labels)} agents, got rows of shape "
+                f"{rewards.shape[1:]}"
+            )
+        return rewards[:, list(self._labels).index(policy_id)]
+
     def _update_each(
         self, parts: Mapping[PolicyID, Any], update: Callable[[Any, Any], TrainingStats]
     ) -> MultiAgentTrainingStats:
@@ -307,15 +318,9 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         batch, indices = buffer.sample(sample_size, **window)
         rows = _turns(batch, self._labels).get(policy_id, np.empty(0, np.intp))
         part = _own_rows(batch, rows)
-        position = list(self._labels).index(policy_id)
         for name in ("rew", RETURNS):
             if name in part:
-                if part[name].ndim != 2 or part[name].shape[1] != len(self._labels):
-                    raise ArgumentError(
-                        f"column 'rew' must have a number for each of {len(self._labels)} agents, got rows of shape "
-                        f"{part[name].shape[1:]}"
-                    )
-                part[name] = part[name][:, position]
+                part[name] = self._own_rewards(part[name], policy_id)
         return _TurnRows(part, indices[rows], buffer)
 
 
@@ -369,10 +374,19 @@ def _own_rows(batch: Batch, rows: npt.NDArray[np.intp]) -> Batch:
 class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     """Independent on-policy learners: each policy learns from all its steps.
 
+    From a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent: the reward of a
+    turn is the sum of the agent's rewards until its next turn, whose observation follows. A running episode ends with
+    the observation of the agent's newest turn.
+
     Parameters
     ----------
-    algorithms
-        As in `MultiAgentOffPolicyAlgorithm`.
+    algorithms, env
+        As in `MultiAgentOffPolicyAlgorithm`. Algorithms of Tianshou learn from turns, too.
+
+    Raises
+    ------
+    ArgumentError
+        If the length of a list of algorithms differs from `env.agents`.
     """
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
@@ -380,7 +394,10 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         return OnPolicyTrainer(self, params)
 
     def update(
-        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None = None, repeat: int = 1
+        self,
+        buffer: MultiAgentReplayBuffer | MultiAgentBatch | ReplayBuffer,
+        batch_size: int | None = None,
+        repeat: int = 1,
     ) -> MultiAgentTrainingStats:
         """Update each policy with all its steps.
 
@@ -396,14 +413,56 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
         ArgumentError
-            If `buffer` is not a multi-agent buffer or batch.
+            If `buffer` is not a multi-agent buffer or batch, or steps of a `ReplayBuffer` have no `obs.agent_id` or
+            another number of rewards than agents.
         """
+        if isinstance(buffer, ReplayBuffer):
+            require_steps(len(buffer))
+            turns = {policy_id: self._turns_of(buffer, policy_id) for policy_id in self._labels}
+            return self._update_each(
+                turns, lambda algorithm, rows: _update_on_turns(algorithm, rows, batch_size, repeat)
+            )
         if isinstance(buffer, MultiAgentBatch):
             batch, sizes = buffer, {policy_id: max(rows.count, 1) for policy_id, rows in buffer.items()}
             buffer = MultiAgentReplayBuffer(sizes)
             buffer.add(batch)
         parts = _buffers_of(buffer, batch_size)
         return self._update_each(parts, lambda algorithm, rows: algorithm.update(rows, batch_size, repeat))
+
+    def _turns_of(self, buffer: ReplayBuffer, policy_id: PolicyID) -> Batch:
+        """Return the turns of one agent as steps in time order, ring by ring."""
+        indices = buffer.sample_indices(0)
+        batch, n = buffer[indices], len(indices)
+        turns = _turns(batch, self._labels).get(policy_id, np.empty(0, np.intp))
+        is_last = np.asarray(batch.done, np.bool_).copy()
+        ring = np.searchsorted(buffer.subbuffer_edges, indices, "right")
+        is_last[:-1] |= ring[1:] != ring[:-1]
+        is_last[-1:] = True
+        episode_ends = np.flatnonzero(is_last)
+        # The last row of the episode of each turn, and the row of the agent's next turn in it.
+        last = episode_ends[np.searchsorted(episode_ends, turns)]
+        after = np.append(turns[1:], n)
+        continues = after <= last
+        stop = np.where(continues, after, last + 1)
+        rewards = np.append(self._own_rewards(batch.rew, policy_id), 0.0)
+        part = batch[turns]
+        part.rew = np.add.reduceat(rewards, np.stack([turns, stop], 1).reshape(-1))[::2] if len(turns) else rewards[:0]
+        part.terminated = batch.terminated[last] & ~continues
+        part.obs_next = batch.obs_next[last]
+        if continues.any():
+            part.obs_next[continues] = batch.obs[after[continues]]
+        is_complete = continues | np.asarray(batch.done, np.bool_)[last]
+        part.truncated = (batch.truncated[last] & ~continues) | (continues & ~np.append(is_complete[1:], True))
+        part.done = part.terminated | part.truncated
+        return _own_rows(part, np.flatnonzero(is_complete))
+
+
+def _update_on_turns(algorithm: Any, turns: Batch, batch_size: int | None, repeat: int) -> Any:
+    """Update an algorithm of this library or of Tianshou with the turns of its agent."""
+    buffer = ReplayBuffer(len(turns))
+    buffer.extend(Batch({name: turns[name] for name in _STEP}))
+    with nullcontext() if isinstance(algorithm, Algorithm) else policy_within_training_step(algorithm.policy):
+        return algorithm.update(buffer=buffer, batch_size=batch_size, repeat=repeat)
 
 
 def _buffers_of(buffer: Any, size: Any) -> Mapping[PolicyID, ReplayBuffer]:
