@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
-from samplebatch.batch.episodes import StepNumbers, episode_ends, finished_by_number
+from samplebatch.batch.episodes import StepNumbers, distinct_ids, episode_ends, finished_by_number
 from samplebatch.column import memory
 from samplebatch.env.registry import make_environment
 from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError
@@ -373,3 +373,15 @@ def test_finished_episodes_by_number_are_those_of_sorted_rows(seed: int) -> None
         assert flags == "none"
         return
     assert finished.tolist() == ends.finished[np.searchsorted(ends.ids, numbered.ids)].tolist()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_distinct_ids_are_those_of_numpy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 200))
+    dtype = rng.choice(["i8", "u8", "i4", "f8"])
+    limit = int(rng.choice([1, 5, 1 << 62])) if dtype != "i4" else 9
+    ids = rng.integers(0, limit, count).astype(dtype).repeat(int(rng.integers(1, 30)))
+    for actual, expected in zip(distinct_ids(ids), np.unique(ids, return_index=True, return_inverse=True), strict=True):
+        assert actual.dtype == expected.dtype
+        assert actual.tolist() == expected.tolist()
