@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Final
 
@@ -54,6 +54,9 @@ WEIGHTS_KEY: Final = b"samplebatch.weights"
 """Key of the description of weights in the metadata of their schema."""
 
 
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
 class LostError(errors.ServiceError):
     """The connection to a service was lost, so the outcome of a call is unknown; a `Link` reconnects."""
 
@@ -64,7 +67,7 @@ def write_json(values: Mapping[str, Any]) -> bytes:
     >>> write_json({"table": "replay"})
     b'{"table":"replay"}'
     """
-    return json.dumps(values, separators=(",", ":")).encode()
+    return _ENCODER.encode(values).encode()
 
 
 def read_json(raw: Any, about: str) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def read_json(raw: Any, about: str) -> dict[str, Any]:
     Traceback (most recent call last):
     samplebatch.errors.FormatError: an answer must be a JSON object, got a list
     """
-    return _read_object(raw, about, int)
+    return _read_object(raw, about, _ANSWERS)
 
 
 def read_request(raw: Any, about: str) -> dict[str, Any]:
@@ -94,15 +97,16 @@ def read_request(raw: Any, about: str) -> dict[str, Any]:
     samplebatch.errors.FormatError: the ticket must have integers of at most 64 bits, got
         one of 19 digits
     """
-    return _read_object(raw, about, _whole_number)
+    return _read_object(raw, about, _REQUESTS)
 
 
-def _read_object(raw: Any, about: str, parse_int: Callable[[str], int]) -> dict[str, Any]:
+def _read_object(raw: Any, about: str, decoder: json.JSONDecoder) -> dict[str, Any]:
     message = memoryview(raw)
     if message.nbytes > MAX_REQUEST_NBYTES:
         raise CapacityError(f"{about} must have at most {MAX_REQUEST_NBYTES} bytes, got {message.nbytes}")
     try:
-        request = json.loads(bytes(message), parse_int=parse_int)
+        content = bytes(message)
+        request = decoder.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
     except FormatError as error:
         raise FormatError(f"{about} {error}") from None
     except (ValueError, RecursionError) as error:
@@ -117,6 +121,11 @@ def _whole_number(digits: str) -> int:
     if len(digits) > 20 or abs(int(digits)) > _MAX_WHOLE:
         raise FormatError(f"must have integers of at most 64 bits, got one of {len(digits)} digits")
     return int(digits)
+
+
+# Constructing a decoder costs more than decoding a request.
+_ANSWERS: Final = json.JSONDecoder()
+_REQUESTS: Final = json.JSONDecoder(parse_int=_whole_number)
 
 
 def header(token: str) -> str:
@@ -218,7 +227,7 @@ class Draw:
 
     def write(self) -> bytes:
         """Serialize the request, without the fields that are None."""
-        return write_json({name: value for name, value in asdict(self).items() if value is not None})
+        return _write_fields(self, _DRAW_NAMES)
 
     @classmethod
     def read(cls, raw: Any, about: str) -> Draw:
@@ -228,7 +237,7 @@ class Draw:
         unknown. Raises ArgumentError if an entry is invalid.
         """
         request = read_request(raw, about)
-        check_names(request, [field.name for field in fields(cls)], about)
+        check_names(request, _DRAW_NAMES, about)
         if "table" not in request:
             raise FormatError(f"{about} must have the entry 'table', got {sorted(request)}")
         for name, value in request.items():
@@ -310,7 +319,7 @@ class Fragment:
 
     def write(self) -> bytes:
         """Serialize the metadata, without the fields that are None."""
-        return write_json({name: value for name, value in asdict(self).items() if value is not None})
+        return _write_fields(self, _FRAGMENT_NAMES)
 
     @classmethod
     def read(cls, raw: Any) -> Fragment:
@@ -321,11 +330,21 @@ class Fragment:
         if raw is None:
             return cls()
         request = read_request(raw, "the metadata of a fragment")
-        check_names(request, [field.name for field in fields(cls)], "the metadata of a fragment")
+        check_names(request, _FRAGMENT_NAMES, "the metadata of a fragment")
         for name, value in request.items():
             if value is not None or name == "number":
                 _CHECKS[name](name, value)
         return cls(**request)
+
+
+_DRAW_NAMES: Final = tuple(field.name for field in fields(Draw))
+_FRAGMENT_NAMES: Final = tuple(field.name for field in fields(Fragment))
+
+
+def _write_fields(request: Draw | Fragment, field_names: tuple[str, ...]) -> bytes:
+    """Write the fields of a request that are not None."""
+    values = [(name, getattr(request, name)) for name in field_names]
+    return write_json({name: value for name, value in values if value is not None})
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -127,8 +127,9 @@ class RequestHandler:
         """
         if rows is None:
             raise FormatError("a fragment must have rows, got a message without rows")
-        self.check_nbytes("a fragment", rows.nbytes)
-        check_rows(rows.num_rows, rows.nbytes, "a fragment")
+        nbytes = rows.nbytes
+        self.check_nbytes("a fragment", nbytes)
+        check_rows(rows.num_rows, nbytes, "a fragment")
         batch = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
         if isinstance(table, RowTable):
             return self._put(table, writer, stream, batch, fragment, rows.schema, is_cancelled)

@@ -134,11 +134,15 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Samp
 
 def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
     """Return whether a stream may contain record batches of both schemas."""
+    if schema.equals(other, check_metadata=True):
+        return True
     return bool(schema.remove_metadata().equals(other.remove_metadata(), check_metadata=True))
 
 
 def batch_text(schema: pa.Schema, sent: pa.Schema) -> str | None:
     """Return a schema's description of a batch; None if the sent schema has the same description."""
+    if schema.equals(sent, check_metadata=True):
+        return None
     texts = [(each.metadata or {}).get(METADATA_KEY, b"") for each in (schema, sent)]
     return None if texts[0] == texts[1] else texts[0].decode()
 

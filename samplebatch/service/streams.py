@@ -114,7 +114,7 @@ class FragmentWriter:
         """Number a fragment and retain it until it is acknowledged."""
         self._number += 1
         self.counts.sent += 1
-        self.pending.append(_Pending(rows, replace(fragment, number=self._number), rows.nbytes))
+        self.pending.append(_Pending(rows, replace(fragment, number=self._number), rows.get_total_buffer_size()))
 
     def flush(self) -> None:
         """Wait until all fragments are acknowledged; raises the same errors as `put`."""
@@ -137,7 +137,8 @@ class FragmentWriter:
                 self._close_stream()
                 self._open()
                 continue
-            metadata = replace(fragment, batch=batch_text(rows.schema, self._schema)).write()
+            text = batch_text(rows.schema, self._schema)
+            metadata = (fragment if text is None else replace(fragment, batch=text)).write()
             try:
                 self._send(rows, metadata, nbytes)
                 self._written_nbytes += nbytes
