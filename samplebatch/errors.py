@@ -231,9 +231,9 @@ def near_names(name: object, known: Iterable[object]) -> str:
     if not names:
         return "there are none"
     synonyms = [word for group in _SYNONYMS if name in group for word in group if word in names and word != name]
-    near = synonyms or difflib.get_close_matches(str(name), names, n=3)
-    if near:
-        return f"did you mean {' or '.join(map(names.__getitem__, near))}?"
+    similar = synonyms or difflib.get_close_matches(str(name), names, n=3)
+    if similar:
+        return f"did you mean {' or '.join(map(names.__getitem__, similar))}?"
     shown = ", ".join([*names.values()][:12])
     return f"there are {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 

@@ -36,8 +36,8 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
 
             algorithm = name.removesuffix("Policy")
             # Tianshou called its algorithms policies before 2.0.
-            near = f"did you mean {algorithm!r}?" if algorithm in homes else near_names(name, homes)
-            problem = f"has no attribute {name!r}; {_other_home(package, name) or near}"
+            hint = f"did you mean {algorithm!r}?" if algorithm in homes else near_names(name, homes)
+            problem = f"has no attribute {name!r}; {_other_home(package, name) or hint}"
             if _is_from_import(sys._getframe(1)):
                 # `from package import name` would replace the text of an AttributeError.
                 raise ImportError(f"module {package!r} {problem}", name=package)

@@ -99,8 +99,8 @@ class ActionUnit:
         if self.mapping is None:
             return "ActionUnit()"
         bounds = {name: bound for name in ("low", "high") if (bound := getattr(self, name)) is not None}
-        shown = "".join(f", {name}={bound.tolist()}" for name, bound in bounds.items())
-        return f"ActionUnit({self.mapping!r}{shown})"
+        description = "".join(f", {name}={bound.tolist()}" for name, bound in bounds.items())
+        return f"ActionUnit({self.mapping!r}{description})"
 
     def __str__(self) -> str:
         return "the environment's" if self.mapping is None else f"a policy's ({self.mapping})"

@@ -271,7 +271,7 @@ class TableReader:
     def view(self, plan: Plan, data: pa.Buffer, body: Body) -> Parts | None:
         """View a record batch in the bytes of a file as the parts of a batch; see `Plan.view`."""
         arrays = plan.view(data, body, self.names)
-        return None if arrays is None else self.parts({name: TensorColumn(own) for name, own in arrays.items()})
+        return None if arrays is None else self.parts({name: TensorColumn(array) for name, array in arrays.items()})
 
     def parts(self, columns: dict[str, Column]) -> Parts:
         """Return the parts of a batch: the columns with the structures and flags of the metadata."""

@@ -252,9 +252,12 @@ class SampleBatchBuilder:
         return columns
 
     def _column(self, name: str, value: Any, many: bool) -> _GrowingColumn:
-        dtype, declared = self._dtypes.get(name), [one for one in self._ragged if covers((one,), name)]
-        for one in declared:
-            dtype = self._ragged[one] if dtype is None else dtype
+        dtype, declared = (
+            self._dtypes.get(name),
+            [ragged_name for ragged_name in self._ragged if covers((ragged_name,), name)],
+        )
+        for ragged_name in declared:
+            dtype = self._ragged[ragged_name] if dtype is None else dtype
         return _growing_column(name, value, self._capacity, many=many, ragged=bool(declared), dtype=dtype)
 
     def _grow(self, rows: int) -> None:

@@ -315,8 +315,8 @@ def parts_of(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-        found: list[Any] = value.ravel().tolist()
-        return found
+        elements: list[Any] = value.ravel().tolist()
+        return elements
     return []
 
 

@@ -178,8 +178,8 @@ def aligned(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], 
     text = [for_terminal(title, _MAX_TITLE)]
     for row in table:
         cells = [
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         text.append(("  " + "  ".join(cells)).rstrip())
     if any(cell.startswith(_SAMPLED) for row in table for cell in row[left:]):
@@ -221,8 +221,8 @@ def sparkline(points: Sequence[float]) -> str:
     height = (high - low) or 1.0
     step = 100 / (len(points) - 1)
     path = " ".join(
-        f"{place * step:.1f},{18 - 16 * ((point / 2 - low) / height):.1f}"
-        for place, point in enumerate(points)
+        f"{index * step:.1f},{18 - 16 * ((point / 2 - low) / height):.1f}"
+        for index, point in enumerate(points)
         if np.isfinite(point)
     )
     line = f'<polyline points="{path}" fill="none" stroke="currentColor"/>'
@@ -261,11 +261,11 @@ def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
     from matplotlib.figure import Figure
 
     max_columns = max(1, _MAX_COLUMNS // max(len(parts), 1))
-    drawn = [line for part in parts for line in _lines(part, None if chosen else max_columns)]
+    lines = [line for part in parts for line in _lines(part, None if chosen else max_columns)]
     # Not through pyplot: that keeps figures, and may open windows.
-    figure = Figure(figsize=(10, 0.6 + 1.4 * max(len(drawn), 1)), layout="constrained")
-    rows = figure.subplots(max(len(drawn), 1), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, (name, steps, numbers, ends) in zip(rows, drawn, strict=False):
+    figure = Figure(figsize=(10, 0.6 + 1.4 * max(len(lines), 1)), layout="constrained")
+    rows = figure.subplots(max(len(lines), 1), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (name, steps, numbers, ends) in zip(rows, lines, strict=False):
         _draw(axes, name, steps, numbers)
         if len(ends) <= _MAX_ENDS:
             axes.vlines(ends[:-1] - 0.5, 0, 1, transform=axes.get_xaxis_transform(), color="0.8", linewidth=0.8)

@@ -256,8 +256,8 @@ class NestedColumn(dict[str, Any]):
     def _owner(self) -> Any:
         """Return the batch that this dict writes to, or None if it is detached."""
         batch = None if self._batch is None else self._batch()
-        shown = None if batch is None else batch._shown.get(self._path)
-        return batch if shown is not None and shown() is self else None
+        reference = None if batch is None else batch._shown.get(self._path)
+        return batch if reference is not None and reference() is self else None
 
     def _remove(self, keys: list[str]) -> None:
         batch = self._owner()
@@ -331,8 +331,8 @@ def show(batch: SampleBatch[Any], path: tuple[str, ...], structure: Structure) -
     if isinstance(structure, list):
         return tuple(show(batch, (*path, str(i)), child) for i, child in enumerate(structure))
     items = {key: show(batch, (*path, key), child) for key, child in structure.items()}
-    shown = batch._shown.get(path)
-    view = None if shown is None else shown()
+    reference = batch._shown.get(path)
+    view = None if reference is None else reference()
     if view is not None:
         view.refresh(items)
         return view

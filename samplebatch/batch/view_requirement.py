@@ -94,7 +94,7 @@ class ViewRequirement:
             return requirement
         if not hasattr(requirement, "shift"):
             raise ColumnTypeError(f"a view must be a ViewRequirement or RLlib's, got a {type(requirement).__name__}")
-        names = [own.name for own in fields(cls) if own.init and hasattr(requirement, own.name)]
+        names = [field.name for field in fields(cls) if field.init and hasattr(requirement, field.name)]
         return cls(**{name: getattr(requirement, name) for name in names})
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class ViewRequirement:
         >>> ViewRequirement.from_dict(ViewRequirement("obs", shift="-2:0").to_dict()).shift
         '-2:0'
         """
-        plain = {own.name: getattr(self, own.name) for own in fields(self) if own.init}
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
         return {**plain, "space": space_to_dict(self.space)}
 
     @classmethod

@@ -207,12 +207,12 @@ class EnvSteps:
         if 4 * self._alive < len(is_complete):
             every = self.all()
             return every[rng.integers(0, len(every), count)]
-        drawn = np.zeros(0, np.intp)
-        while len(drawn) < count:
-            missing = count - len(drawn)
+        positions = np.zeros(0, np.intp)
+        while len(positions) < count:
+            missing = count - len(positions)
             picked = rng.integers(0, len(is_complete), missing + missing // 2 + 4)
-            drawn = np.concatenate([drawn, picked[is_complete[picked]]])
-        return drawn[:count]
+            positions = np.concatenate([positions, picked[is_complete[picked]]])
+        return positions[:count]
 
     def rows(self, buffer: PolicyID, positions: Ints) -> Ints:
         """Return the slots of a buffer's rows in environment steps, grouped by step."""

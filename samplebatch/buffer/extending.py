@@ -106,10 +106,10 @@ def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail 
     """Return the stream that continues the newest row before the fragment."""
     if before is None or t is None:
         return None
-    same = episode[first] == before.episode
+    is_same = episode[first] == before.episode
     if agent is not None:
-        same = same & (agent[first] == before.agent)
-    matches = np.flatnonzero(same)
+        is_same = is_same & (agent[first] == before.agent)
+    matches = np.flatnonzero(is_same)
     return int(matches[0]) if len(matches) else None
 
 

@@ -164,8 +164,8 @@ def _around(table: Table, slots: Ints, stack: int) -> Around:
     window = rings.window_of_one(slots, stack, done)
     if window is not None:
         return window
-    seen, after = rings.frames(slots, stack, done), rings.next(slots, done)
-    return seen, np.concatenate([seen[..., 1:], after[..., None]], -1), after == slots
+    frame_slots, after = rings.frames(slots, stack, done), rings.next(slots, done)
+    return frame_slots, np.concatenate([frame_slots[..., 1:], after[..., None]], -1), after == slots
 
 
 def next_observations(table: Table, slots: Ints, around: Around) -> Any:
@@ -174,12 +174,12 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
     The next observation of a step is the observation of the following step. After a truncation and at the newest step
     of a running episode it is the stored final observation; after a termination it is the step's observation.
     """
-    seen, after, last = around
-    stacked = seen is not slots
+    frame_slots, after, last = around
+    stacked = frame_slots is not slots
     column = table.columns.tree["obs"]
     terminated = table.columns.tree["terminated"].values.take(slots) if _count(last) else last
     if stacked and _count(last):
-        after = np.where((last & terminated)[..., None], seen, after)
+        after = np.where((last & terminated)[..., None], frame_slots, after)
     observations = take_rows(column, after)
     where, rows = final_rows(table, slots, last & ~terminated)
     if not len(rows):

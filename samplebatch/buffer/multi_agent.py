@@ -88,8 +88,8 @@ def prepare_fragment(
             )
     flags = frozenset(_FLAGS) & column_names
     if not flags & {names.TERMINATEDS, names.DONES}:
-        near = errors.near_names(names.TERMINATEDS, column_names)
-        raise errors.ColumnNotFoundError(f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near}")
+        hint = errors.near_names(names.TERMINATEDS, column_names)
+        raise errors.ColumnNotFoundError(f"policy {policy!r} must have column {names.TERMINATEDS!r}; {hint}")
     episode, agent, t = (
         np.asarray(part[name]) if name in column_names else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
     )

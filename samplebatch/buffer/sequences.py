@@ -115,17 +115,17 @@ def _run(rings: Rings, done: Flags, slots: Ints, limit: int, *, forward: bool) -
     offset, last = slots - base, rings.last_index[ring] - base
     counts = np.full(len(slots), limit, np.intp)
     pending = np.arange(len(slots))
-    seen, width = 0, _FIRST_LOOK
-    while len(pending) and seen < limit:
-        steps = np.arange(seen, min(seen + width, limit))
+    num_seen, width = 0, _FIRST_LOOK
+    while len(pending) and num_seen < limit:
+        steps = np.arange(num_seen, min(num_seen + width, limit))
         at = offset[pending, None] + (steps if forward else -1 - steps)
         at %= size[pending, None]
         # True at an episode's last step when searching forward, and at the previous episode's last step when backward.
         over = done[at + base[pending, None]] | (at == last[pending, None])
         ended = over.any(1)
-        counts[pending[ended]] = seen + over[ended].argmax(1)
+        counts[pending[ended]] = num_seen + over[ended].argmax(1)
         pending = pending[~ended]
-        seen, width = seen + len(steps), 2 * width
+        num_seen, width = num_seen + len(steps), 2 * width
     return counts
 
 

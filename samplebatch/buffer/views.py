@@ -87,14 +87,14 @@ REQUIRED: Final[Any] = object()
 
 def arguments_of_sample(more: Collection[Any], unknown: Iterable[str]) -> errors.ArgumentError:
     """Return the error for wrong arguments of `ReplayBuffer.sample`."""
-    known = ("batch_size", "n_step", "gamma", "max_age", "once", "device", "floats")
+    arguments = ("batch_size", "n_step", "gamma", "max_age", "once", "device", "floats")
     if more:
         return errors.ArgumentError(
             f"sample accepts batch_size only by position, got {len(more) + 1} values; others have names"
         )
     for name in unknown:
-        near = "did you mean 'batch_size'?" if name in _BATCH_SIZES else errors.near_names(name, known)
-        return errors.ArgumentError(f"sample has no argument {name!r}; {near}")
+        hint = "did you mean 'batch_size'?" if name in _BATCH_SIZES else errors.near_names(name, arguments)
+        return errors.ArgumentError(f"sample has no argument {name!r}; {hint}")
     return errors.ArgumentError("sample requires 'batch_size'")
 
 

@@ -335,11 +335,11 @@ def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
     policies = [side.as_multi_agent().policy_batches for side in sides]
     for path, side in zip((first, second), sides, strict=True):
         terminal.say(f"{path}: {side.env_steps()} environment steps, {side.agent_steps()} agent steps")
-    same = True
+    are_equal = True
     for policy in dict.fromkeys([*policies[0], *policies[1]]):
         left, right = (batches.get(policy, SampleBatch()) for batches in policies)
-        same &= _show_differences(policy, left, right, flat=all(isinstance(side, SampleBatch) for side in sides))
-    terminal.say("The files hold the same." if same else "The files differ.")
+        are_equal &= _show_differences(policy, left, right, flat=all(isinstance(side, SampleBatch) for side in sides))
+    terminal.say("The files hold the same." if are_equal else "The files differ.")
     return 0
 
 

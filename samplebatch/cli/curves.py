@@ -220,5 +220,5 @@ def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float6
 def _places(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
     """Quantize values to `count` levels between their minimum and maximum."""
     span = float(np.ptp(values)) or 1.0
-    places: npt.NDArray[np.int64] = ((values - values.min()) / span * (count - 1)).round().astype(np.int64)
-    return places
+    levels: npt.NDArray[np.int64] = ((values - values.min()) / span * (count - 1)).round().astype(np.int64)
+    return levels

@@ -262,9 +262,9 @@ def _row_by_row(
         got = f"a single {type(values).__name__}" if rows is None else len(rows)
         raise refuse(f"column {name!r} must have {count} rows, got {got}", None)
     for row, value in enumerate(rows):
-        must = _fault(value, dtype, row_shape, convert)
-        if must is not None:
-            raise refuse(f"column {name!r} must {must}", row)
+        requirement = _fault(value, dtype, row_shape, convert)
+        if requirement is not None:
+            raise refuse(f"column {name!r} must {requirement}", row)
     arrays = [_numbers(value, row_shape) for value in rows]
     return np.concatenate([convert(array[None], dtype) for array in arrays if array is not None])
 
@@ -281,5 +281,5 @@ def _fault(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], convert: Ca
     row = _numbers(value, shape)
     if row is None:
         return f"have rows of shape {shape}, got {array.shape}"
-    fits = convert(row[None], dtype) is not None
-    return None if fits else f"hold {dtype}, got a value of {array.dtype} that does not fit it without loss"
+    is_exact = convert(row[None], dtype) is not None
+    return None if is_exact else f"hold {dtype}, got a value of {array.dtype} that does not fit it without loss"

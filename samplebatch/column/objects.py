@@ -284,11 +284,11 @@ def _same(a: Any, b: Any) -> bool:
             return all(map(_same, a.ravel().tolist(), b.ravel().tolist()))
         return np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM")
     try:
-        same = a == b
-        if not isinstance(same, bool | np.bool_):
+        is_equal = a == b
+        if not isinstance(is_equal, bool | np.bool_):
             # Arrays of other libraries compare element by element.
-            same = same.all()
-        return bool(same) or bool(a != a and b != b)
+            is_equal = is_equal.all()
+        return bool(is_equal) or bool(a != a and b != b)
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return False
 

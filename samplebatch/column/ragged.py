@@ -315,7 +315,7 @@ def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) 
     if not dtypes:
         return np.dtype(np.float64)
     dtype = common_dtype(dtypes)
-    numbers = all(found.kind in "biufc" for found in dtypes)
+    numbers = all(dtype_of_row.kind in "biufc" for dtype_of_row in dtypes)
     if dtype is None and numbers and all(isinstance(rows[i], list | tuple) for i in voting):
         # Python numbers have no dtype: NumPy's common dtype is used if it changes no value.
         wide = np.result_type(*dtypes)

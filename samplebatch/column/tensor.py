@@ -212,7 +212,7 @@ def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -
 def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any]) -> list[threads.Job]:
     """Split the gathering of rows into jobs."""
     parts = [(indices[part], out[part]) for part in threads.pieces(len(indices), out.nbytes)]
-    return [(target.nbytes, partial(values.take, wanted, 0, target, _MODE)) for wanted, target in parts]
+    return [(target.nbytes, partial(values.take, part_indices, 0, target, _MODE)) for part_indices, target in parts]
 
 
 def joining(

@@ -102,10 +102,10 @@ class TorchColumn(Column):
         a, b = self.values, other.values
         if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
             return False
-        same = a == b
+        is_equal = a == b
         if a.is_floating_point() or a.is_complex():
-            same |= a.isnan() & b.isnan()
-        return bool(same.all())
+            is_equal |= a.isnan() & b.isnan()
+        return bool(is_equal.all())
 
     def to_numpy(self) -> npt.NDArray[Any]:
         if numpy_dtype(self.values.dtype) is None:

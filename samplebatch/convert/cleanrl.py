@@ -423,8 +423,8 @@ def _equal_rows(obs: Any, snapshot: Any) -> npt.NDArray[np.bool_]:
         parts = [_equal_rows(part, snapshot[name]) for name, part in obs.__dict__.items()]
         return np.asarray(np.logical_and.reduce(parts), np.bool_)
     expected = np.frombuffer(snapshot, obs.dtype).reshape(obs.shape)
-    same = obs == expected
+    is_equal = obs == expected
     if obs.dtype.kind == "f":
-        same |= np.isnan(obs) & np.isnan(expected)
-    flat: npt.NDArray[np.bool_] = same.reshape(len(obs), -1).all(axis=1)
+        is_equal |= np.isnan(obs) & np.isnan(expected)
+    flat: npt.NDArray[np.bool_] = is_equal.reshape(len(obs), -1).all(axis=1)
     return flat

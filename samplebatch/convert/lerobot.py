@@ -378,13 +378,13 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
         try:
             # The image header contains the size: it is checked before any pixel is decoded.
             with image.open(io.BytesIO(encoded.as_py()), formats=("PNG", "JPEG")) as opened:
-                fits: bool = opened.size == (width, height)
-                if fits:
+                has_shape: bool = opened.size == (width, height)
+                if has_shape:
                     images[row] = np.asarray(opened.convert(mode)).reshape(height, width, channels)
         # Pillow raises many types for damaged images, and warns about suspiciously large ones.
         except (OSError, ValueError, SyntaxError, TypeError, image.DecompressionBombError, Warning) as error:
             raise errors.FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG") from error
-        if not fits:
+        if not has_shape:
             raise errors.FormatError(f"row {row} of column {name!r} must be an image of {width} by {height}")
     return images
 

@@ -119,13 +119,13 @@ class SharedObservations:
         - `leaves`: leaves of the observation, shape (1, ...) each.
         """
         left: list[Any] = [None] * len(leaves)
-        fits = True
+        is_in_memory = True
         for number, (shared, leaf) in enumerate(zip(self._leaves, leaves, strict=True)):
             if shared is not None and shared.dtype == leaf.dtype:
                 shared[env, slot] = leaf[0]
             else:
-                left[number], fits = leaf, False
-        return None if fits else left
+                left[number], is_in_memory = leaf, False
+        return None if is_in_memory else left
 
     def read(self, envs: Rows, slot: int, sent: Sequence[Left]) -> list[Leaf]:
         """Return observations of environments, leaf by leaf, in newly allocated memory.

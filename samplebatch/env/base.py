@@ -171,8 +171,8 @@ class Environments(ABC):
     def _autoreset_rows(self, masks: Sequence[Flags | None]) -> Rows | None:
         if {*map(type, masks)} == _NONE_TYPES:
             return None
-        none = np.zeros(self.num_envs, np.bool_)
-        rows: Rows = join_alike("autoreset", [none if mask is None else mask for mask in masks]).nonzero()[0]
+        no_resets = np.zeros(self.num_envs, np.bool_)
+        rows: Rows = join_alike("autoreset", [no_resets if mask is None else mask for mask in masks]).nonzero()[0]
         return rows
 
     def _parts(self) -> list[Any]:

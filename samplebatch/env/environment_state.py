@@ -78,11 +78,11 @@ def save_environment(env: Any) -> bytes:
 
 def load_environment(env: Any, state: bytes) -> None:
     """Restore an environment from `save_environment`; raises EnvironmentSpecError if the class differs."""
-    drawn = dict(_find_drawn(env))
+    attributes = dict(_find_drawn(env))
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, path: Any) -> Any:
-            return drawn.get(path)
+            return attributes.get(path)
 
     loaded = Unpickler(io.BytesIO(state)).load()
     if type(loaded) is not type(env):

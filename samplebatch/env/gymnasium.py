@@ -99,10 +99,10 @@ class EnvironmentList(Environments):
         if resets is None:
             returned = self._step_each(rows)
         else:
-            asked = zip(resets.tolist(), self._envs, rows, strict=True)
+            requests = zip(resets.tolist(), self._envs, rows, strict=True)
             returned = [
-                self._begin(env) if due else environment.step(action)
-                for env, (due, environment, action) in enumerate(asked)
+                self._begin(env) if is_due else environment.step(action)
+                for env, (is_due, environment, action) in enumerate(requests)
             ]
         self.made += 1
         refuse = self.refuse

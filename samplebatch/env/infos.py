@@ -71,9 +71,9 @@ def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, cou
     merged: dict[str, Any] = {}
     for key, value in infos.items():
         if not _is_mask(key, infos):
-            here = _mask(infos, key, count)
-            here[rows] = False
-            merged[key], merged[f"_{key}"] = value, here
+            mask = _mask(infos, key, count)
+            mask[rows] = False
+            merged[key], merged[f"_{key}"] = value, mask
     for key, value in others.items():
         if _is_mask(key, others):
             continue

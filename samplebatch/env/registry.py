@@ -265,8 +265,8 @@ def _find_registered(name: str) -> Callable[..., Any]:
             if env_id in registry:
                 return partial(import_module("pettingzoo").make, interface, env_id)
         game = re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d", env_id)
-        near = f"did you mean 'ALE/{game[1]}-v5'?" if game else near_names(env_id, dict.fromkeys(ids))
-        raise EnvironmentSpecError(f"no environment {name!r}; {near}") from error
+        hint = f"did you mean 'ALE/{game[1]}-v5'?" if game else near_names(env_id, dict.fromkeys(ids))
+        raise EnvironmentSpecError(f"no environment {name!r}; {hint}") from error
 
 
 def _pettingzoo_registries() -> Iterator[tuple[str, Collection[str]]]:
@@ -330,8 +330,8 @@ def _near_environments(module_name: str, name: str) -> str:
     if package is None or not hasattr(package, "__path__"):
         return near_names(name, known_environments())
     modules = (
-        f"{package_name.replace('.', separator)}{separator}{found.name}"
-        for found in pkgutil.iter_modules(package.__path__)
+        f"{package_name.replace('.', separator)}{separator}{module_info.name}"
+        for module_info in pkgutil.iter_modules(package.__path__)
     )
     return near_names(name, modules)
 

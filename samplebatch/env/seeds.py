@@ -71,8 +71,8 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
 def generators_state() -> dict[str, Any]:
     """Return the states of process-wide generators; the state of torch is None if torch is not imported."""
     torch = sys.modules.get("torch")
-    drawn = None if torch is None else torch.get_rng_state()
-    return {"random": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": drawn}
+    torch_state = None if torch is None else torch.get_rng_state()
+    return {"random": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": torch_state}
 
 
 def load_generators(state: Mapping[str, Any] | None) -> None:

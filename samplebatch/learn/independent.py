@@ -100,10 +100,10 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
             decision = self._policies[policy_id](_own_rows(batch, rows))
             if decision.get("state") is not None and len(decision.state):
                 raise PolicySpecError(f"policies of agents that take turns must have no state, {policy_id!r} has one")
-            own = np.asarray(to_numpy(decision.act))
+            actions = np.asarray(to_numpy(decision.act))
             if acts is None:
-                acts = np.zeros((len(batch.obs.agent_id), *own.shape[1:]), own.dtype)
-            acts[rows] = own
+                acts = np.zeros((len(batch.obs.agent_id), *actions.shape[1:]), actions.dtype)
+            acts[rows] = actions
         return Batch(act=acts)
 
     def add_exploration_noise(self, act: npt.NDArray[Any], batch: Batch) -> npt.NDArray[Any]:

@@ -659,7 +659,9 @@ class Trainer(ABC, Generic[ParamsT]):
         by_name = {"return": stats.returns}
         if len(stats.policies) > 1 and not self.params.multi_agent_return_reduction:
             labels = label_policies(stats.policies)
-            by_name = {f"return {labels[policy]}": own.returns for policy, own in stats.policies.items()}
+            by_name = {
+                f"return {labels[policy]}": policy_stats.returns for policy, policy_stats in stats.policies.items()
+            }
         for name, returns in by_name.items():
             for value in returns.tolist():
                 self._returns.add({name: value})
@@ -684,8 +686,8 @@ class Trainer(ABC, Generic[ParamsT]):
             values |= {name: self._returns.mean(name) for name in self._returns.values}
         # Names such as walker/loss are of several policies, which are all shown.
         is_of_policies = any("/" in name for name in losses)
-        shown = [name for name in losses if name.endswith("/loss")] if is_of_policies else list(losses)[:2]
-        return values | {name: losses[name] for name in shown or list(losses)[:2]}
+        loss_names = [name for name in losses if name.endswith("/loss")] if is_of_policies else list(losses)[:2]
+        return values | {name: losses[name] for name in loss_names or list(losses)[:2]}
 
     def _epoch_line(self, step: TrainingStep) -> str:
         values = ", ".join(f"{name} {short(value)}" for name, value in self._display_values(step).items())

@@ -103,7 +103,7 @@ class RecentMeans:
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
         """Restore values from `state_dict`."""
-        self.values = {name: deque(own, maxlen=_WINDOW) for name, own in state.items()}
+        self.values = {name: deque(recent, maxlen=_WINDOW) for name, recent in state.items()}
 
 
 UNITS = {"training": "env_step", "test": "env_step", "update": "update_step", "info": "epoch"}

@@ -733,9 +733,9 @@ class VectorRecorder:
     def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows | None, steps: int) -> None:
         ends, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
         counted = self._episodes.add(ends, rewards, envs, steps)
-        seen: Any = columns[self._new_names[0]]
-        if type(seen) is not _ndarray and is_tensor(seen):
-            columns = {name: to_tensor(column, seen.device) for name, column in columns.items()}
+        new_obs: Any = columns[self._new_names[0]]
+        if type(new_obs) is not _ndarray and is_tensor(new_obs):
+            columns = {name: to_tensor(column, new_obs.device) for name, column in columns.items()}
         blocks: Mapping[str, Block] = dict(columns)
         for top, layout in self._layouts.items():
             leaves = [columns[name] for name in column_names(top, layout)]
@@ -850,12 +850,12 @@ def _nested_place(name: str) -> tuple[tuple[str, ...], str]:
 def _columns_after(columns: Columns, before: Mapping[str, Any], transitions: Batch) -> Columns:
     """Return the columns of transitions after a hook; arrays that it did not replace are reused."""
     after = {name: value for name, value in transitions.__dict__.items() if name != "info"}
-    same = {name for name, value in after.items() if type(value) is _ndarray and value is before.get(name)}
+    unchanged = {name for name, value in after.items() if type(value) is _ndarray and value is before.get(name)}
     # The rewards define the length of the batch.
-    same.discard("rew")
-    same_columns = {TO_FLAT.get(name, name) for name in same}
+    unchanged.discard("rew")
+    same_columns = {TO_FLAT.get(name, name) for name in unchanged}
     changed = as_sample_batch(
-        node(Batch, {TO_FLAT.get(name, name): value for name, value in after.items() if name not in same})
+        node(Batch, {TO_FLAT.get(name, name): value for name, value in after.items() if name not in unchanged})
     )
     values = {name: column for name, column in columns.items() if name in same_columns}
     for name in changed.column_names:

@@ -96,10 +96,10 @@ class RateLimiter:
         """Return which limit blocks an insert into a table of `size` items; an empty string if none does."""
         if self.samples_per_insert is None or self.error_buffer is None or size < self.min_size:
             return ""
-        due = self._due
-        if due + self.samples_per_insert <= self.error_buffer:
+        num_due = self._due
+        if num_due + self.samples_per_insert <= self.error_buffer:
             return ""
-        return f"samples are {due:g} behind and may be {self._so_far()}"
+        return f"samples are {num_due:g} behind and may be {self._so_far()}"
 
     def why_not_sample(self, size: int) -> str:
         """Return which limit blocks a sample of a table of `size` items; an empty string if none does."""
@@ -107,10 +107,10 @@ class RateLimiter:
             return f"sampling needs {self.min_size} items, and there are {size}"
         if self.samples_per_insert is None or self.error_buffer is None:
             return ""
-        due = self._due
-        if due - 1.0 >= -self.error_buffer:
+        num_due = self._due
+        if num_due - 1.0 >= -self.error_buffer:
             return ""
-        return f"samples are {-due:g} ahead and may be {self._so_far()}"
+        return f"samples are {-num_due:g} ahead and may be {self._so_far()}"
 
     def _so_far(self) -> str:
         return f"{self.error_buffer:g}: {self.sampled} were drawn for {self.inserted} inserts"

@@ -449,12 +449,12 @@ class TakenNumbers:
     @classmethod
     def from_state(cls, state: Any) -> TakenNumbers:
         """Restore the result of `state`; raises FormatError if an entry is not a (writer, stream, number) triple."""
-        taken = cls()
+        numbers = cls()
         try:
             for writer, stream, number in state:
-                taken.note(text("writer", writer), text("stream", stream), count_of("number", number))
+                numbers.note(text("writer", writer), text("stream", stream), count_of("number", number))
         except (TypeError, ValueError) as error:
             raise FormatError(
                 f"the state must list [writer, stream, number] of each stream's last fragment: {error}"
             ) from error
-        return taken
+        return numbers

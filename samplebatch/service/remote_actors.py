@@ -106,10 +106,10 @@ class RemoteActors:
             If the service cannot be reached.
         """
         began, count = time.perf_counter(), StepCount()
-        wanted = 0 if n_step is None else whole("n_step", n_step, 1)
-        if self._fragments is None and wanted:
+        min_steps = 0 if n_step is None else whole("n_step", n_step, 1)
+        if self._fragments is None and min_steps:
             self._fragments = self.client.stream()
-        while self._fragments is not None and count.env_steps < wanted:
+        while self._fragments is not None and count.env_steps < min_steps:
             fragment = next(self._fragments)
             ended = self._episodes.advance(fragment)
             if self._is_stale(fragment):

@@ -458,8 +458,8 @@ class RowStore:
                 raise errors.ColumnMismatchError(f"consumers must include {consumer!r}, got {list(self.consumers)}")
         order = np.argsort(numbers)
         self._append([keys[position] for position in order.tolist()])
-        for consumer, taken in marks.items():
-            self._arrays["mark", consumer][: len(keys)] = np.where(np.array(taken, np.bool_)[order], _TAKEN, _FREE)
+        for consumer, mark in marks.items():
+            self._arrays["mark", consumer][: len(keys)] = np.where(np.array(mark, np.bool_)[order], _TAKEN, _FREE)
         for write in writes:
             self.write(write)
         self.next_key = count_of("next_key", state["next_key"])

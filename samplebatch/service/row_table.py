@@ -200,7 +200,8 @@ class RowTable:
         self._group_size = None if group_size is None else whole("group_size", group_size, 1)
         self._max_lag = None if max_lag is None else whole("max_lag", max_lag)
         self._rows = RowStore(
-            [short_text("a consumer", one) for one in consumers], Facts(group, version, length, ragged_dtypes(ragged))
+            [short_text("a consumer", consumer) for consumer in consumers],
+            Facts(group, version, length, ragged_dtypes(ragged)),
         )
         self._rng = np.random.default_rng(seed)
         self._lock = new_lock()
@@ -765,11 +766,11 @@ class RowTable:
         if not len(order):
             return ready[:0], False
         sizes = counts[order]
-        fits = np.cumsum(sizes) <= selection.n
+        is_within = np.cumsum(sizes) <= selection.n
         if selection.max_tokens is not None:
             tokens = np.bincount(group_ranks, rows.fact("length")[ready], len(counts))[order]
-            fits &= np.cumsum(tokens) <= selection.max_tokens
-        chosen = int(fits.argmin()) if not fits.all() else len(fits)
+            is_within &= np.cumsum(tokens) <= selection.max_tokens
+        chosen = int(is_within.argmin()) if not is_within.all() else len(is_within)
         if not chosen:
             unit = "a group" if selection.by_group else "a row"
             if sizes[0] > selection.n:

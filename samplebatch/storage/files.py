@@ -77,7 +77,7 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
     """
     suffix = _suffix_of(path)
     if suffix in _OTHERS or SUFFIXES.get(suffix, form) != form:
-        suffixes = [repr(known) for known, other in SUFFIXES.items() if other == form]
+        suffixes = [repr(accepted) for accepted, other in SUFFIXES.items() if other == form]
         must = " or ".join([", ".join(suffixes[:-1]), suffixes[-1]] if suffixes[1:] else suffixes)
         raise FormatError(f"the suffix of {os.fspath(path)!r} must be {must}, got {suffix!r}")
 

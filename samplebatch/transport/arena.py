@@ -338,11 +338,11 @@ class Blocks:
         if not self.is_sent:
             self.lent.pop(self.sending, None)
         lent = [block for blocks in self.lent.values() for block in blocks]
-        gone = {start for start, _ in lent}
+        lent_starts = {start for start, _ in lent}
         reserved = {
             start: (block, keeper)
             for start, (block, keeper) in self.reserved.items()
-            if start not in gone and keeper() is not None
+            if start not in lent_starts and keeper() is not None
         }
         self.arena = Arena(self._start, self._stop, [*lent, *(block for block, _ in reserved.values())])
         self.reserved = reserved
@@ -363,7 +363,7 @@ class Blocks:
                 break
             raw = returned[0]
             for ident in memoryview(raw).cast("Q"):
-                # An unlent number was returned twice, or announces that the consumer has connected or closed.
+                # An lent_starts number was returned twice, or announces that the consumer has connected or closed.
                 for start, nbytes in self.lent.pop(ident, ()):
                     arena.give(start, nbytes)
             del returned[0]

@@ -349,8 +349,10 @@ class RayBackend(backend.Backend):
         ray = self._connect()
         check_tokens(ray.get_runtime_context().gcs_address)
         if self._options.capacity_nbytes is None:
-            here = ray.get_runtime_context().get_node_id()
-            stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here]
+            node_id = ray.get_runtime_context().get_node_id()
+            stores = [
+                node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == node_id
+            ]
             self._capacity_nbytes = min(self._capacity_nbytes, int(max(stores)) // (_LENT * self._options.num_workers))
 
     def start(self, spec: WorkerSpec) -> backend.Worker:

@@ -810,8 +810,8 @@ class BufferWriter:
         cut = []
         for start, last in zip(starts.tolist(), lasts.tolist(), strict=True):
             env = int(env_id[start])
-            due = self._next.pop(env, None)
-            if due is not None and due != (int(eps_id[start]), int(t[start])):
+            expected = self._next.pop(env, None)
+            if expected is not None and expected != (int(eps_id[start]), int(t[start])):
                 cut.append(env)
             if not done[last]:
                 self._next[env] = int(eps_id[last]), int(t[last]) + 1

@@ -235,9 +235,9 @@ def format_tree(source: Node, head: str | None = None) -> str:
         return f"{head}()"
     lines = [f"{head}("]
     for name, value in source.__dict__.items():
-        shown = for_terminal(name)
-        margin = " " * (len(shown) + 6)
-        lines.append(f"    {shown}: {_format_leaf(value)},".replace("\n", f"\n{margin}"))
+        escaped = for_terminal(name)
+        margin = " " * (len(escaped) + 6)
+        lines.append(f"    {escaped}: {_format_leaf(value)},".replace("\n", f"\n{margin}"))
     lines.append(")")
     return "\n".join(lines)
 

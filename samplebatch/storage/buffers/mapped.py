@@ -255,14 +255,14 @@ class FolderJournal:
     def _encode_extra(self) -> bytes:
         """Encode the state of generator and sampler, `stack_num` and the action unit as JSON."""
         buffer = self._buffer
-        none = np.zeros(0, np.intp)
+        no_slots = np.zeros(0, np.intp)
         unit = buffer.action_unit
-        key = repr((buffer._rng.bit_generator.state, buffer._sampler.state_dict(none), buffer.stack_num, unit))
+        key = repr((buffer._rng.bit_generator.state, buffer._sampler.state_dict(no_slots), buffer.stack_num, unit))
         # Encoding unchanged values again would dominate the cost of a step.
         if key != self._encoded[0]:
             state = {
                 "generator": buffer_state.generator_state(buffer._rng),
-                "sampler": buffer_state.plain(buffer_state.sampler_state(buffer._sampler, none)),
+                "sampler": buffer_state.plain(buffer_state.sampler_state(buffer._sampler, no_slots)),
                 "stack_num": buffer.stack_num,
                 **({} if unit is None else {"action_unit": unit.describe()}),
             }

@@ -274,8 +274,8 @@ class _Table:
         for count, earlier in zip(self.manifest["rings"], previous["rings"], strict=False):
             common = min(count, earlier)
             now, then = slice(start, start + common), slice(earlier_start, earlier_start + common)
-            same = (self.digests[now] == digests[then]).all(1)
-            self.groups[now][same] = groups[then][same]
+            is_equal = (self.digests[now] == digests[then]).all(1)
+            self.groups[now][is_equal] = groups[then][is_equal]
             start, earlier_start = start + count, earlier_start + earlier
         # Groups whose segment was removed or truncated are written again.
         stops = self.groups[:, 1:].sum(1).tolist()

@@ -147,9 +147,9 @@ def check_final_shapes(table: Table) -> None:
     """Check that final observations have the names and row shapes of observations."""
     if table.finals is None or not table.finals.known or "obs" not in table.columns.tree:
         return
-    none = np.zeros(0, np.intp)
+    no_rows = np.zeros(0, np.intp)
     shapes = [
-        {path: store.to_column(none).row_shape for path, store in leaves_of(columns.tree[name])}
+        {path: store.to_column(no_rows).row_shape for path, store in leaves_of(columns.tree[name])}
         for columns, name in ((table.columns, "obs"), (table.finals.columns, NAME))
     ]
     for path, shape in shapes[0].items():

@@ -184,7 +184,7 @@ def attributes_for(buffer: Any) -> buffer_state.State:
 def rows_for(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
     """Return rows as a stub of a Tianshou batch."""
     values = {
-        name: held.take(slots) if isinstance(held, Store) else rows_for(held, slots) for name, held in tree.items()
+        name: child.take(slots) if isinstance(child, Store) else rows_for(child, slots) for name, child in tree.items()
     }
     return _batch_stub(values)
 

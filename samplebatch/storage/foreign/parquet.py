@@ -116,8 +116,8 @@ class BoundedReader:
                         continue
                     repetition = leaf.get(_ELEMENT_REPETITION, 0)
                     levels = {_REPEATED_LEVELS: repetition == _REPEATED, _DEFINED_LEVELS: repetition != 0}
-                    fits = all(len(sizes.get(field) or ()) in (0, 1 + more) for field, more in levels.items())
-                    if not fits or (_TEXT_NBYTES in sizes and leaf.get(_ELEMENT_KIND) != _BYTES):
+                    is_consistent = all(len(sizes.get(field) or ()) in (0, 1 + more) for field, more in levels.items())
+                    if not is_consistent or (_TEXT_NBYTES in sizes and leaf.get(_ELEMENT_KIND) != _BYTES):
                         raise FormatError(f"a row group must have size statistics of column {name!r}, got others")
 
     def _chunks(self, groups: Sequence[int], columns: Container[bytes]) -> Iterator[Chunk]:

@@ -132,14 +132,14 @@ def is_compressed(batch: AnyBatch) -> bool:
 def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
     """Yield the path of each None or empty batch in a nested batch, and whether it is None."""
     for name, value in batch.__dict__.items():
-        here = [*path, name]
+        child_path = [*path, name]
         if value is None:
-            yield here, True
+            yield child_path, True
         elif KINDS[type(value)] == NODE:
             if value.__dict__:
-                yield from _empty_paths(value, here)
+                yield from _empty_paths(value, child_path)
             else:
-                yield here, False
+                yield child_path, False
 
 
 def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
@@ -258,9 +258,9 @@ def _project(file: TableFile, columns: Sequence[str] | None) -> tuple[list[str],
         about = {**about, "lists": [name for name in about["lists"] if name in stored]}
         return choose(columns, stored, repr(file.name)), about
     all_columns = list(dict.fromkeys(name for part in about["policies"].values() for name in part["columns"]))
-    asked = set(choose(columns, all_columns, repr(file.name)))
+    requested = set(choose(columns, all_columns, repr(file.name)))
     policies = {
-        policy: {**part, "columns": {name: placed for name, placed in part["columns"].items() if name in asked}}
+        policy: {**part, "columns": {name: placed for name, placed in part["columns"].items() if name in requested}}
         for policy, part in about["policies"].items()
     }
     placed = {_POLICY}.union(*(part["columns"].values() for part in policies.values()))
@@ -379,11 +379,11 @@ def choose(requested: Iterable[str] | None, known: Sequence[str], subject: str) 
         return list(known)
     if isinstance(requested, str):
         raise ArgumentError(f"columns must be a list of names, got {requested!r}; pass [{requested!r}]")
-    asked = list(requested)
-    for name in asked:
+    names = list(requested)
+    for name in names:
         if not any(_is_under(column, name) for column in known):
             raise ColumnNotFoundError(f"{subject} has no column {name!r}; {near_names(str(name), known)}")
-    return [column for column in known if any(_is_under(column, name) for name in asked)]
+    return [column for column in known if any(_is_under(column, name) for name in names)]
 
 
 def _is_under(column: str, name: object) -> bool:
@@ -455,7 +455,7 @@ class RowFilter:
             self.expression: Any = parquet.filters_to_expression(filters)
         except (OverflowError, TypeError, ValueError) as error:
             raise _other_type(error) from error
-        numbers = [[one for own in group if (one := _Comparison.of(own, schema))] for group in groups]
+        numbers = [[comparison for own in group if (comparison := _Comparison.of(own, schema))] for group in groups]
         self._comparisons = numbers if [*map(len, numbers)] == [*map(len, groups)] else None
         if self._comparisons is None:
             # Reject values of wrong types before anything is read.
@@ -466,7 +466,9 @@ class RowFilter:
         if self._comparisons is None or any(table.column(name).null_count for name in self.names):
             return self._find(table)
         columns = {name: table.column(name).to_numpy() for name in self.names}
-        masks = [reduce(operator.and_, [one.holds(columns) for one in group]) for group in self._comparisons]
+        masks = [
+            reduce(operator.and_, [comparison.holds(columns) for comparison in group]) for group in self._comparisons
+        ]
         return reduce(operator.or_, masks).nonzero()[0]
 
     def _find(self, table: pa.Table) -> npt.NDArray[np.int64]:

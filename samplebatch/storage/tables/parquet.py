@@ -108,12 +108,12 @@ class ParquetTable(batches.TableFile):
     def _check_types(self, names: Sequence[str]) -> None:
         """Check column types of row groups: pyarrow terminates the process on mismatched statistics."""
         about = self._file.metadata
-        for place in range(about.num_columns):
-            column = about.schema.column(place)
+        for index in range(about.num_columns):
+            column = about.schema.column(index)
             if column.path not in names:
                 continue
             for group in range(self.num_groups):
-                actual = about.row_group(group).column(place).physical_type
+                actual = about.row_group(group).column(index).physical_type
                 if actual != column.physical_type:
                     raise FormatError(f"column {column.path!r} must be {column.physical_type}, got {actual} in a group")
 
