@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from samplebatch import PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
-from samplebatch.convert import TorchRLReplayBuffer
+from samplebatch.convert import TorchRLReplayBuffer, from_tensordict, to_tensordict
 from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError, EmptyBufferError, PriorityError
 from tests.optional import torch
 
@@ -122,3 +122,26 @@ def test_what_does_not_fit_is_named() -> None:
         rb.update_tensordict_priority(rb.sample(2))
     with pytest.raises(PriorityError, match="must be prioritized to update priorities, got a ReplayBuffer"):
         rb.update_priority([0], [1.0])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_steps_of_a_collector_of_torchrl_are_shared(count: int) -> None:
+    pytest.importorskip("torchrl")
+    import torchrl.collectors
+    from torchrl.envs import GymEnv, SerialEnv
+
+    environment = GymEnv("CartPole-v1") if count == 1 else SerialEnv(count, lambda: GymEnv("CartPole-v1"))
+    kind = getattr(torchrl.collectors, "Collector", None) or torchrl.collectors.SyncDataCollector
+    collector = kind(environment, None, frames_per_batch=20 * count, total_frames=20 * count)
+    try:
+        td = next(iter(collector))
+    finally:
+        collector.shutdown()
+    steps = from_tensordict(td)
+    again = to_tensordict(steps)
+    for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("collector", "traj_ids")):
+        assert again[key].data_ptr() == td[key].data_ptr(), key
+        assert torch.equal(again[key].reshape(td[key].shape), td[key]), key
+    rb = TorchRLReplayBuffer(VectorReplayBuffer(100, count) if count > 1 else ReplayBuffer(100))
+    indices = rb.extend(td)
+    assert np.array_equal(rb.buffer[indices.numpy()].obs, steps["obs"].numpy())
