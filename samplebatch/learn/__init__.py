@@ -11,6 +11,7 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.learn.a2c import A2C as A2C
+    from samplebatch.learn.action_values import ContinuousDeterministicPolicy as ContinuousDeterministicPolicy
     from samplebatch.learn.action_values import (
         ContinuousPolicyWithExplorationNoise as ContinuousPolicyWithExplorationNoise,
     )
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from samplebatch.learn.checkpoint import save_checkpoint as save_checkpoint
     from samplebatch.learn.cql import CQL as CQL
     from samplebatch.learn.ddpg import DDPG as DDPG
-    from samplebatch.learn.ddpg import TD3 as TD3
-    from samplebatch.learn.ddpg import ContinuousDeterministicPolicy as ContinuousDeterministicPolicy
     from samplebatch.learn.discrete_bcq import DiscreteBCQ as DiscreteBCQ
     from samplebatch.learn.discrete_bcq import DiscreteBCQPolicy as DiscreteBCQPolicy
     from samplebatch.learn.distributional import C51 as C51
@@ -88,6 +87,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.sac import DiscreteSAC as DiscreteSAC
     from samplebatch.learn.sac import FixedAlpha as FixedAlpha
     from samplebatch.learn.sac import SACPolicy as SACPolicy
+    from samplebatch.learn.td3 import TD3 as TD3
     from samplebatch.learn.trainer import EpochStats as EpochStats
     from samplebatch.learn.trainer import InfoStats as InfoStats
     from samplebatch.learn.trainer import OfflineTrainer as OfflineTrainer

@@ -76,6 +76,44 @@ class ContinuousPolicyWithExplorationNoise(Policy):
             self.exploration_noise.load_state_dict(dict(state))
 
 
+class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
+    """Deterministic policy for continuous actions, for DDPG and TD3.
+
+    Parameters
+    ----------
+    actor
+        Network from observations to actions, in [-1, 1] with `action_scaling`.
+    action_space, **options
+        See `ContinuousPolicyWithExplorationNoise`.
+
+    Raises
+    ------
+    PolicySpecError
+        If the action space is not a Box.
+
+    Examples
+    --------
+    >>> policy = ContinuousDeterministicPolicy(
+    ...     actor=nn.Tanh(), action_space=gymnasium.spaces.Box(-2.0, 2.0, (1,))
+    ... )
+    >>> policy.compute_action([100.0])
+    array([2.], dtype=float32)
+    """
+
+    def __init__(self, *, actor: nn.Module, action_space: gymnasium.Space[Any], **options: Any) -> None:
+        super().__init__(action_space=action_space, **options)
+        self.actor = actor
+
+    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None, **unused: Any) -> Batch:
+        """Return the actions as `act`, and the state; `model` is evaluated instead of `self.actor`.
+
+        Other arguments are ignored, because Tianshou's algorithms pass some.
+        """
+        obs, _ = self.observations(batch)
+        act, state = call_network(self.actor if model is None else model, obs, state)
+        return Batch(act=act, state=state)
+
+
 class ActionValueLearner(Algorithm[PolicyT], ABC):
     r"""Base class of algorithms with a policy and a critic Q(s, a): `DDPG` and `TwinCritics`.
 

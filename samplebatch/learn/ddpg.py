@@ -1,58 +1,16 @@
-"""DDPG (Lillicrap et al., arXiv:1509.02971) and TD3 (Fujimoto et al., arXiv:1802.09477)."""
+"""DDPG: deep deterministic policy gradient (Lillicrap et al., arXiv:1509.02971)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import torch
-from torch import nn
 
-from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.learn.action_values import ActionValueLearner, ContinuousPolicyWithExplorationNoise, TwinCritics
+from samplebatch.learn.action_values import ActionValueLearner, ContinuousDeterministicPolicy
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory
-
-
-class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
-    """Deterministic policy for continuous actions, for DDPG and TD3.
-
-    Parameters
-    ----------
-    actor
-        Network from observations to actions, in [-1, 1] with `action_scaling`.
-    action_space, **options
-        See `ContinuousPolicyWithExplorationNoise`.
-
-    Raises
-    ------
-    PolicySpecError
-        If the action space is not a Box.
-
-    Examples
-    --------
-    >>> policy = ContinuousDeterministicPolicy(
-    ...     actor=nn.Tanh(), action_space=gymnasium.spaces.Box(-2.0, 2.0, (1,))
-    ... )
-    >>> policy.compute_action([100.0])
-    array([2.], dtype=float32)
-    """
-
-    def __init__(self, *, actor: nn.Module, action_space: gymnasium.Space[Any], **options: Any) -> None:
-        super().__init__(action_space=action_space, **options)
-        self.actor = actor
-
-    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None, **unused: Any) -> Batch:
-        """Return the actions as `act`, and the state; `model` is evaluated instead of `self.actor`.
-
-        Other arguments are ignored, because Tianshou's algorithms pass some.
-        """
-        obs, _ = self.observations(batch)
-        act, state = call_network(self.actor if model is None else model, obs, state)
-        return Batch(act=act, state=state)
 
 
 @dataclass(kw_only=True)
@@ -99,69 +57,3 @@ class DDPG(ActionValueLearner[ContinuousDeterministicPolicy], OffPolicyAlgorithm
         self.policy_optim.step(loss)
         self._update_lagged_network_weights(self.tau)
         return DDPGTrainingStats(actor_loss=loss.item(), critic_loss=critic_loss)
-
-
-@dataclass(kw_only=True)
-class TD3TrainingStats(TrainingStats):
-    """Losses of an update of TD3; `actor_loss` is None if the policy was not updated."""
-
-    actor_loss: float | None
-    critic1_loss: float
-    critic2_loss: float
-
-
-class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
-    """Twin delayed deterministic policy gradient, for continuous actions (Fujimoto et al., arXiv:1802.09477).
-
-    Targets use actions of the target policy with clipped noise, which smooths the critics (section 5.3). Every
-    `update_actor_freq` updates, the policy is updated with the gradient of the first critic, and then all target
-    networks are updated (section 5.2).
-
-    Parameters
-    ----------
-    policy, policy_optim, **options
-        See `TwinCritics`.
-    policy_noise, noise_clip
-        Standard deviation of the noise in target actions, and bound of its absolute value; 0 for no bound.
-    update_actor_freq
-        Number of critic updates per policy update.
-
-    Raises
-    ------
-    ArgumentError
-        If a number is out of range.
-    PolicySpecError
-        If the policy's action space is not a Box.
-    """
-
-    def __init__(
-        self,
-        *,
-        policy: ContinuousDeterministicPolicy,
-        policy_optim: OptimizerFactory,
-        policy_noise: float = 0.2,
-        update_actor_freq: int = 2,
-        noise_clip: float = 0.5,
-        **options: Any,
-    ) -> None:
-        super().__init__(policy=policy, policy_optim=policy_optim, **options)
-        self.actor_old = self._add_lagged_network(policy.actor)
-        self.policy_noise, self.noise_clip = policy_noise, noise_clip
-        self.update_actor_freq = whole("update_actor_freq", update_actor_freq, 1)
-
-    def _target_q(self, batch: Batch) -> torch.Tensor:
-        act = self.policy(Batch(obs=batch.obs_next), model=self.actor_old).act
-        noise = torch.randn_like(act) * self.policy_noise
-        if self.noise_clip > 0:
-            noise = noise.clamp(-self.noise_clip, self.noise_clip)
-        return self._min_target_value(batch.obs_next, act + noise)
-
-    def _update_with_batch(self, batch: Batch) -> TD3TrainingStats:
-        critic1_loss, critic2_loss = self._update_critics(batch)
-        actor_loss = None
-        if self.updates % self.update_actor_freq == 0:
-            loss = -self._action_value(self.critic, batch.obs, self.policy(batch).act).mean()
-            self.policy_optim.step(loss)
-            self._update_lagged_network_weights(self.tau)
-            actor_loss = loss.item()
-        return TD3TrainingStats(actor_loss=actor_loss, critic1_loss=critic1_loss, critic2_loss=critic2_loss)
