@@ -132,15 +132,15 @@ def test_memory_is_the_receivers_until_its_last_array_is_deleted() -> None:
     piece, tensor = back["obs"][5:7, :1], back["t"][3:]
     del back
     shared_pickling._queue_memory.keep(1 << 30)
-    assert not shared_pickling._queue_memory._kept
+    assert not shared_pickling._queue_memory._retained
     assert piece.tolist() == [[100.0], [120.0]]
     del piece
     assert tensor[0] == 3
     shared_pickling._queue_memory.keep(1 << 30)
-    assert not shared_pickling._queue_memory._kept
+    assert not shared_pickling._queue_memory._retained
     del tensor
     shared_pickling._queue_memory.keep(1 << 30)
-    assert len(shared_pickling._queue_memory._kept) == 1
+    assert len(shared_pickling._queue_memory._retained) == 1
 
 
 @pytest.mark.parametrize("size", [0, 1, shared_pickling.WORTHWHILE // 8 - 1])
