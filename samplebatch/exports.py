@@ -1,4 +1,4 @@
-"""Public names of packages that are imported on first use."""
+"""Lazy imports: public names of packages, imported on first use."""
 
 from __future__ import annotations
 

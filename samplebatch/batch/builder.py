@@ -495,7 +495,7 @@ class _GrowingColumn(ABC):
     def put_many(self, row: int, values: Any, count: int) -> None:
         """Write `count` rows starting at `row`, from values of shape (count, ...); raises the same errors as `put`.
 
-        Raises ColumnLengthError if the number of values differs.
+        Raises ColumnLengthError unless there are `count` values.
         """
 
     @abstractmethod

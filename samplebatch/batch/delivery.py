@@ -328,7 +328,7 @@ class TorchTarget:
         """Makes a tensor of a plain array that stays on the host."""
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array as a tensor, over the same memory if it is writable and torch supports its layout.
+        """Return an array as a tensor, without a copy if it is writable and torch supports its layout.
 
         An object array of numeric rows becomes an object array of tensors that share one allocation.
         """

@@ -411,7 +411,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     # -- files and tables ----------------------------------------------------------------------------------------------
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table over the same memory with the policies' tables concatenated.
+        """Return an Arrow table that shares memory with the batches, the policies' tables concatenated.
 
         A column `policy_id` identifies the policy of each row. Columns of equal type become one column; others become
         one column per policy, named `policy/name`. Rows of policies that lack a column are null. `from_arrow` is the

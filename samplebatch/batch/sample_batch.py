@@ -790,9 +790,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return repeat(self, k, interleave=interleave)
 
     def union(self, other: SampleBatch[Any] | Mapping[str, Any]) -> Self:
-        """Return a batch with the columns of both, over the same memory; common columns must be equal.
+        """Return a batch with the columns of both, without a copy; common columns must be equal.
 
-        Raises ColumnLengthError if the numbers of rows differ, ColumnMismatchError if a common column differs.
+        Raises ColumnLengthError if the batches have different numbers of rows, ColumnMismatchError if a common column
+        is not equal in both.
 
         >>> list(SampleBatch(ids=[1, 2]).union(SampleBatch(rewards=[0.5, 1.0])))
         ['ids', 'rewards']
@@ -802,7 +803,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return union(self, other)
 
     def assign(self, **columns: Any) -> Self:
-        """Return a batch with added or replaced columns, over the same memory; this batch is unchanged.
+        """Return a batch with added or replaced columns, without a copy; this batch is unchanged.
 
         >>> list(SampleBatch(rewards=[1.0, 3.0]).assign(advantages=[-1.0, 1.0]))
         ['rewards', 'advantages']
@@ -1043,7 +1044,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self._nest({name: column.values for name, column in self._all().items()})
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table over the same memory; `from_arrow` is the inverse.
+        """Return an Arrow table without a copy; `from_arrow` is the inverse.
 
         The table has one row per step, or with sequences one row per sequence, whose step columns are lists over the
         columns' values. N-dimensional columns are fixed-shape tensors.

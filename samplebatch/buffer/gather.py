@@ -190,7 +190,7 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
 
 
 def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
-    """Return the final observations that replace missing following steps.
+    """Locate final observations of steps without a stored next step.
 
     last: whether a step is the last stored step of an episode that was not terminated; shape of the slots.
 

@@ -19,8 +19,8 @@ class SumTree:
     """Weights of numbered slots and their sums, as a binary tree of float64.
 
     Every sum is recomputed from its two children when one child changes, so that rounding errors do not accumulate. The
-    memory is twice the next power of two; pages of unused slots are not touched. The loops are compiled
-    after the first calls of a process: see `samplebatch.deferred_kernels`.
+    array has twice as many entries as the next power of two; pages of unused slots are not touched. The loops are
+    compiled after the first calls of a process: see `samplebatch.deferred_kernels`.
 
     size: number of slots; their initial weights are 0.
 

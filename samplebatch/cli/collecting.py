@@ -107,7 +107,7 @@ def destination(path: Path) -> Destination:
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read a file or folder of any format as a batch, with buffers in time order; raises the errors of `load`."""
+    """Read a file or folder of any format as a batch; rows of a buffer are in time order. Raises as `load` does."""
     return _as_rows(saving.load(path, allow_pickle=allow_pickle, verify=True))
 
 

@@ -106,11 +106,11 @@ class Column(ABC):
 
     @abstractmethod
     def to_numpy(self) -> npt.NDArray[Any]:
-        """Return the rows as an array of shape (n, ...), over the same memory if the layout permits."""
+        """Return the rows as an array of shape (n, ...), without a copy if the layout permits."""
 
     @abstractmethod
     def to_torch(self) -> torch.Tensor:
-        """Return the rows as a tensor of shape (n, ...), over the same memory if the layout permits.
+        """Return the rows as a tensor of shape (n, ...), without a copy if the layout permits.
 
         Raises ColumnTypeError if torch has no dtype for the rows.
         """

@@ -457,7 +457,7 @@ class Node:
     children: tuple[Node, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the form as a dict for JSON, without empty fields."""
+        """Return the form as a JSON-serializable dict, without empty fields."""
         fields = {name: getattr(self, name) for name in ("kind", "nullable", "dtype", "shape", "names", "optional")}
         fields["children"] = [child.plain() for child in self.children]
         return {name: value for name, value in fields.items() if value}

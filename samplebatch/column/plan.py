@@ -107,7 +107,7 @@ class Plan:
     # Reading
 
     def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
-        """View columns of a record batch in the bytes of a file; None if it does not have the library's layout.
+        """View columns of a record batch in the bytes of a file; None if the batch has another layout.
 
         Raises FormatError if there are implausibly many rows without bytes.
         """

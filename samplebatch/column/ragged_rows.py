@@ -495,8 +495,8 @@ class RaggedRows(VaryingRows):
     def gather(self, positions: Any) -> Any:
         """Return the elements at positions of each row.
 
-        Raises RowIndexError if a position is outside its row. Raises ColumnLengthError if the number of rows of
-        `positions` differs.
+        Raises RowIndexError if a position is outside its row. Raises ColumnLengthError if `positions` has another
+        number of rows.
 
         Parameters
         ----------

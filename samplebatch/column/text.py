@@ -188,7 +188,7 @@ class TextColumn(Column):
         name
             The column's name, for errors.
         exact
-            Whether all bytes have equal length, so that trailing zeros are significant.
+            Whether all byte strings have the same length, so that trailing zero bytes are significant.
         """
         if exact and values.dtype.itemsize:
             rows = values.view(f"V{values.dtype.itemsize}").reshape(-1).tolist()

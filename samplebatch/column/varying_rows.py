@@ -192,9 +192,9 @@ class VaryingRows(Column):
     def __setitem__(self, key: Any, rows: Any) -> None:
         """Overwrite rows with rows of the same shapes: one row, a sequence of rows, or one number for all.
 
-        Raises ColumnLengthError if the number of selected rows differs. Raises ColumnMismatchError if the shape of a
-        row differs from the replaced row, or the dtype cannot represent its elements. Raises RowIndexError if a row is
-        out of range.
+        Raises ColumnLengthError if the number of rows differs from the number of selected rows. Raises
+        ColumnMismatchError if the shape of a row differs from the replaced row, or the dtype cannot represent its
+        elements. Raises RowIndexError if a row is out of range.
         """
         targets = resolve(key, len(self))
         if isinstance(targets, int):

@@ -376,7 +376,7 @@ def fit_observation(name: str, value: Any, form: RowForm | dict[str, Any]) -> An
 
 
 def fit_rows(name: str, value: Any, form: RowForm) -> npt.NDArray[Any]:
-    """Cast rows to a dtype and reshape them; raises ColumnMismatchError if the number of elements differs."""
+    """Cast rows to a dtype and reshape them; raises ColumnMismatchError if the form has another number of elements."""
     dtype, shape = form
     array = value if type(value) is np.ndarray else as_array(value)
     if array.shape != shape:

@@ -588,7 +588,7 @@ class SB3RolloutBuffer:
     """Rollout buffer for `rollout_buffer_class` of Stable-Baselines3's PPO and A2C.
 
     Advantages are computed by the compiled `samplebatch.returns.gae`. Minibatches are drawn in the same order as in
-    Stable-Baselines3. `to_sample_batch` returns the rollout over the same memory.
+    Stable-Baselines3. `to_sample_batch` returns the rollout without a copy.
 
     Parameters
     ----------
@@ -791,7 +791,7 @@ class SB3RolloutBuffer:
             )
 
     def to_sample_batch(self) -> SampleBatch:
-        """Return a complete rollout under RLlib's names, environment by environment, over the same memory.
+        """Return a complete rollout under RLlib's names, environment by environment, without a copy.
 
         Raises
         ------

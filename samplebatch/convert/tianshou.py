@@ -32,7 +32,7 @@ _REWARD_FUNCTION = "compute_reward_fn"
 
 
 def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> Any:
-    """Convert a Tianshou batch or replay buffer to the library's class, over the same memory.
+    """Convert a Tianshou batch or replay buffer to the library's class, without a copy.
 
     The class, rows, cursors, open episodes and priorities of a buffer are preserved, but not its random generator. Use
     only one of the two buffers afterwards: added steps overwrite rows of both.

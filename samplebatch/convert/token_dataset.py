@@ -57,7 +57,7 @@ def from_token_dataset(dataset: Any, columns: Sequence[str] | None = None) -> Sa
 
 
 def to_token_dataset(batch: SampleBatch[Any]) -> Any:
-    """Return a batch as a Hugging Face dataset, over the same memory if the layout permits.
+    """Convert a batch to a Hugging Face dataset, without a copy if the layout permits.
 
     Ragged columns become lists, which TRL's trainers and collators read. Nested columns keep their dotted names.
 

@@ -1,4 +1,4 @@
-"""TorchRL: TensorDicts of steps over the same memory, and a replay buffer that stores and samples them."""
+"""TorchRL: TensorDicts of steps without copies, and a replay buffer that stores and samples them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SINGLE = frozenset((names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.D
 
 
 def to_tensordict(source: Source) -> TensorDict:
-    """Return steps as a TensorDict under TorchRL's names, over the same memory if torch supports the layout.
+    """Return steps as a TensorDict under TorchRL's names, without a copy if torch supports the layout.
 
     `obs` becomes `observation` and `new_obs` becomes `("next", "observation")`. Each part of nested observations is an
     entry of the root and of `"next"`, as in TorchRL's environments. Rewards and flags have shape (n, 1), and `done` is

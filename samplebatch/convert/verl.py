@@ -32,7 +32,7 @@ def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
     data
         A `DataProto`, or any object with attributes `batch` and `non_tensor_batch`.
     padded
-        Whether to return all tensors padded, over the same memory, with the mask.
+        Whether to return all tensors padded, without a copy, with the mask.
 
     Raises
     ------
@@ -118,8 +118,8 @@ def to_verl(
     Raises
     ------
     ColumnLengthError
-        If the lengths of a ragged column equal neither the prompts, the responses nor their sums, or a row is longer
-        than `prompt_length` or `response_length`.
+        If a ragged column's row lengths match neither the prompt lengths, the response lengths nor their sums, or a row
+        is longer than `prompt_length` or `response_length`.
 
     Examples
     --------

@@ -100,7 +100,7 @@ def make_all(sources: Sequence[Any]) -> list[Any]:
 
 
 def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
-    """Bind keyword arguments to functions and ids that create environments, also in a list.
+    """Bind keyword arguments to an environment function or id, or to each one in a list.
 
     >>> bind_arguments("CartPole-v1", {"max_episode_steps": 9})().spec.max_episode_steps
     9

@@ -77,7 +77,7 @@ def save_environment(env: Any) -> bytes:
 
 
 def load_environment(env: Any, state: bytes) -> None:
-    """Restore an environment from `save_environment`; raises EnvironmentSpecError if the class differs."""
+    """Restore an environment from `save_environment`; raises EnvironmentSpecError if the class is not the saved one."""
     attributes = dict(_find_drawn(env))
 
     class Unpickler(pickle.Unpickler):

@@ -228,7 +228,7 @@ def own_tensor(tensor: Any) -> Any:
 
 
 def to_host(value: Any) -> Any:
-    """Convert a tensor to an array, over the same memory if it is on the host; other values are unchanged."""
+    """Convert a tensor to an array, without a copy if it is on the host; other values are unchanged."""
     if not is_tensor(value):
         return value
     if value.dtype is sys.modules["torch"].bfloat16:

@@ -301,7 +301,7 @@ class DuelingCritic(VectorOutput):
         return cls(body, _action_count(action_space), num_atoms, linear_layer)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
-        """Return the values of the actions, and the state."""
+        """Return the action values and the new state."""
         features, state = call_network(self.preprocess, obs, state)
         advantage = self.advantage(features).unflatten(-1, (-1, self.num_atoms))
         values = self.value(features)[..., None, :] + advantage - advantage.mean(-2, keepdim=True)
@@ -401,7 +401,7 @@ class ContinuousCritic(VectorOutput):
 
 
 class JointCritic(nn.Module):
-    """Centralized critic for `MAPPO`: from the observations of all agents to a value per agent.
+    """Centralized critic for `MAPPO`: maps the observations of all agents to one value per agent.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ class AsyncCollector(Collector):
     Steps in flight when `collect` returns are completed in the background and returned by a later call. Their actions
     were computed by the earlier policy. `reset_env` waits for them.
 
-    With `n_step`, `collect` steps environments until that many steps are stored: up to `num_envs` - 1 more. With
+    With `n_step`, `collect` returns once that many steps are stored; it may store up to `num_envs` - 1 more. With
     `n_episode`, the first `n_episode` environments each start or continue one episode, and an environment that
     completes its episode starts another while fewer than `n_episode` have been started. Every started episode is
     stored, because the first episodes to end tend to be short. Idle environments pause at the start of an episode,

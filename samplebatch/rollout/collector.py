@@ -346,7 +346,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         FormatError
             If the state is incomplete. The collector is unchanged.
         ArgumentError
-            If the class or the number of environments differs. The collector is unchanged.
+            If the state is of another class or number of environments. The collector is unchanged.
         EnvironmentSpecError
             If the classes of environments differ. Unfinished episodes are abandoned.
         """

@@ -374,7 +374,7 @@ class SequenceSummaryStats(PrintedAsDict):
 
     @classmethod
     def from_sequence(cls, numbers: npt.ArrayLike) -> Self | None:
-        """Summarize numbers of any shape; None if there are none.
+        """Summarize an array of any shape; return None if it is empty.
 
         Examples
         --------

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Shard:
-    """Service among several that share a table, for `Shards`.
+    """One of several services that share a table, for `Shards`.
 
     - `number`: index of the service.
     - `connection`: connection to the service.

@@ -237,7 +237,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     - `location`: address as a URI.
     - `token`: token that each call must have; None for no authentication.
     - `tls`: certificate and private key, in PEM; None to serve in plain text.
-    - `Raises OwnershipError if this process was forked from one that used Flight.`
+
+    Raises OwnershipError if this process was forked from a process that used Flight.
     """
 
     def __init__(

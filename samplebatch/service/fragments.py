@@ -26,7 +26,7 @@ from samplebatch.errors import ArgumentError, ColumnLengthError, FormatError
 
 
 def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgentBatch:
-    """Return a batch as the rows of a fragment, over the same memory.
+    """Return a batch as the rows of a fragment, without a copy.
 
     - `batch`: as in `ReplayBuffer.extend`.
     - `priorities`: priority of each row, shape (n,); None for the default priority.

@@ -50,7 +50,7 @@ class Packed(NamedTuple):
     """Sample as one message of a stream.
 
     - `batch`: rows of the sample.
-    - `metadata`: further metadata for JSON.
+    - `metadata`: further JSON-serializable metadata.
     """
 
     batch: pa.RecordBatch

@@ -85,7 +85,7 @@ class ReplayTable:
     Attributes
     ----------
     name, kind, unit, remover
-        The arguments; `unit` is `"steps"` or `"fragments"`, and the kind of a queue is `"fifo"`.
+        Values of the arguments; `unit` is the value of `items`, and `kind` is `"fifo"` for a queue.
     capacity
         Maximum number of items.
 

@@ -419,7 +419,7 @@ class Parts(list[B], Generic[B]):
         Raises
         ------
         ColumnLengthError
-            If the number of parts or the number of rows of a part differs.
+            If `parts` does not have one value per part, or a value has another number of rows than its part.
         """
         results = list(self if parts is None else parts)
         sizes, actual = [len(rows) for rows in self.rows], [len(part) for part in results]

@@ -253,9 +253,9 @@ def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
     Raises
     ------
     ColumnLengthError
-        If the number of rows of `other` differs.
+        If `other` has another number of rows.
     ColumnMismatchError
-        If a common column differs.
+        If the values of a common column are not equal.
 
     Examples
     --------
@@ -280,7 +280,7 @@ def assign(batch: B, **columns: Any) -> B:
     Raises
     ------
     ColumnLengthError
-        If the number of rows of a column differs.
+        If a column has another number of rows than the batch.
 
     Examples
     --------

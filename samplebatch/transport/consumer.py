@@ -73,7 +73,7 @@ class Consumer(channel_end.ChannelEnd):
         """Receive the next batch; its arrays are views of the memory that the producer wrote.
 
         The caller owns the arrays and may write to them. Their memory is returned to the producer when the last array
-        and view is deleted.
+        or view is deleted.
 
         Parameters
         ----------

@@ -59,7 +59,7 @@ class Frame:
     - `schema`: description of the columns.
     - `rows`: number of rows of each part.
     - `arrays`: values of the fixed columns, in order over all parts.
-    - `metadata`: values for JSON that are not in the schema or `rows`; may be empty.
+    - `metadata`: JSON-serializable values that are not in the schema or `rows`; may be empty.
     - `buffers`: buffers of the variable columns.
     """
 

@@ -201,7 +201,7 @@ def arguments_of(started: BaseProcess) -> Iterator[Any]:
 
 
 class Transferable(ABC):
-    """End of a channel that belongs to one process, and records the process that receives it."""
+    """Channel end that is owned by one process and records the process to which it is transferred."""
 
     @abstractmethod
     def _give(self, recipient: Recipient | None) -> bool:

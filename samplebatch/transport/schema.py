@@ -247,7 +247,7 @@ class Schema:
             plan.forget_targets()
 
     def describe(self) -> dict[str, Any]:
-        """Describe the schema as values for JSON; `read` is the inverse."""
+        """Convert the schema to JSON-serializable values; `read` is the inverse."""
         return {
             "kind": self.kind,
             "parts": [

@@ -178,7 +178,7 @@ _PLAIN_FLAGS = [None, False, None, None, False]
 
 
 def plain_flags(flags: Flags) -> list[Any]:
-    """Convert flags to values for JSON."""
+    """Convert flags to JSON-serializable values."""
     time_major, zero_padded, max_seq_len, updates, is_training, unit, per_sequence = astuple(flags)
     plain = [
         None if time_major is None else bool(time_major),

@@ -932,7 +932,7 @@ class WorkerRollouts(Rollouts):
 
 
 def make_rollouts(source: Any, policy: Any, *, is_asynchronous: bool = False) -> Rollouts:
-    """Create the rollouts of a collector or of workers."""
+    """Wrap a collector or workers as a source of steps for trainers."""
     if isinstance(source, RolloutWorkers) or is_asynchronous:
         return WorkerRollouts(source, policy, is_asynchronous=is_asynchronous)
     return Rollouts(source)

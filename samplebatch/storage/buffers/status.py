@@ -1,7 +1,7 @@
 """Status of a buffer folder: open or closed, with checksums of all files if closed.
 
 `status.json` records for an open folder the inodes of its files, and for a closed folder the inode, change time and
-checksums per MiB of each file. It is replaced when the folder is opened or closed, not by steps.
+checksums per MiB of each file. It is replaced when the folder is opened or closed, not on every step.
 
 - A closed folder is intact if each file has its recorded change time or matches its checksums. Files of different
   states are rejected.

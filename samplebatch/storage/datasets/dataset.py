@@ -236,8 +236,8 @@ class Dataset:
         Parameters
         ----------
         verify
-            Whether to verify all bytes of the parts against their checksums; default: if neither columns nor filters
-            exclude data. Footers and pages that are read are always verified.
+            Whether to verify all bytes of the parts against their checksums. None verifies them unless a column
+            selection or a filter excludes data. Footers and pages that are read are always verified.
 
         Raises
         ------

@@ -144,7 +144,7 @@ class MixedSampler:
         Raises
         ------
         FormatError
-            If the number of sources differs, or the state is invalid.
+            If the state has another number of sources or is invalid.
         """
         shares = np.asarray(state.get("shares", ()))
         if shares.dtype != np.float64 or shares.shape != self._shares.shape:
