@@ -277,7 +277,7 @@ _Line = tuple[str, npt.NDArray[np.intp], npt.NDArray[Any], npt.NDArray[Any]]
 
 
 def _lines(part: Part, max_columns: int | None) -> list[_Line]:
-    """Select the columns to plot, at most `max_columns`, with steps, numbers and ends."""
+    """Return the lines of at most `max_columns` columns: label, steps, values and episode ends."""
     lines: list[_Line] = []
     for name, column in part.columns.items():
         if max_columns is not None and (name in IDS or len(lines) == max_columns):

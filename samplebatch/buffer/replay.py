@@ -520,8 +520,8 @@ class ReplayBuffer:
         Parameters
         ----------
         n
-            Number of episodes; 0 for all in time order, ring by ring, None for all in random order, a negative number
-            for no rows. Raises EmptyBufferError if there are no candidates, ArgumentError if it is not an integer.
+            Number of episodes. 0: all in time order, ring by ring; None: all in random order; negative: no episodes.
+            Raises EmptyBufferError if there are no candidates, ArgumentError if it is not an integer.
         unfinished
             Whether running episodes are also candidates.
         where

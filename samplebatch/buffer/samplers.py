@@ -209,8 +209,8 @@ def draw_limited(
 ) -> Ints:
     """Sample slots of the newest `max_age` rows of each ring, or of rows not sampled before if `once`.
 
-    Probabilities are proportional to priorities if there are any. With `once`, rows are sampled without replacement and
-    marked as sampled; at most the unmarked rows are returned.
+    Probabilities are proportional to priorities if there are any. With `once`, only unmarked rows are sampled, without
+    replacement, and then marked; fewer than `batch_size` may be returned.
     """
     newest = whole("max_age", table.rings.capacity if max_age is None else max_age, 0 if max_age is None else 1)
     candidates = table.rings.newest(newest, ring)

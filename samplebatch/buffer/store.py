@@ -193,7 +193,7 @@ class ArrayStore(Store):
 
 
 class DenseStore(ArrayStore):
-    """Rows of equal shape in one C-contiguous array of shape (slots, ...), which is not copied.
+    """Store of rows of equal shape, backed by the given C-contiguous array of shape (slots, ...) without a copy.
 
     >>> store = DenseStore("act", np.zeros(4, np.float32))
     >>> store.write(slice(1, 3), store.fit([1, 2], 2))

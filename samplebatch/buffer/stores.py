@@ -250,7 +250,7 @@ class Stores:
     allocate: Allocate = allocate_zeros
 
     def check_names(self, *steps: Mapping[str, Any]) -> None:
-        """Validate column names in options against the columns of a buffer's first step, or of several buffers."""
+        """Check that the columns named in options exist in `steps`, the first step of one or several buffers."""
         if not self.compress and not self.ragged:
             return
         paths = [path for values in steps for path in _paths(values, "")]

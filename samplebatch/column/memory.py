@@ -1,8 +1,8 @@
 """Memory of columns: allocation from one pool, byte views, and limits on allocation for untrusted data.
 
 Columns are allocated from Arrow's memory pool, 64-byte aligned and from reused pages. mimalloc is preferred if pyarrow
-has it: it reuses pages of every size (below 32 MiB before pyarrow 21), whereas malloc and jemalloc return large blocks
-to the system and cause page faults on the next allocation, at two to seven times the cost of the copy
+has it, because it reuses pages of every size (below 32 MiB before pyarrow 21). malloc and jemalloc return large blocks
+to the system. The page faults of the next allocation then cost two to seven times as much as the copy
 (`benchmarks/bench_memory.py`).
 """
 

@@ -216,7 +216,7 @@ class TextColumn(Column):
 
     @staticmethod
     def form_of(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> tuple[Any, ...] | None:
-        """Return content and row shape of a text or bytes field, also of earlier versions; None for other fields.
+        """Return content kind and row shape of a text or bytes field, also if written by an earlier version; else None.
 
         >>> (
         ...     TextColumn.form_of(pa.large_string(), {}),

@@ -345,7 +345,7 @@ class TorchRLReplayBuffer:
         self.update_priority(td["index"], td["td_error"], td.get("generation", None))
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
-        """Set the priorities of rows, `index` and `priority` of shape (n,), by `PrioritizedReplayBuffer.update_weight`.
+        """Set row priorities with `PrioritizedReplayBuffer.update_weight`; `index` and `priority` have shape (n,).
 
         Raises
         ------

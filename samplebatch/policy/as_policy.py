@@ -69,7 +69,7 @@ class Signature(NamedTuple):
 
 
 def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = None) -> Signature:
-    """Infer the arguments of a policy from its parameters.
+    """Infer from a policy's signature which arguments to pass to it.
 
     Raises PolicySpecError if `takes` is not supported, or a required parameter has an unknown name or does not exist.
 

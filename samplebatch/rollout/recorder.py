@@ -226,7 +226,7 @@ class EpisodeCount:
 
 
 def episode_ids(count: int) -> Ints:
-    """Draw unique ids across processes and runs: 63 bits each from the system's generator, shape (count,).
+    """Draw ids that are unique across processes and runs: 63 bits each from the system's generator, shape (count,).
 
     >>> ids = episode_ids(1000)
     >>> len(set(ids.tolist())), (ids >= 0).all().item()

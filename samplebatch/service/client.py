@@ -52,9 +52,9 @@ class Shard:
 
     - `number`: index of the service.
     - `connection`: connection to the service.
-    - `share`: fraction of the inserts, relative to the other shares.
-    - `weight`, `weighed_at`: sum of the sampling weights of its items, and the time of that answer in seconds of the
-      monotonic clock.
+    - `share`: relative weight of this service in the distribution of inserts.
+    - `weight`, `weighed_at`: last known sum of the service's sampling weights, and when it was queried, in seconds of
+      the monotonic clock.
     - `lost_at`: time of the last failure; None if the service is reachable.
     """
 
@@ -266,10 +266,10 @@ class ReplayClient:
     If client and service share a machine, large samples are mapped from shared memory. All received arrays are
     read-only.
 
-    A client that loses its service reconnects, resends unacknowledged fragments and continues. Ctrl-C interrupts a call
-    that waits; the next call with the same arguments returns an interrupted sample. A pickled client connects again in
-    its new process. A forked child cannot use the client; closing it there does not affect the parent's connection.
-    Threads may share a client.
+    A client that loses its service reconnects, resends unacknowledged fragments and continues. Ctrl-C interrupts a
+    blocked call; the next call with the same arguments returns the sample that the interrupted call requested.
+    A pickled client connects again in its new process. A forked child cannot use the client; closing it there does not
+    affect the parent's connection. Threads may share a client.
 
     With several addresses the table is sharded. Hashing assigns each environment (or each episode, if there are no
     environment ids) to one service in proportion to the shares, so trajectories are never split. Each sample comes from

@@ -293,7 +293,7 @@ _MAX_UPDATES: Final = 64
 class SampleSession:
     """Session of a learner for samples of one kind, with a prefetch queue, and for priority updates.
 
-    The service answers in order. A thread receives the answers, prefetched samples while the learner computes. A
+    The service answers in order. A thread receives the answers, so samples are prefetched while the learner computes. A
     sample whose wait was interrupted is returned by the next call.
 
     - `link`: connection to the service.

@@ -143,7 +143,7 @@ def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B
     max_tokens
         Maximum number of tokens per bin.
     lengths
-        Name of a column of tokens or of their counts, or one number per row; default: lengths of the ragged columns.
+        Name of a column of tokens or token counts, or one token count per row; default: lengths of the ragged columns.
 
     Raises
     ------

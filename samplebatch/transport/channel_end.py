@@ -7,8 +7,8 @@ The arena starts with a header, in which each end declares its process and wheth
       +--closed by its maker, unused--> LEFT                             +--used by any process-- FREE, GIVEN, LEFT
 
 If the descriptors of an end are closed but the end is not, its process has died, even if it had not bound the end yet.
-The end of a pipe does not show that a process has died, because its forked children and earlier children have the same
-descriptors. Therefore each end also watches the process of the other end.
+End of file on a pipe is not a reliable sign that a process has died: its children, and other processes forked while
+the descriptors were open, may still hold them. Therefore each end also watches the process of the other end.
 """
 
 from __future__ import annotations

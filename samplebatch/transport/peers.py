@@ -155,7 +155,7 @@ def _state_of(pid: int) -> tuple[str, int] | None:
 
 
 class Recipient:
-    """Started process that received an end, in its parent.
+    """Parent-side handle of a started process that received a channel end.
 
     - `started`: object that `multiprocessing` retains while the process runs.
     """

@@ -55,7 +55,7 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Packed, buffers: Sequence[Any] | None = None) -> Any:
-    """Unpickle a value from Ray's store, with arrays over `buffers`; by default over writable copies.
+    """Unpickle a value from Ray's store; its arrays are views of `buffers`, or of writable copies if `buffers` is None.
 
     >>> import numpy as np
     >>> value = unpack(pack({"bias": np.zeros(2)}))

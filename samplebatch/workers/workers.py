@@ -872,7 +872,7 @@ class Rollouts:
 
 
 class WorkerRollouts(Rollouts):
-    """Rollouts of workers, which load the newest weights before they collect.
+    """Source of steps for trainers: workers that load the newest weights before they collect.
 
     - `workers`: started workers with a buffer; or, if asynchronous, any source with the methods `publish` and
       `receive`, such as `RemoteActors`.

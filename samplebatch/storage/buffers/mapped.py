@@ -173,7 +173,7 @@ _HEAD = struct.Struct("<?QQ")
 
 @dataclass(frozen=True)
 class MappedStores(Stores):
-    """Factory of stores in a folder's memory, for numeric rows of equal shape."""
+    """Factory of stores in a folder's memory-mapped files, for numeric rows of equal shape."""
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
         """Create an empty store with the layout of the first rows of a column.

@@ -171,7 +171,7 @@ class FolderStatus:
         self.closed, self._files, self._boot = closed, files, boot
 
     def _settled(self, name: str) -> FileState | None:
-        """Return the state of a closed file, if its change time would reveal later changes."""
+        """Return a file's recorded state if the folder is closed and later changes would alter the change time."""
         state = self._files.get(name)
         return state if state and self.closed and state.changed_ns < self._written_ns - _SETTLED_NS else None
 

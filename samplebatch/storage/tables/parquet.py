@@ -339,7 +339,7 @@ def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
 
 
 def _row_groups(batch: batches.AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
-    """Split a table so that each row group has one policy, so that readers of a policy can skip the other groups."""
+    """Split a table into row groups of one policy each; readers of one policy can skip the other groups."""
     if not isinstance(batch, MultiAgentBatch) or not batch.policy_batches:
         yield table
         return
