@@ -1,4 +1,4 @@
-"""Aggregator: joins fragments into train batches."""
+"""Aggregator that concatenates fragments into train batches."""
 
 from __future__ import annotations
 
@@ -38,36 +38,38 @@ _NOTHING = np.zeros(3, np.int64)
 
 
 class Aggregator:
-    """Join fragments from any source into train batches; every value is copied once.
+    """Aggregator that concatenates fragments from any source into train batches; every value is copied once.
 
-    Fragments are queued without a copy and split at train batch boundaries: remaining steps start the next batch.
-    Every step is returned exactly once. Memory that a fragment references, such as a block of a channel, is released
-    when the last of its steps has been joined. Train batches within one fragment are copied together and share memory.
+    Fragments are queued without a copy and split at train batch boundaries: the remaining steps of a fragment start the
+    next batch. Every step is returned exactly once. Memory that a fragment references, such as a block of a channel, is
+    released when the last step of the fragment has been copied into a train batch. Train batches whose steps are all in
+    one fragment are copied together and share memory.
 
     A train batch is a `SampleBatch` if all its fragments are `SampleBatch`es, otherwise a `MultiAgentBatch`.
 
     Parameters
     ----------
     train_batch_size
-        Maximum steps per train batch, which contains at least one complete environment step. None yields no batches
-        until `build_and_reset` joins all steps.
+        Maximum number of steps per train batch. A batch contains at least one complete environment step, even if that
+        step exceeds the maximum. If None, `batches` yields nothing and `build_and_reset` returns all steps as one
+        batch.
     mode
-        Steps that count: `"agent_steps"` of all agents, or `"env_steps"`. All rows of an environment step, which is a
-        pair of `eps_id` and `t`, are in the same train batch; every row of a `SampleBatch` is its own step. A
-        fragment that is padded or lacks these columns is not split.
+        Unit of `train_batch_size`: `"agent_steps"` of all agents, or `"env_steps"`. Rows with equal `eps_id` and `t`
+        belong to the same environment step and are in the same train batch. Every row of a `SampleBatch` is a separate
+        step. A fragment that is padded, or lacks `eps_id` or `t`, is not split.
     complete_episodes
-        Whether train batches contain only complete episodes, at least one. Unfinished episodes are queued until a
-        fragment ends them (see `episode_ends`). In the batch, each agent's steps of an episode are contiguous and in
-        order of arrival.
+        Whether train batches contain only complete episodes, at least one per batch. Unfinished episodes are queued
+        until a fragment ends them (see `episode_ends`). In a train batch, each agent's steps of an episode are
+        contiguous and in order of arrival.
 
     Attributes
     ----------
     env_steps : int
-        Queued environment steps.
+        Number of queued environment steps.
     agent_steps : int
-        Queued steps of all agents.
+        Number of queued steps of all agents.
     episodes : int
-        Episodes that end in the queued steps.
+        Number of episodes that end in the queued steps.
 
     Raises
     ------
@@ -111,13 +113,13 @@ class Aggregator:
 
     @property
     def fragments(self) -> int:
-        """Queued fragments, including partly returned ones; with `complete_episodes`, queued episodes."""
+        """Number of queued fragments, including partly returned ones, or episodes with `complete_episodes`."""
         is_split = len(self._queue) > 1 and self._queue[0].is_copied
         return len(self._queue) - is_split + (0 if self._open_episodes is None else len(self._open_episodes))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of queued columns; a partly returned fragment counts with all its bytes."""
+        """Size of the queued columns in bytes; partly returned fragments are counted in full."""
         unfinished = 0 if self._open_episodes is None else self._open_episodes.nbytes
         return unfinished + sum([view.nbytes for view in self._queue])
 
@@ -127,9 +129,10 @@ class Aggregator:
         Raises
         ------
         ColumnMismatchError
-            If columns, row shapes or dtypes cannot be joined with queued fragments. The queue is unchanged.
+            If the columns, row shapes or dtypes cannot be concatenated with those of queued fragments. The queue is
+            unchanged.
         ColumnNotFoundError
-            With `complete_episodes`, if `eps_id` is missing, or `t` of several policies.
+            With `complete_episodes`, if `eps_id` is missing, or `t` is missing in a fragment of several policies.
         ColumnTypeError
             If `fragment` is not a batch.
         """
@@ -151,12 +154,14 @@ class Aggregator:
         self.episodes += sum([int(view.counts[-1, 2]) for view in complete])
 
     def batches(self) -> Iterator[SampleBatch | MultiAgentBatch]:
-        """Yield the complete train batches. A batch is complete if the next step or episode does not fit.
+        """Yield the complete train batches.
+
+        A batch is complete if the next step or episode would exceed `train_batch_size`.
 
         Raises
         ------
         ColumnMismatchError
-            If queued columns cannot be joined. The queue is unchanged.
+            If the queued columns cannot be concatenated. The queue is unchanged.
         """
         while (bounds := self._full()) is not None:
             views, stop = bounds
@@ -164,17 +169,17 @@ class Aggregator:
                 yield self._join(views, stop)
 
     def build_and_reset(self, *, unfinished: bool = True) -> SampleBatch | MultiAgentBatch:
-        """Join all queued steps in order of arrival and empty the queue.
+        """Concatenate all queued steps in order of arrival and empty the queue.
 
         Parameters
         ----------
         unfinished
-            Whether to include unfinished episodes; otherwise they stay queued.
+            Whether to include unfinished episodes; if false, unfinished episodes stay queued.
 
         Raises
         ------
         ColumnMismatchError
-            If queued columns cannot be joined. The queue is unchanged.
+            If the queued columns cannot be concatenated. The queue is unchanged.
         """
         unfinished_views = list(self._open_episodes.views()) if unfinished and self._open_episodes is not None else []
         batch = self._join(len(self._queue), 0, unfinished_views)
@@ -188,7 +193,7 @@ class Aggregator:
         Parameters
         ----------
         env_ids
-            Environments whose episodes are discarded; all by default.
+            `env_id` of each environment whose episodes are discarded; None discards the episodes of all environments.
 
         Returns
         -------
@@ -203,7 +208,10 @@ class Aggregator:
         return int(lost[0])
 
     def _full(self) -> tuple[int, int] | None:
-        """Return the views of a complete batch, and its units of the next view; None if no batch is complete."""
+        """Return how many views the next batch contains entirely, and how many units of the view after them.
+
+        None if no batch is complete.
+        """
         if self._size is None:
             return None
         room, first = self._size, self._first
@@ -221,7 +229,7 @@ class Aggregator:
         return None
 
     def _copy_batches(self) -> bool:
-        """Copy consecutive batches of the first view together, if there are several."""
+        """Copy the train batches within the first view together; return False if there are fewer than two."""
         view, size, bounds = self._queue[0], self._size or 0, [self._first]
         before = view.counts[:, self._mode]
         while (first := bounds[-1]) < view.stop:
@@ -237,7 +245,7 @@ class Aggregator:
         return True
 
     def _join(self, count: int, stop: int, extra: Sequence[FragmentView] = ()) -> SampleBatch | MultiAgentBatch:
-        """Join `count` views, the next view's units up to `stop`, and `extra` views; remove them from the queue."""
+        """Concatenate `count` views, units of the next view before `stop`, and `extra` views; dequeue the units."""
         ranges: list[tuple[FragmentView, int, int]] = []
         joined: dict[PolicyID, SampleBatch] = {}
         counts, is_flat = _NOTHING, True
@@ -268,7 +276,7 @@ class Aggregator:
         return MultiAgentBatch._of(joined, env_steps)
 
     def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
-        """Check that a fragment can be joined with queued fragments; return a model row per policy."""
+        """Check that a fragment can be concatenated with queued fragments; return the new models by policy."""
         models = {}
         expected = self._models if self.fragments else {}
         for policy, steps in policies_of(fragment).items():
@@ -298,7 +306,7 @@ def _example(steps: SampleBatch) -> SampleBatch:
 
 
 class _Model(NamedTuple):
-    """Columns that joined rows of a policy must have."""
+    """Columns, row shapes and dtypes that all queued rows of a policy must share."""
 
     form: list[tuple[str, type[Column], Any, tuple[int | None, ...]]]
     """Name, class, dtype and row shape of every column of the newest fragment."""
@@ -316,10 +324,10 @@ class FragmentView:
 
     - `parts`: rows of each policy.
     - `units`: unit of each row of each part; None for a single unit.
-    - `counts`: cumulative environment steps, agent steps and episode ends before each unit and in total, shape (units +
-      1, 3).
+    - `counts`: numbers of environment steps, agent steps and episode ends before each unit and, in the last row, in
+      total; shape (units + 1, 3).
     - `flat`: whether the fragment is a `SampleBatch`.
-    - `is_copied`: whether the rows are a copy in train batch order.
+    - `is_copied`: whether the rows have been copied in the order of train batches.
     """
 
     def __init__(
@@ -336,17 +344,18 @@ class FragmentView:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows, computed on first use."""
+        """Size of all rows in bytes, computed on first use."""
         if self._nbytes is None:
             self._nbytes = sum([steps.size_bytes() for _, steps in self._parts])
         return self._nbytes
 
     def copy_units(self, bounds: Sequence[int]) -> list[FragmentView] | None:
-        """Copy the units from the first to the last bound, so that rows between two bounds are contiguous.
+        """Copy the units from the first to the last bound; rows between consecutive bounds become contiguous.
 
         Returns
         -------
-        A view of the copy and a view of the remaining units; None if rows are sequences or cannot be split.
+        A view of the copy and, if any units remain, a view of the remaining units; None if the rows are sequences or
+        the fragment cannot be split.
         """
         if self._units is None or any(names.SEQ_LENS in steps for _, steps in self._parts):
             return None
@@ -370,7 +379,7 @@ class FragmentView:
         return views
 
     def parts(self, first: int, stop: int) -> Iterator[tuple[str, SampleBatch]]:
-        """Yield views of the rows of units `first` to `stop`."""
+        """Yield each policy's rows in units `first` to `stop`, without a copy."""
         if self._units is None or stop - first == self.stop:
             yield from self._parts
             return
@@ -390,9 +399,9 @@ def keep_together(fragment: SampleBatch | MultiAgentBatch, episodes: int) -> Fra
 def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     """Return a view that can be split between environment steps.
 
-    Every row of a flat batch is a step. The steps of a `MultiAgentBatch` are the distinct pairs of `eps_id` and `t`, by
-    episode in order of appearance. A fragment that is padded or time-major, lacks these columns, or has a different
-    number of steps than its count, is not split.
+    Every row of a flat batch is a step. The steps of a `MultiAgentBatch` are the distinct pairs of `eps_id` and `t`,
+    ordered by the first appearance of their episode. A fragment is not split if it is padded or time-major, lacks
+    `eps_id` or `t`, or contains a number of steps other than its `count`.
     """
     policies = policies_of(fragment)
     if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
@@ -423,10 +432,10 @@ def _count_finished(ends: EpisodeEnds | None) -> int:
 
 
 class NumberedSteps(NamedTuple):
-    """Environment steps of several policies, numbered by episode and time.
+    """Environment steps of several policies, numbered in order of episode and time.
 
     - `units`: step number of each row, by policy.
-    - `episode`: episode number of each step, in order of appearance; ascending.
+    - `episode`: number of each step's episode, in ascending order; episodes are numbered in order of appearance.
     - `ids`: `eps_id` of each episode.
     """
 
@@ -452,7 +461,7 @@ def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | No
 
 
 def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
-    """Join fragments and sort rows by `env_id`, `agent_index` and time, so that each agent's steps are contiguous.
+    """Concatenate fragments and sort rows by `env_id`, `agent_index` and time: each agent's steps are contiguous.
 
     >>> parts = [
     ...     SampleBatch(env_id=[0, 1], agent_index=[0, 0], t=[time, time]) for time in range(2)
@@ -476,7 +485,7 @@ def _by_stream(steps: SampleBatch) -> SampleBatch:
 
 
 def runs(rows: npt.NDArray[np.intp], *, apart: npt.NDArray[Any] | None = None) -> list[tuple[int, int]]:
-    """Split row numbers into contiguous ranges, and also where the values of `apart` change.
+    """Split row numbers into contiguous ranges; a range also ends where the values of `apart` change.
 
     >>> runs(np.array([2, 3, 4, 7, 8]))
     [(2, 5), (7, 9)]
@@ -515,14 +524,14 @@ class _Episode:
     flat: bool = True
 
     def view(self, *, ended: bool) -> FragmentView:
-        """Return a view of a single unit, with each agent's steps contiguous."""
+        """Return the episode as a single unit in which each agent's steps are contiguous."""
         parts = sorted(self.parts, key=lambda part: part[0])
         counts = np.array([[0, 0, 0], [self.env_steps, self.agent_steps, ended]])
         return FragmentView([(policy, steps) for _, policy, steps in parts], None, counts, flat=self.flat)
 
 
 class OpenEpisodes:
-    """Steps of unfinished episodes, queued until their episode ends."""
+    """Queue of unfinished episodes; the steps of an episode are queued until the episode ends."""
 
     def __init__(self) -> None:
         self._episodes: dict[Any, _Episode] = {}
@@ -538,7 +547,7 @@ class OpenEpisodes:
         self.nbytes = 0
 
     def drop(self, env_ids: Container[int] | None) -> FragmentView:
-        """Discard the episodes of some environments, or all, and return their steps."""
+        """Discard the episodes of the given environments, or of all if None, and return the discarded steps."""
         gone = {
             eps_id: episode
             for eps_id, episode in self._episodes.items()
@@ -555,12 +564,12 @@ class OpenEpisodes:
         return view
 
     def views(self) -> Iterator[FragmentView]:
-        """Yield the steps of each episode, in order of their starts."""
+        """Yield the steps of each episode, in the order in which the episodes started."""
         for episode in self._episodes.values():
             yield episode.view(ended=False)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> list[FragmentView]:
-        """Queue a fragment and return the episodes that it ends."""
+        """Queue a fragment and return the episodes that end in the fragment."""
         policies = policies_of(fragment)
         if not policies:
             return [keep_together(fragment, 0)] if fragment.env_steps() else []
@@ -616,7 +625,7 @@ def _check(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> None:
 
 
 def _env_steps(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> dict[Any, int]:
-    """Count the environment steps of each episode, in order of appearance."""
+    """Count environment steps by episode; episodes are in order of appearance."""
     numbered = None if flat else number_steps(policies)
     if numbered is not None:
         return dict(zip(numbered.ids.tolist(), np.bincount(numbered.episode).tolist(), strict=True))

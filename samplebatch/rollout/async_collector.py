@@ -36,26 +36,28 @@ class AsyncCollector(Collector):
 
     Each environment is created and stepped in its own process. A vector environment waits for its slowest environment
     in every step; here, a ready environment continues while the others are still stepping. The policy receives one row
-    per ready environment, numbered by `batch.info.env_id`; its recurrent state is stored per environment.
+    per ready environment; `batch.info.env_id` is the environment of each row. The policy's recurrent state is stored
+    per environment.
 
-    Steps in flight when `collect` returns are completed in the background and returned by a later call. Their actions
-    were computed by the earlier policy. `reset_env` waits for them.
+    Steps in flight when `collect` returns are completed in the background and returned by a later call. The actions of
+    these steps were computed before any later update of the policy. `reset_env` waits for steps in flight.
 
-    With `n_step`, `collect` returns once that many steps are stored; it may store up to `num_envs` - 1 more. With
-    `n_episode`, the first `n_episode` environments each start or continue one episode, and an environment that
-    completes its episode starts another while fewer than `n_episode` have been started. Every started episode is
-    stored, because the first episodes to end tend to be short. Idle environments pause at the start of an episode,
-    except environments beyond the first `n_episode`, which pause immediately. No step is dropped, and no environment is
-    reset before the next call.
+    With `n_step`, `collect` returns once `n_step` steps are stored; it may store up to `num_envs` - 1 additional steps.
+    With `n_episode`, the first `n_episode` environments each start or continue one episode. An environment that
+    completes its episode starts another one while fewer than `n_episode` episodes have been started. Every started
+    episode is stored, because selecting the first episodes to end would favour short episodes. Environments without a
+    further episode pause at the start of an episode; environments beyond the first `n_episode` pause immediately. No
+    step is dropped, and no environment is reset before the next call.
 
     If an environment raises, hangs, or its process exits, `collect` raises `WorkerError`. Steps recorded before the
-    failure are in the buffer, if there is one, or in the next batch. After an environment has raised, the next call
+    failure are in the buffer or, without a buffer, in the next batch. After an environment has raised, the next call
     starts new episodes in all environments; after a process has exited, every later call raises.
 
-    Batches have the columns of `Collector` and, per environment, the same trajectories: the same seed gives the same
-    data in each environment, independently of the others. Faster environments contribute more steps.
+    Batches have the same columns as batches of `Collector`. With the same seed, each environment produces the same
+    trajectories as with `Collector`, independently of the other environments. Faster environments contribute more
+    steps.
 
-    Processes ignore Ctrl-C, which the parent handles, and exit when the parent process ends for any reason.
+    Processes ignore Ctrl-C, which the parent handles, and exit when the parent process exits for any reason.
 
     Parameters
     ----------
@@ -64,38 +66,39 @@ class AsyncCollector(Collector):
     env
         A list of functions or ids that each create a `gymnasium.Env`, or one function or id for all environments. On
         platforms that do not fork, functions are pickled: by value if cloudpickle is installed, as it is with
-        Gymnasium, otherwise they must be importable. Numeric observations are returned through shared memory. A vector
-        environment of Tianshou provides its functions, and the defaults of `wait_num` and `timeout`.
+        Gymnasium, otherwise they must be importable. Numeric observations are returned through shared memory. For a
+        vector environment of Tianshou, its environment functions are used, and its `wait_num` and `timeout` are the
+        defaults of `wait_num` and `timeout_s`.
     buffer
         A `VectorReplayBuffer` with one ring per environment.
     num_envs
-        Number of environments that a single function or id creates; 1 by default.
+        Number of environments to create if `env` is a single function or id; 1 by default.
     on_step_hook
-        As in `Collector`, but called on rows whose actions were computed together.
+        As in `Collector`, but each call receives the rows whose actions were computed in one call of the policy.
     wait_num
-        Number of environments to wait for before the policy computes actions, resets included; all environments that
-        are ready by then are used. 1 by default, so that no environment waits for another; default if `timeout_s` is
-        set: all environments. A larger number gives the policy larger batches.
+        Number of environments that must have completed a step or reset before the policy computes actions for all ready
+        environments. A larger number increases the batch size of the policy. The default is 1, so that no environment
+        waits for another, or all environments if `timeout_s` is set.
     timeout_s
-        Seconds after which fewer environments suffice, but at least one.
+        Maximum seconds to wait for `wait_num` environments; after that, one ready environment is sufficient.
     start_method
-        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
+        Start method of the environment processes: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
-        Seconds without an answer after which an environment counts as hung and its process is killed. Startup is
+        Seconds without a reply after which an environment is considered hung and its process is killed. Startup is
         always allowed at least one minute.
 
     Raises
     ------
     EnvironmentSpecError
-        If `env` is unknown, cannot be sent to another process, is not a single Gymnasium environment, or environments
-        have different spaces.
+        If `env` is of an unknown type, cannot be sent to another process, or does not create single Gymnasium
+        environments; or if the environments have different spaces.
     WorkerError
-        If creating an environment raises, or its process exits.
+        If the creation of an environment raises, or its process exits.
     PolicySpecError, PolicyNotFoundError
         If the policy has an unsupported type, or one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
-        If `num_envs` does not fit `env`, `wait_num` is not from 1 to the number of environments, `timeout_s` is
-        negative or `stall_timeout_s` not positive.
+        If `num_envs` differs from the number of environments in `env`, `wait_num` is not from 1 to the number of
+        environments, `timeout_s` is negative or `stall_timeout_s` not positive.
 
     Examples
     --------
@@ -174,7 +177,7 @@ class AsyncCollector(Collector):
         return self._environments.pids
 
     def close(self) -> None:
-        """Close the environments; wait at most ten seconds for steps in flight, which are dropped."""
+        """Close the environments; wait at most ten seconds for steps in flight, and discard those steps."""
         super().close()
 
     @property

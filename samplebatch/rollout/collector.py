@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """Base of objects with environments and a policy, which support `state_dict` but not copying and pickling."""
+    """Base of objects with environments and a policy, which support `state_dict` but neither copying nor pickling."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
@@ -70,7 +70,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     Attributes
     ----------
     collect_step, collect_episode, collect_time
-        Steps, completed episodes and seconds since the last `reset_stat`.
+        Number of steps, number of completed episodes, and seconds spent in `collect`, since the last `reset_stat`.
     """
 
     vars().update({name: MissingAttribute(name, way_out) for name, way_out in _ELSEWHERE.items()})
@@ -125,7 +125,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         reset_stats: bool = True,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Any, Any]:
-        """Reset the environments and, by default, the buffer and the counters; return observations and infos.
+        """Reset the environments and, by default, the buffer and the counters; return initial observations and infos.
 
         Parameters
         ----------
@@ -144,15 +144,15 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         return returned
 
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """Start an episode in every environment, and return the observations and infos.
+        """Start an episode in every environment, and return the initial observations and infos.
 
         Unfinished episodes are abandoned: in a buffer, their last steps are marked as truncated.
 
         Parameters
         ----------
         gym_reset_kwargs
-            Arguments of the environments' `reset`, such as `seed` or `options`. They are not reused when an
-            environment resets after an episode.
+            Arguments of the environments' `reset`, such as `seed` or `options`. The automatic reset after an episode
+            does not use these arguments.
 
         Raises
         ------
@@ -189,21 +189,22 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> CollectStats[BatchT]:
-        """Collect steps or episodes into the buffer, or into the batch of the statistics.
+        """Collect steps or episodes into the buffer or, without a buffer, into `batch` of the returned statistics.
 
         Parameters
         ----------
         n_step, n_episode
-            Total number of steps of all environments, or number of episodes; exactly one of the two. The class
-            describes how they are distributed over environments.
+            Total number of steps or of episodes in all environments; pass exactly one of the two. The description of
+            the class specifies how steps and episodes are distributed over environments.
         random
             Whether to draw random actions instead of calling the policy.
         render
-            Seconds to wait after rendering each step; None does not render.
+            Seconds to wait after each step has been rendered; None disables rendering.
         reset_before_collect
             Whether to start new episodes first, without emptying the buffer.
         gym_reset_kwargs
-            Arguments of the environments' `reset`, for that reset or for the first call.
+            Arguments of the environments' `reset`, used if `reset_before_collect` is true or the environments have not
+            been reset yet.
 
         Raises
         ------
@@ -212,12 +213,13 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         EnvironmentSpecError
             If an environment violates its interface, or the collector has been closed.
         PolicySpecError, PolicyNotFoundError
-            If a policy returns no valid actions, or an agent has no policy.
+            If a policy returns invalid actions, or an agent has no policy.
         ColumnMismatchError
-            If columns of one policy's steps differ in shape, or in dtypes without a common dtype; or the buffer's
-            actions have another unit than the collector's (see `SampleBatch.action_unit`).
+            If the steps of a policy have different columns, row shapes, or dtypes without a common dtype; or if the
+            unit of the collector's actions differs from the unit of the actions in the buffer (see
+            `SampleBatch.action_unit`).
         ServiceError
-            If the service of `weights` could not be reached since the last call.
+            If a request to the service of `weights` has failed since the last call.
         """
         if not (type(n_step) is int and n_step > 0 and n_episode is None):
             check_amounts(n_step, n_episode)
@@ -281,7 +283,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _environment_parts(self) -> Sequence[Any]:
-        """Return environment adapters, whose `load_state_dict` returns whether the environments were restored."""
+        """Return the environment adapters; their `load_state_dict` returns whether environments were restored."""
 
     @abstractmethod
     def _begin_with_new_seeds(self) -> None:
@@ -295,15 +297,16 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         """Return the state of the collector, for `load_state_dict`.
 
         It contains the random generators of actions and environments, the counters, the unfinished episodes with their
-        returns and lengths, and the states of recurrent policies. The policy, the hooks and the buffer have their own
-        states. Environments are pickled, by value if they are not importable. If one environment cannot be pickled, for
-        example because it runs in a process, all are omitted: `why_reset` is the reason, and a collector that loads the
-        state resets its environments.
+        returns and lengths, and the states of recurrent policies. The states of the policy, the hooks and the buffer
+        are not included. Environments are pickled, by value if their classes are not importable. If an environment
+        cannot be pickled, for example because it runs in another process, all environments are omitted. The entry
+        `why_reset` then contains the reason, and a collector that loads the state resets its environments.
 
         Returns
         -------
         dict
-            Plain values, arrays and tensors, all picklable, and `why_reset`, which is None if environments resume.
+            Picklable values, arrays and tensors by name. The entry `why_reset` is None if the environments are
+            included.
 
         Examples
         --------
@@ -336,8 +339,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         state
             Result of `state_dict`.
         allow_pickle
-            Whether to unpickle the environments in the state, which can execute arbitrary code. Only for states from a
-            trusted source.
+            Whether to unpickle the environments in the state. Unpickling can execute arbitrary code; allow it only for
+            states from a trusted source.
 
         Raises
         ------
@@ -346,9 +349,10 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         FormatError
             If the state is incomplete. The collector is unchanged.
         ArgumentError
-            If the state is of another class or number of environments. The collector is unchanged.
+            If the class of the collector or the number of environments differs from the saved state. The collector is
+            unchanged.
         EnvironmentSpecError
-            If the classes of environments differ. Unfinished episodes are abandoned.
+            If the classes of the environments differ from the saved state. Unfinished episodes are abandoned.
         """
         missing = [name for name in _NAMES if name not in state]
         if missing:
@@ -376,7 +380,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
 
 def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """Copy the state of a collector or of workers without environments, so that new episodes start on loading.
+    """Copy the state of a collector or of workers without environments; loading the copy starts new episodes.
 
     - `state`: result of `state_dict` of a collector or of workers.
     - `why`: reason for `why_reset`.
@@ -398,7 +402,7 @@ def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]
 
 
 def has_pickles(state: Mapping[str, Any]) -> bool:
-    """Return whether the state of a collector contains environments."""
+    """Return whether a collector's state contains pickled environments."""
     return any(part_state["saved"]["pickles"] is not None for part_state in state["environments"])
 
 
@@ -411,7 +415,7 @@ The steps are 256 plus an eighth for resets. Twice as many were not faster.
 
 
 class Collector(BaseCollector[SampleBatch]):
-    """Collector of steps: a policy acts in one environment or many, and every step is stored in a buffer or a batch.
+    """Collector of steps: a policy acts in one or more environments, and every step is stored in a buffer or a batch.
 
     A policy always computes actions for all environments, row i for environment i. Autoreset steps of Gymnasium's
     vector environments are omitted, and the next observation of an episode's last step is always its final observation.
@@ -419,80 +423,86 @@ class Collector(BaseCollector[SampleBatch]):
     Without a buffer, `collect` returns a batch of the steps, grouped by environment and in order of time. Its columns
     are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
 
-    - `eps_id`: the episode, 63 random bits that differ between processes and runs, regardless of the seed;
+    - `eps_id`: the episode, identified by 63 random bits that differ between processes and runs, regardless of the
+      seed;
     - `env_id`: the environment, counted from 0; `agent_index`: 0;
     - `t`: steps since the episode started; `unroll_id`: the number of the `collect` call;
     - `policy`: the `policy` entry of the policy's output; `action_logp`, `action_prob`, `action_dist_inputs` and
-      `vf_preds` if the policy returns them; `state_in_0`, ... the recurrent state before the step. A buffer receives
-      the same columns, and `policy.hidden_state`, the state after the step, as from Tianshou's collector.
+      `vf_preds` if the policy returns them; `state_in_0`, ..., the recurrent state before the step.
+
+    A buffer receives the same columns. As in Tianshou's collector, it also receives the recurrent state after the step
+    as `policy.hidden_state`.
 
     Unfinished episodes continue in the next call.
 
-    With `n_step`, `collect` steps all environments until that many steps are stored: up to `num_envs` - 1 more. With
-    `n_episode`, an environment starts another episode while fewer than `n_episode` have been started, and every started
-    episode is stored, short or long. Gymnasium's vector environments only step together, so idle environments are also
-    stepped. Their steps are dropped, and all environments are reset before the next call. Unfinished episodes of
-    earlier calls count.
+    With `n_step`, `collect` steps all environments until at least `n_step` steps are stored, and at most `num_envs` - 1
+    more. With `n_episode`, an environment starts another episode while fewer than `n_episode` episodes have been
+    started. Every started episode is stored, whether short or long. Unfinished episodes of earlier calls are continued
+    and count towards `n_episode`. Gymnasium's vector environments step all environments together, so idle environments
+    are also stepped. Steps of idle environments are discarded, and all environments are reset before the next call.
 
     Parameters
     ----------
     policy
         Anything that `as_policy` accepts: a callable on batches or observations, a torch module, an action space; or
-        `"random"`. Its methods `map_action` and `add_exploration_noise` are used if it has them, as in Tianshou.
+        `"random"`. If the policy has methods `map_action` and `add_exploration_noise`, the collector calls them, as
+        Tianshou does.
     env
         A Gymnasium environment; a list of environments, which are stepped sequentially in this process; a function that
-        creates an environment, or an id such as `"CartPole-v1"` (see `make_environment`), also in lists; or a vector
-        environment in any autoreset mode, or one of Tianshou's: `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv`
-        or `RayVectorEnv`.
+        creates an environment, or an id such as `"CartPole-v1"` (see `make_environment`); a list of functions or ids; a
+        Gymnasium vector environment in any autoreset mode; or Tianshou's `DummyVectorEnv`, `SubprocVectorEnv`,
+        `ShmemVectorEnv` or `RayVectorEnv`.
     buffer
         A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with one ring per environment; or a
         `ReplayClient`, which receives the steps at the end of each call of `collect`.
     num_envs
         Number of environments to create if `env` is a function or an id; 1 by default.
     env_kwargs
-        Keyword arguments of the functions or ids that create environments.
+        Keyword arguments for the functions or ids that create environments.
     exploration_noise
         Whether to apply the policy's `add_exploration_noise` to the actions; or a function of actions and batch that
-        adds noise. Not available for the policy `"random"`.
+        returns actions with noise. Not available for the policy `"random"`.
     on_episode_done_hook
-        Function of the steps of a finished episode, under Tianshou's names; the arrays that it returns by name, one row
-        per step, are stored with the steps. (See `EpisodeHook`.)
+        Function that receives the steps of a finished episode under Tianshou's names, and may return arrays by column
+        name, with one row per step. The arrays are stored with the steps (see `EpisodeHook`).
     on_step_hook
-        Function of decisions and transitions, which may add columns to the transitions. (See `StepHook`.)
+        Function that receives decisions and transitions, and may add columns to the transitions (see `StepHook`).
     hooks
-        Applied to the trajectories of every batch as in `postprocess`; only without a buffer.
+        Hooks to apply to the trajectories of every batch, as in `postprocess`; only without a buffer.
     map_action
         Mapping from policy actions to environment actions: `"clip"` to the bounds of the space, `"scale"` from [-1, 1]
-        to the bounds, or a function. By default the policy's `map_action`, if it has one. The unmapped actions are
-        stored. Random actions are drawn from the space; with `"scale"`, the stored ones are scaled to [-1, 1].
+        to the bounds, or a function. By default, the policy's `map_action` is used if it exists. The unmapped actions
+        are stored. Random actions are drawn from the space; with `"scale"`, the stored random actions are scaled to
+        [-1, 1].
     seed
         Seed of random actions and of the environments' first reset. With the same seed and a deterministic policy, the
-        data are the same except `eps_id`. Without a seed, a vector environment of Tianshou keeps its seeds.
+        data are the same except `eps_id`. Without a seed, a vector environment of Tianshou uses its own seeds.
     infos
         Whether to store infos; policies always receive them.
     worker_index
-        Number of this collector among the workers of a run: `env_id` starts at `worker_index * num_envs`, and
+        Index of this collector among the workers of a run: `env_id` starts at `worker_index * num_envs`, and
         `unroll_id` at `worker_index * 2**32`.
     weights
         A `ReplayClient` or a `Subscription` whose newest published weights are loaded into the policy before each call
-        of `collect`; None leaves the policy unchanged. Batches and fragments then have the column `weights_version`, 0
-        before the first weights. A thread with its own connection polls a client ten times per second, so that
-        `collect` never waits for a message. If the service is unreachable, the next call of `collect` raises its
-        `ServiceError`; the call after that continues.
+        of `collect`; None leaves the policy unchanged. Batches and fragments then have the column `weights_version`;
+        its value is 0 before the first publication. A thread with its own connection polls a client ten times per
+        second, so that `collect` never waits for a message. If the service is unreachable, the next call of `collect`
+        raises its `ServiceError`; the call after that continues.
 
     Attributes
     ----------
     policy, env, buffer
-        The arguments. An algorithm is replaced by its policy; a list, a function or an id by a list of environments.
+        The arguments of the same names. An algorithm is replaced by its policy; a list, a function or an id is replaced
+        by a list of environments.
     num_envs
         Number of environments.
     collect_step, collect_episode, collect_time
-        Steps, completed episodes and seconds since the last `reset_stat`.
+        Number of steps, number of completed episodes, and seconds spent in `collect`, since the last `reset_stat`.
 
     Raises
     ------
     EnvironmentSpecError
-        If `env` is unknown or multi-agent, or the spaces of several environments differ.
+        If `env` is of an unknown type or multi-agent, or if several environments have different spaces.
     PolicySpecError, PolicyNotFoundError
         If the policy has an unsupported type, or one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
@@ -639,7 +649,6 @@ class Collector(BaseCollector[SampleBatch]):
 
     @property
     def _has_pending_steps(self) -> bool:
-        """Whether recorded steps are pending for the next batch."""
         return self._recorder.recorded > 0
 
     def _collect_steps(self, n_step: int, *, random: bool, render: float | None) -> None:
@@ -658,7 +667,7 @@ class Collector(BaseCollector[SampleBatch]):
     def _collect_chunk(self, max_steps: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
         """Step all environments, and record the steps as one chunk.
 
-        The chunk ends with `max_steps` steps, when all episodes of the quota have ended, or when it is full.
+        The chunk ends after `max_steps` steps, after the last episode of the quota, or at the maximum chunk size.
         """
         limit, rows = 1, self.num_envs
         # A recurrent state may have to be reset after any step.
@@ -731,9 +740,9 @@ class Collector(BaseCollector[SampleBatch]):
 class EpisodeQuota:
     """Number of episodes that a collection must start and complete.
 
-    Counting the first episodes to end would bias results towards short ones.
+    Selecting the first episodes to end would bias results towards short episodes.
 
-    - `running`: whether each environment is in an episode that counts, shape (num_envs,).
+    - `running`: whether each environment is in an episode of the quota, shape (num_envs,).
 
     >>> quota = EpisodeQuota(2, n_episode=3)
     >>> quota.spend(np.array([[True, False], [True, False], [False, False]]))
@@ -753,9 +762,9 @@ class EpisodeQuota:
         return self._to_begin + int(np.count_nonzero(self.running))
 
     def is_spent_by(self, terminateds: npt.NDArray[np.bool_], truncateds: npt.NDArray[np.bool_]) -> bool:
-        """Return whether the quota may be complete, given the ends of raw steps since the last `spend`.
+        """Return whether the quota may be complete after another raw step; accumulates ends until the next `spend`.
 
-        Autoreset steps with flags are included, so the result may be true too early.
+        Autoreset steps with set flags are counted as ends, so the result may be true before the quota is complete.
         """
         if not (np.count_nonzero(terminateds) or np.count_nonzero(truncateds)):
             return False
@@ -763,13 +772,13 @@ class EpisodeQuota:
         return self._seen_ends >= self.left
 
     def spend(self, ends: npt.NDArray[np.bool_]) -> Rows | None:
-        """Count the episodes that end in steps of all environments.
+        """Subtract the episodes that end in the given steps of all environments.
 
         - `ends`: whether each step ended an episode, shape (steps, num_envs).
 
         Returns
         -------
-        Rows of the flattened steps that do not count; None if all count.
+        Rows of the flattened steps that belong to no episode of the quota; None if there are no such rows.
         """
         steps = len(ends)
         self._seen_ends = 0
@@ -801,7 +810,7 @@ class RemoteBuffer(Protocol):
     """
 
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send the steps of a fragment; episode ids connect it to earlier fragments."""
+        """Send the steps of a fragment; `eps_id` identifies episodes that continue from earlier fragments."""
 
     def flush(self) -> None:
         """Wait until the buffer contains all fragments."""
@@ -825,12 +834,12 @@ def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False
 
 
 def is_policy(env: Any) -> bool:
-    """Return whether an argument is a policy and cannot be an environment."""
+    """Return whether the argument `env` is a policy and cannot be an environment."""
     return is_random(env) or is_space(env) or is_module(env) or isinstance(env, Mapping)
 
 
 def is_environment(policy: Any) -> bool:
-    """Return whether an argument is an environment, or a list of environments, and cannot be a policy."""
+    """Return whether the argument `policy` is an environment or a list of environments, and cannot be a policy."""
     if isinstance(policy, list | tuple):
         return bool(policy) and all(map(is_environment, policy))
     if isinstance(policy, str):
@@ -844,7 +853,7 @@ def is_environment(policy: Any) -> bool:
 
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:
-    """List the parameters of a function; None for other objects, such as callable instances."""
+    """List the parameters of a function; return None for other objects, such as callable instances."""
     try:
         return list(inspect.signature(function).parameters.values()) if inspect.isroutine(function) else None
     except (TypeError, ValueError):
@@ -861,12 +870,12 @@ def check_amounts(n_step: int | None, n_episode: int | None) -> None:
 
 
 def as_remote(buffer: Any) -> RemoteBuffer | None:
-    """Return the buffer if it accepts fragments; None without a buffer, and for buffers in this process."""
+    """Return the buffer if it is a `RemoteBuffer`; None if there is no buffer or the buffer is in this process."""
     return buffer if isinstance(buffer, RemoteBuffer) else None
 
 
 def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
-    """Reject a buffer that a collector cannot write to; None and remote buffers are accepted."""
+    """Reject a buffer to which a collector cannot write; None and remote buffers are accepted."""
     if buffer is None or as_remote(buffer) is not None:
         return
     # Collectors without a buffer do not import these modules.

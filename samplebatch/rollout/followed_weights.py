@@ -1,4 +1,4 @@
-"""FollowedWeights: loads published weights into a collector's policy between collections."""
+"""Source of published weights, which are loaded into a collector's policy between collections."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _CLOSE_S = 1.0
 
 
 class WeightsPublication(Protocol):
-    """Weights with their version, the result of `ReplayClient.latest` and `Subscription.latest`."""
+    """Weights and their version, as returned by `ReplayClient.latest` and `Subscription.latest`."""
 
     version: int
     value: Any
 
 
 class PublishedWeightsSource(Protocol):
-    """A `ReplayClient`, or any object that returns weights newer than a version, or None."""
+    """Source that is polled for published weights, such as a `ReplayClient`."""
 
     def latest(self, newer_than: int = 0) -> WeightsPublication | None:
-        """Return the newest weights if they are newer than a version."""
+        """Return the newest weights; None if they are not newer than the version `newer_than`."""
 
 
 class WeightsSubscription(Protocol):
@@ -34,20 +34,20 @@ class WeightsSubscription(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the newest weights; 0 if none were published yet."""
+        """Version of the newest weights; 0 before the first publication."""
 
     def latest(self) -> WeightsPublication:
         """Copy the newest weights."""
 
 
 class FollowedWeights:
-    """Published weights of a policy, loaded between collections.
+    """Published weights that are loaded into a policy between collections.
 
-    A subscription is read from shared memory. Other sources are polled by a thread with its own connection, so that no
-    collection waits for a message.
+    A subscription is read from shared memory. A thread with its own connection polls any other source, so that
+    collection is never blocked by communication.
 
     - `source`: a `ReplayClient` or a `Subscription`.
-    - `poll_s`: seconds between two requests of the thread.
+    - `poll_s`: polling interval of the thread, in seconds.
 
     Raises ArgumentError if `source` has no method `latest`, or `poll_s` is not positive.
 
@@ -68,10 +68,10 @@ class FollowedWeights:
         self._error: SampleBatchError | None = None
 
     def load_newest(self, policy: Any) -> None:
-        """Load the newest weights into a policy, unless it already has them.
+        """Load the newest weights into a policy, unless the policy already has these weights.
 
-        Raises SampleBatchError if the source has reported an error since the last call, such as a `ServiceError` of an
-        unreachable service. The next call continues with the newest weights that have been received. Raises
+        Raises the SampleBatchError that polling the source has raised since the last call, such as the `ServiceError`
+        of an unreachable service. The next call loads the newest weights that have been received. Raises
         PolicySpecError if the policy cannot load weights.
         """
         if self._is_subscription:

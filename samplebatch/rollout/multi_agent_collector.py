@@ -44,54 +44,59 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     Batches have the columns `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`,
     further policy outputs (see `Collector`), and
 
-    - `eps_id`: the episode, 63 random bits that differ between processes and runs, regardless of the seed;
+    - `eps_id`: the episode, identified by 63 random bits that differ between processes and runs, regardless of the
+      seed;
     - `env_id`: the environment;
-    - `agent_index`: index of the agent in the environment's `possible_agents`; other agents are numbered after these;
-    - `t`: environment steps since the episode started, equal for all agents, so that agents that join late are aligned
-      with the others. In turn-based environments every turn is a step;
+    - `agent_index`: index of the agent in the environment's `possible_agents`; agents missing from `possible_agents`
+      have larger indices;
+    - `t`: environment steps since the episode started, equal for all agents, including agents that join later. In
+      turn-based environments, every turn is a step;
     - `eps_done`: whether the step is the last of its episode, for all agents;
-    - `unroll_id`: the batch for which the step was collected.
+    - `unroll_id`: the number of the batch for which the step was collected.
 
     The steps of each agent are contiguous and in time order, by `env_id` and `agent_index`. An unfinished episode
-    continues in the next batch. In turn-based environments, a step is returned once all agents that have acted until
-    then have observed their outcomes.
+    continues in the next batch. In turn-based environments, a step is returned once all agents that acted up to that
+    step have observed the outcomes of their actions.
 
-    With `n_step`, `collect` makes exactly that many steps in total, with at most one step difference between
-    environments. With `n_episode`, it completes the episodes that start first, so that long episodes are as likely as
-    short ones. Unfinished episodes count first, then new ones; no other episode is stepped. `policies` of the result
-    has statistics per policy. `reset_env` returns observations and infos by agent, one dict per environment.
+    With `n_step`, `collect` performs exactly `n_step` environment steps in total; the numbers of steps of any two
+    environments differ by at most one. With `n_episode`, `collect` completes the first `n_episode` episodes to start,
+    so that the result is not biased towards short episodes. Unfinished episodes of earlier calls are selected before
+    new episodes; no other episode is stepped. `policies` of the result contains statistics per policy. `reset_env`
+    returns observations and infos by agent, one dict per environment.
 
     Parameters
     ----------
     policy
         Anything that `as_policy` accepts, or `"random"`, which respects an `action_mask` in observations or infos; or a
-        mapping of policy ids to such policies.
+        mapping from policy ids to such policies.
     env
-        A PettingZoo environment of either interface, a `MultiAgentEnv` of RLlib, an environment id or a function that
-        creates one (see `make_environment`); or a list, which may mix kinds. Environments are closed by
-        `close` only.
+        A PettingZoo environment of the parallel or the AEC interface, a `MultiAgentEnv` of RLlib, an environment id, or
+        a function that creates an environment (see `make_environment`); or a list of these, which may be of different
+        types. Environments are closed only by `close`.
     buffer
         A `MultiAgentReplayBuffer` to which steps are added; None to return them as a batch.
     policy_mapping
-        Policy of each agent: a mapping of agent ids, a function of the agent id, or a function of agent id and
-        `Episode`, which is called in every episode. By default one policy per kind of agent (see `policy_by_kind`).
+        Policy id of each agent: a mapping from agent ids to policy ids, a function of the agent id, or a function of
+        agent id and `Episode`, which is called in every episode. By default, one policy per kind of agent (see
+        `policy_by_kind`).
     num_envs
-        Number of environments that one id or function creates; 1 by default.
+        Number of environments to create if `env` is a single id or function; 1 by default.
     env_kwargs
-        Keyword arguments of the functions or ids that create environments.
+        Keyword arguments for the functions or ids that create environments.
     map_action
-        Mapping from policy actions to environment actions, as in `Collector`, or one per policy id. The unmapped
-        actions are stored. Random actions are drawn from the environments' spaces; with `"scale"`, the stored random
-        actions are scaled to [-1, 1].
+        Mapping from policy actions to environment actions, as in `Collector`; or a dict of such mappings by policy id.
+        The unmapped actions are stored. Random actions are drawn from the environments' spaces; with `"scale"`, the
+        stored random actions are scaled to [-1, 1].
     exploration_noise
         Whether to call a policy's `add_exploration_noise` on its actions; or a function of actions and batch that
-        replaces it; or such a value per policy id, in which case the other policies have no noise. `"random"` policies
-        have no noise.
+        returns actions with noise; or a mapping from policy ids to such values, in which case the other policies have
+        no noise. `"random"` policies have no noise.
     seed
-        Seed of environments and actions; the same seed gives the same data except `eps_id`. The data of one `env_id` do
-        not depend on the number of environments, if the policies do not depend on it.
+        Seed of environments and actions; the same seed gives the same data except `eps_id`. The data of an `env_id` do
+        not depend on the number of environments, provided that the actions of the policies do not depend on it either.
     hooks
-        Hooks applied to each trajectory or part of a trajectory in a batch (see `postprocess`); only without a buffer.
+        Hooks to apply to each trajectory, or part of a trajectory, in a batch (see `postprocess`); only without a
+        buffer.
     infos
         Whether to store infos; policies always receive them.
     worker_index, weights
@@ -100,14 +105,14 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     Raises
     ------
     EnvironmentSpecError
-        If `env` is unknown, or is not a multi-agent environment.
+        If `env` is of an unknown type, or is not a multi-agent environment.
     PolicyNotFoundError
         If `exploration_noise`, `map_action` or one of the `hooks` names a policy that `policy` lacks.
     PolicySpecError
-        If `exploration_noise` is passed although all of its policies are `"random"`.
+        If `exploration_noise` is passed although all policies to which it applies are `"random"`.
     ArgumentError
         If `num_envs` is not a positive integer or differs from the number of environments in `env`; if the buffer is
-        not multi-agent, both a buffer and `hooks` are passed, or `seed` is invalid.
+        not a multi-agent buffer; if both a buffer and `hooks` are passed; or if `seed` is invalid.
 
     Examples
     --------
@@ -303,7 +308,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         self._actors.forget(adapter.env_id)
 
     def _step(self, adapters: Sequence[MultiAgentAdapter], render: float | None) -> None:
-        """Query each policy once for all agents that act next, step the environments, and record the step."""
+        """Call each policy once for all agents that act next, step the environments, and record the steps."""
         acting = [adapter.groups for adapter in adapters]
         steps = self._steps if acting == self._acting else self._group(acting)
         self._acting = []
@@ -361,7 +366,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         adapters: Sequence[MultiAgentAdapter],
         outcomes: Mapping[AgentGroup, AgentOutcomes],
     ) -> None:
-        """Record the rows of all policies; if rows of a policy do not fit, record no rows and abandon the episodes."""
+        """Record the rows of all policies; if rows are rejected, record no rows and abandon the episodes."""
         try:
             self._recorder.append([rows for step in steps if (rows := step.end(outcomes)) is not None])
         except BaseException:
@@ -380,7 +385,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         steps: Mapping[PolicyID, PolicyStep],
         outcomes: Sequence[AgentOutcomes],
     ) -> None:
-        """Queue the turns of a step until their outcomes arrive, and complete turns with outcomes."""
+        """Queue the turns of a step until their outcomes arrive, and add the outcomes to waiting turns."""
         turns = self._turns[adapter.env_id]
         for group in groups:
             step = steps[group.policy_id]
@@ -425,9 +430,10 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
 
 
 class PolicyStep:
-    """Step of all agents of a policy that act next: observations, streams and, after `ask`, actions.
+    """Next step of all acting agents of a policy: observations, streams and, after `ask`, actions.
 
-    If the same agents act in the next step, the observations of that step are the next observations of this step.
+    If the same agents act in the following step, the next observations of a step are the observations of the following
+    step.
 
     - `parts`: rows of each group.
     """
@@ -485,11 +491,11 @@ class PolicyStep:
 
 
 class TurnQueue:
-    """Turns of one environment that are not yet recorded, oldest first.
+    """Queue of the turns of one environment that are not yet recorded, oldest first.
 
     An agent may observe the outcome of its action after other agents have observed outcomes of later actions. Fragments
-    contain complete environment steps only: turns leave the queue in order, all turns of a step together, once all
-    outcomes up to that step are known.
+    contain complete environment steps only: all turns of a step leave the queue together, in order of the steps, once
+    all outcomes up to that step are known.
     """
 
     def __init__(self) -> None:
@@ -519,13 +525,13 @@ class TurnQueue:
         self._turns += chain.from_iterable(steps)
 
     def begin(self, agent: Any, turn: Step) -> None:
-        """Add a turn, a step of one agent, that waits for its outcome."""
+        """Add a turn (a step of one agent) whose outcome is not yet known."""
         turn.columns[names.EPS_DONE] = [False]
         self._turns.append(turn)
         self._waiting[agent] = turn
 
     def finish(self, outcomes: Sequence[AgentOutcomes]) -> None:
-        """Complete the turns of agents that have observed their outcomes."""
+        """Add outcomes to the turns of agents that have observed the outcomes of their actions."""
         for (agent,), seen, rewards, terminateds, truncateds, infos in outcomes:
             turn = self._waiting.pop(agent)
             turn.columns |= {
@@ -537,13 +543,13 @@ class TurnQueue:
             turn.infos = list(infos)
 
     def end(self) -> None:
-        """Mark the turns of the newest step as the last of their episode."""
+        """Mark the newest step as the last step of its episode."""
         newest = _env_step(self._turns[-1]) if self._turns else None
         for turn in takewhile(lambda turn: _env_step(turn) == newest, reversed(self._turns)):
             turn.columns[names.EPS_DONE] = [True]
 
     def complete(self, limit: int | None) -> list[list[Step]]:
-        """Remove and return the turns of complete environment steps, at most `limit` steps."""
+        """Remove and return the turns of at most `limit` complete environment steps; None removes all of them."""
         completed: list[list[Step]] = []
         turns = self._turns
         while turns and len(completed) != limit:
@@ -556,5 +562,4 @@ class TurnQueue:
 
 
 def _env_step(turn: Step) -> tuple[int, int]:
-    """Return episode and time of a turn."""
     return int(turn.streams.eps_id[0]), int(turn.t[0])

@@ -1,4 +1,4 @@
-"""Postprocessing: hooks that are applied to each collected trajectory before it is added to train batches."""
+"""Hooks that are applied to each collected trajectory before the trajectory is added to train batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from samplebatch.returns.arrays import gae, nstep
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Steps of one agent in one episode within a batch, complete or in part; the argument of hooks.
+    """Steps of one agent in one episode that are in the same batch, passed to hooks; the episode may be incomplete.
 
     Attributes
     ----------
@@ -46,20 +46,21 @@ class Trajectory:
 
     @property
     def ended(self) -> bool:
-        """Whether the last step terminates or truncates the agent; if not, the episode continues in another batch."""
+        """Whether the last step is terminated or truncated; if it is not, the episode continues in another batch."""
         return bool(np.asarray(self.steps[names.DONES])[-1])
 
 
 def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
     """Sort a batch so that the steps of each trajectory are contiguous and in time order.
 
-    Trajectories are identified by `eps_id` and, if it exists, `agent_index`; they keep the order of their first rows.
-    Without `t`, the steps of a trajectory keep their order.
+    Trajectories are identified by `eps_id` and, if it exists, `agent_index`, and are ordered by their first rows.
+    Without `t`, the order of the steps in a trajectory is unchanged.
 
     Returns
     -------
     tuple
-        The batch, which is `steps` itself if already sorted; and the first row of each trajectory, shape (k,).
+        The sorted batch, which is `steps` itself if it was already sorted, and the index of the first row of each
+        trajectory, shape (k,).
 
     Examples
     --------
@@ -92,7 +93,7 @@ def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
 def cut(
     policy_id: PolicyID, steps: SampleBatch, starts: npt.NDArray[np.intp], agents: Mapping[tuple[int, int], Any]
 ) -> list[Trajectory]:
-    """Return views of a batch's trajectories; `agents` maps pairs of `env_id` and `agent_index` to agent ids."""
+    """Split a batch into views of its trajectories; `agents` maps pairs of `env_id` and `agent_index` to agent ids."""
     eps_id = np.asarray(steps[names.EPS_ID])
     env_id, index = (
         np.asarray(steps[name]) if name in steps else np.zeros(steps.count, int)
@@ -128,14 +129,14 @@ class TrajectoryColumns(ABC):
     Attributes
     ----------
     named_policies
-        Policy ids that the hook requires; collectors with known policies reject unknown ids. Empty by default.
+        Policy ids that the hook requires; empty by default. Collectors whose policy ids are known reject unknown ids.
     """
 
     named_policies: Collection[PolicyID] = ()
 
     @abstractmethod
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
-        """Compute new columns, or replacements of existing columns.
+        """Compute new columns or replacements for existing columns.
 
         Parameters
         ----------
@@ -144,8 +145,8 @@ class TrajectoryColumns(ABC):
         steps
             Steps of all trajectories; the steps of each trajectory are contiguous and in time order.
         last
-            Marks the last step of each trajectory in the batch, shape (n,). If it is neither terminated nor truncated,
-            the episode continues in another batch.
+            Whether each step is the last step of its trajectory in the batch, shape (n,). If such a step is neither
+            terminated nor truncated, the episode continues in another batch.
         """
 
     def __call__(self, trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> SampleBatch:
@@ -174,17 +175,19 @@ def postprocess(
     Parameters
     ----------
     batch
-        A batch with `eps_id`, and `agent_index` if there are several agents. It is not modified; columns that no hook
-        changes are shared.
+        A batch with `eps_id`, and `agent_index` if there are several agents. The batch is not modified; the result
+        shares columns that no hook changes.
     hooks
         Hooks in order of application.
     agents
-        Agent ids by `env_id` and `agent_index`, to be passed to hooks instead of indices.
+        Mapping from pairs of `env_id` and `agent_index` to the agent ids that hooks receive; without it, hooks receive
+        the `agent_index`.
 
     Returns
     -------
     SampleBatch or MultiAgentBatch
-        A batch of the same type and number of environment steps. Steps of each trajectory are contiguous and in order.
+        A batch of the same type, with the same number of environment steps. The steps of each trajectory are contiguous
+        and in time order.
 
     Raises
     ------
@@ -232,7 +235,7 @@ def postprocess(
 def check_hooks(
     hooks: Sequence[Hook], policies: Collection[PolicyID] | None = None, *, buffer: Any = None
 ) -> tuple[Hook, ...]:
-    """Return the hooks of a collector as a tuple.
+    """Validate the hooks of a collector and return them as a tuple.
 
     >>> check_hooks({})
     Traceback (most recent call last):
@@ -299,22 +302,22 @@ Values = str | Callable[[Any], Any]
 
 
 class GAE(TrajectoryColumns):
-    """Adds `advantages` and `value_targets` by generalized advantage estimation; see `samplebatch.returns.gae`.
+    """Hook for generalized advantage estimation: adds `advantages` and `value_targets`; see `samplebatch.returns.gae`.
 
-    The bootstrap value after a terminated step is 0. After a truncated step, or at the end of an unfinished
-    trajectory, it is the estimate for the step's next observation.
+    The bootstrap value after a terminated step is 0. After a truncated step, or at the end of an unfinished trajectory,
+    the bootstrap value is the estimate for the step's next observation.
 
     Parameters
     ----------
     values
         Value estimates for observations: a column, or a function of observations, which is called once for all steps of
-        a policy. Alternatively, a mapping of policy ids to such sources; other policies are unchanged. Collectors with
-        known policy ids reject unknown ids.
+        a policy. Alternatively, a mapping from policy ids to columns or functions; batches of other policies are
+        unchanged. Collectors whose policy ids are known reject unknown ids.
     bootstrap
-        Value estimates for next observations without a following step: a function of observations, or a column. By
-        default `values`, if it is a function.
+        Value estimates for the next observations of steps that no step follows: a function of observations, or a
+        column. The default is `values`, if it is a function.
     gamma, lambda_
-        Discount per step, and decay of the advantage estimate.
+        Discount factor per step, and decay of the advantage estimate.
 
     Examples
     --------
@@ -350,14 +353,14 @@ class GAE(TrajectoryColumns):
         ]
 
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
-        """Compute advantages and value targets, in the dtype of the estimates.
+        """Compute advantages and value targets; their dtype is the dtype of the estimates.
 
         Raises
         ------
         ColumnNotFoundError
             If the column of estimates is missing, or there is no source of bootstrap values.
         ColumnLengthError
-            If the number of estimates is not the number of steps.
+            If the number of estimates differs from the number of steps.
         """
         source = _of_policy(self._values, policy_id)
         if source is None:
@@ -392,17 +395,17 @@ class GAE(TrajectoryColumns):
 
 
 class NStepReturns(TrajectoryColumns):
-    """Adds `returns` and `discount`, and sets `new_obs` to the next observation of the last of n steps.
+    """Hook for n-step returns: adds `returns` and `discount`, and sets `new_obs` to the observation after n steps.
 
-    The target of a step is then `returns + discount * estimate(new_obs)`. Fewer steps are summed at the end of a
-    trajectory; after a terminated step `discount` is 0. See `samplebatch.returns.nstep`.
+    The target of a step is then `returns + discount * estimate(new_obs)`. At the end of a trajectory, fewer than n
+    steps are summed. If the last summed step is terminated, `discount` is 0. See `samplebatch.returns.nstep`.
 
     Parameters
     ----------
     n_step
         Maximum number of steps to sum.
     gamma
-        Discount per step.
+        Discount factor per step.
 
     Raises
     ------

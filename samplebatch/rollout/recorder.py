@@ -50,14 +50,14 @@ _count = np.count_nonzero
 
 
 class CountedSteps(NamedTuple):
-    """Result of `EpisodeCount.add`: steps counted by episode.
+    """Result of `EpisodeCount.add`: positions of the added steps in their episodes, and completed episodes.
 
     - `ended`: environments whose episodes ended, in time order, shape (e,); None if no episode ended.
     - `returns`, `lens`: sum of rewards and number of steps per ended episode, shape (e,).
-    - `eps_id`, `t`: episode of each run, and number of steps before the run in its episode, shape (r,). A run is a
+    - `eps_id`, `t`: episode of each run, and number of steps in the episode before the run, shape (r,). A run is a
       sequence of steps of one environment in one episode.
-    - `lengths`, `order`: length of each run, shape (r,), and steps in order of runs, shape (k,); None if each step is a
-      run.
+    - `lengths`, `order`: length of each run, shape (r,), and indices of the steps in order of runs, shape (k,); None if
+      each run is a single step.
     """
 
     ended: Rows | None
@@ -69,7 +69,7 @@ class CountedSteps(NamedTuple):
     order: Rows | None = None
 
     def number(self) -> tuple[Ints, Ints]:
-        """Return episode and time of each step, shape (k,) each; read-only."""
+        """Return the episode id and time of each step as read-only arrays of shape (k,)."""
         if self.lengths is None or self.order is None:
             return self.eps_id, self.t
         eps_id, t = np.empty((2, len(self.order)), np.int64)
@@ -85,15 +85,15 @@ _FIRST_ROW = np.zeros(1, np.intp)
 
 
 def _zero_unless(keeps: Flags, returns: Floats) -> Floats:
-    """Set the returns of some rows, shape (k,) or (k, agents), to 0."""
+    """Set returns to 0 in rows where `keeps` is false; returns have shape (k,) or (k, agents)."""
     zeroed: Floats = np.where(keeps if returns.ndim == 1 else keeps[:, None], returns, 0.0)
     return zeroed
 
 
 class EpisodeCount:
-    """Counter of returns and lengths of episodes in n environments, for chunks of steps of any size.
+    """Counter of episode returns and lengths in n environments; accepts any number of steps at a time.
 
-    - `ended`: returns and lengths of completed episodes; recorders empty it.
+    - `ended`: returns and lengths of completed episodes; a recorder clears the list after reading it.
 
     >>> count = EpisodeCount(2)
     >>> done = np.array([False, True, False, False])
@@ -130,12 +130,13 @@ class EpisodeCount:
         self.ended = list(state["ended"])
 
     def add(self, done: Flags, rewards: Floats, envs: Rows | None = None, steps: int = 1) -> CountedSteps:
-        """Count steps, which must be in time order.
+        """Add steps in time order to the returns and lengths of their episodes.
 
         - `done`: whether each step ended an episode, shape (k,).
         - `rewards`: rewards, shape (k,), or (k, agents).
-        - `envs`: environment of each step, shape (k,); None for all environments in order.
-        - `steps`: maximum steps of one environment; `envs` is required if it exceeds 1.
+        - `envs`: environment index of each step, shape (k,); None if the steps are one step of every environment, in
+          order.
+        - `steps`: maximum number of steps of one environment; if it exceeds 1, `envs` is required.
         """
         if rewards.ndim != self._returns.ndim:
             self._returns = np.zeros((len(self._t), *rewards.shape[1:]))
@@ -226,7 +227,9 @@ class EpisodeCount:
 
 
 def episode_ids(count: int) -> Ints:
-    """Draw ids that are unique across processes and runs: 63 bits each from the system's generator, shape (count,).
+    """Draw ids that are unique across processes and runs, shape (count,).
+
+    Each id has 63 bits from the operating system's random generator.
 
     >>> ids = episode_ids(1000)
     >>> len(set(ids.tolist())), (ids >= 0).all().item()
@@ -247,7 +250,7 @@ _concatenate = np.concatenate
 
 
 class _EMPTY:
-    """Placeholder of an empty info; a class, so that copies and pickles keep its identity."""
+    """Placeholder for an empty info. It is a class, because copies and pickles preserve the identity of a class."""
 
 
 _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
@@ -255,7 +258,7 @@ _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL
 
 
 class Streams(NamedTuple):
-    """Episode and stream of k rows, shape (k,) each, named like their columns."""
+    """Episode id and stream (environment and agent) of k rows, shape (k,) each; named after their columns."""
 
     eps_id: Ints
     env_id: Ints
@@ -264,12 +267,12 @@ class Streams(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """Rows of one policy in one step of some agents.
+    """Rows of one policy: one step of each of its k acting agents.
 
-    - `columns`: values by column, k rows.
-    - `streams`: episodes and streams.
-    - `t`: times, shape (k,).
-    - `infos`: infos, one item per row; None if all are empty.
+    - `columns`: values of the k rows by column name.
+    - `streams`: episode id, environment and agent of each row.
+    - `t`: environment steps since the start of the episode, shape (k,).
+    - `infos`: one info per row; None if all infos are empty.
     """
 
     policy_id: PolicyID
@@ -282,8 +285,8 @@ class Step:
 class Recorder:
     """Storage of environment steps by policy, from which collectors create batches.
 
-    Rows are written in the order of steps. In a batch they are sorted by stream (`env_id` and `agent_index`) and time.
-    Values are copied once when rows of equal dtype are joined, and once into stream order.
+    Rows are appended in the order of steps. In a batch, rows are sorted by stream (`env_id` and `agent_index`) and
+    time. Values are copied once when rows are concatenated, and once when rows are sorted.
 
     >>> recorder, zero = Recorder(), np.zeros(2, int)
     >>> for t in range(3):
@@ -302,11 +305,11 @@ class Recorder:
     def append(self, steps: Sequence[Step]) -> None:
         """Write steps of different policies.
 
-        Rows of a stream must be in time order. Arrays are referenced, not copied. Infos are copied one level deep, as
-        environments reuse them.
+        Rows of a stream must be in time order. Arrays are referenced, not copied. Shallow copies of infos are stored,
+        because environments may reuse the dicts.
 
-        Raises ColumnMismatchError if columns differ from the policy's earlier rows in name or row shape, or in dtypes
-        without a lossless common dtype. An error writes nothing.
+        Raises ColumnMismatchError if the names or row shapes of columns differ from the policy's earlier rows, or if
+        two dtypes have no lossless common dtype. If an error is raised, no row is written.
         """
         policies = self._policies
         fitted: list[Mapping[str, Block]] = []
@@ -349,8 +352,8 @@ class Recorder:
 class _PolicyRows:
     """Rows of one policy.
 
-    The values of a step are stored as arrays or in one long list, because every object that Python's garbage collector
-    tracks slows down all steps.
+    The values of a column are stored as one array per step, or as one list over all steps. A list per step would be
+    tracked by Python's garbage collector, which slows down all steps.
     """
 
     def __init__(self, columns: Mapping[str, Block]) -> None:
@@ -381,7 +384,7 @@ class _PolicyRows:
             ]
 
     def fit(self, columns: Mapping[str, Block]) -> Mapping[str, Block]:
-        """Convert columns to the dtypes of earlier rows; if their dtype is too narrow, earlier rows are widened."""
+        """Convert columns to the dtypes of earlier rows; if a dtype is too narrow, convert the earlier rows."""
         if columns.keys() != self._blocks.keys():
             odd = next(iter(columns.keys() ^ self._blocks.keys()))
             raise ColumnMismatchError(f"all steps of a collection must have the same columns, got some without {odd!r}")
@@ -531,7 +534,7 @@ per step, are stored with the steps."""
 
 
 def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length: int) -> None:
-    """Call a hook on an episode in a buffer, and write the returned columns there."""
+    """Call a hook on an episode in a buffer, and write the returned columns to the buffer."""
     indices = buffer.get_buffer_indices(start, last + 1)[-length:]
     if len(indices) < length:
         indices = _remaining(buffer, last, length)
@@ -542,7 +545,7 @@ def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length
 
 
 def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
-    """Return the stored rows of an episode, found by following `prev` from its last step."""
+    """Return the indices of an episode's stored rows by following `prev` from its last step."""
     reversed_indices = [last]
     while len(reversed_indices) < length:
         before = int(buffer.prev(np.array([reversed_indices[-1]]))[0])
@@ -553,7 +556,7 @@ def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
 
 
 def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
-    """Call a hook on every episode that ends in a batch, and add the returned columns, which are NaN in all other rows.
+    """Call a hook on every episode that ends in a batch, and add the returned columns; all other rows are NaN.
 
     For an episode that started in an earlier batch, the hook receives only the rows in this batch.
     """
@@ -599,7 +602,7 @@ _NO_INFO: dict[str, Any] = {}
 
 
 class VectorRecorder:
-    """Steps of n single-agent environments, recorded into a batch or added to a buffer.
+    """Recorder of the steps of n single-agent environments, which are returned as a batch or added to a buffer.
 
     - `recorded`: steps since the last `take`.
     - `looks_at_each_step`: whether hooks must be called for every step.
@@ -681,11 +684,11 @@ class VectorRecorder:
         """Record rows of steps.
 
         - `columns`: arrays of shape (k, ...), step by step.
-        - `infos`: infos by step; steps without infos may be missing.
-        - `envs`: index of each row's environment, shape (k,); None for all environments in order in each step.
-        - `steps`: number of steps, which all have the same number of rows.
+        - `infos`: infos of each step by step number; steps without infos may be omitted.
+        - `envs`: index of each row's environment, shape (k,); None if every step has one row per environment, in order.
+        - `steps`: number of steps; each step has the same number of rows.
         - `drop`: rows to discard; None to keep all rows.
-        - `act`: decision; required if `on_step` was passed.
+        - `act`: result of the policy for the rows; required if `on_step` was passed.
         """
         if not self._has_infos:
             infos = {}
@@ -753,7 +756,6 @@ class VectorRecorder:
         rows.append(blocks, Streams(eps_id, env_id, agent_index), t, infos if self._has_infos else None)
 
     def _call_on_ended(self, hook: EpisodeHook, added: Any, envs: Rows | None, counted: CountedSteps) -> None:
-        """Call the episode hook on episodes in the buffer that ended with the added rows of one step."""
         ended: Any = counted.ended
         row_of = {env: row for row, env in enumerate(envs.tolist())} if envs is not None else range(len(self._env_ids))
         for env, length in zip(ended.tolist(), counted.lens.tolist(), strict=True):
@@ -774,7 +776,7 @@ class VectorRecorder:
             self._buffer.done[last] = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return unfinished episodes and steps since the last `take`, for `load_state_dict`."""
+        """Return the unfinished episodes, and the steps recorded since the last `take`, for `load_state_dict`."""
         return {
             "episodes": self._episodes.state_dict(),
             "rows": copy.deepcopy(self._rows),
@@ -790,7 +792,7 @@ class VectorRecorder:
     def take(
         self, constants: Mapping[str, int]
     ) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Remove and return the steps (None if there is a buffer), and returns and lengths of completed episodes."""
+        """Remove and return recorded steps (None with a buffer), and returns and lengths of completed episodes."""
         ended, self._episodes.ended, self.recorded = self._episodes.ended, [], 0
         returns, lens = np.empty(0), np.empty(0, np.int64)
         if ended:
@@ -817,7 +819,7 @@ def _infos_of_batch(infos: Mapping[int, Infos], steps: int, count: int, selected
 
 
 def to_transitions(values: Columns, infos: Batch) -> Batch:
-    """Build a batch of transitions under Tianshou's names, with nested columns as nested batches.
+    """Build a batch of transitions under Tianshou's names; nested columns become nested batches.
 
     >>> to_transitions({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, Batch())
     Batch(
@@ -841,14 +843,14 @@ def to_transitions(values: Columns, infos: Batch) -> Batch:
 
 @lru_cache(maxsize=1024)
 def _nested_place(name: str) -> tuple[tuple[str, ...], str]:
-    """Return the location of a column in transitions: names of the enclosing batches, and its key."""
+    """Return the names of the nested batches that contain a column in transitions, and the column's key."""
     top, *path = name.split(".")
     *folders, leaf = TO_NESTED.get(top, top), *path
     return tuple(folders), leaf
 
 
 def _columns_after(columns: Columns, before: Mapping[str, Any], transitions: Batch) -> Columns:
-    """Return the columns of transitions after a hook; arrays that it did not replace are reused."""
+    """Return the columns of transitions after a hook call; arrays that the hook did not replace are reused."""
     after = {name: value for name, value in transitions.__dict__.items() if name != "info"}
     unchanged = {name for name, value in after.items() if type(value) is _ndarray and value is before.get(name)}
     # The rewards define the length of the batch.

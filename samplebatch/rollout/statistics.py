@@ -25,14 +25,14 @@ _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
 
 @dataclass(frozen=True)
 class PolicyStatistics:
-    """Statistics of one policy's agents in completed episodes, in order of their first steps in the batch.
+    """Statistics of one policy's agents in completed episodes, ordered by each agent's first step in the batch.
 
     Attributes
     ----------
     episodes
         Number of completed episodes in which an agent of the policy acted.
     returns
-        Sum of rewards per agent and episode, shape (k,), or (k, m) for rewards of shape (m,).
+        Sum of rewards per agent and episode, shape (k,); or shape (k, m), if a reward has shape (m,).
     lengths
         Number of steps per agent and episode, shape (k,).
     """
@@ -61,7 +61,7 @@ class EpisodeStatistics:
     episodes
         Number of episodes that ended within the batch.
     unfinished
-        Number of other episodes.
+        Number of episodes that did not end within the batch.
     policies
         Statistics of each policy's agents in the completed episodes.
     """
@@ -74,14 +74,15 @@ class EpisodeStatistics:
 def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistics | None:
     """Compute statistics of the episodes in a batch.
 
-    An episode has ended if a step is marked by `eps_done`; without that column, if every agent that acted in its last
-    step was terminated or truncated. Unfinished episodes are counted, but excluded from returns and lengths.
+    An episode has ended if `eps_done` is true in one of its steps. Without the column `eps_done`, an episode has ended
+    if every agent that acted in its last step was terminated or truncated. Unfinished episodes are counted, but
+    excluded from returns and lengths.
 
     Parameters
     ----------
     batch
-        A batch with the columns `eps_id`, `t`, `agent_index`, `rewards`, and `terminateds` and `truncateds` (or
-        `dones`), in any order of rows.
+        A batch with the columns `eps_id`, `t`, `agent_index`, `rewards`, and either `terminateds` and `truncateds` or
+        `dones`. Rows may be in any order.
 
     Returns
     -------
@@ -118,7 +119,7 @@ def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistic
 
 
 def policies_of(fragment: SampleBatch | MultiAgentBatch) -> dict[PolicyID, SampleBatch]:
-    """Return the non-empty batches of a fragment by policy."""
+    """Return the non-empty batches in a fragment by policy id."""
     return {policy: steps for policy, steps in fragment.as_multi_agent().policy_batches.items() if steps.count}
 
 
@@ -168,7 +169,7 @@ def _sum_up(steps: SampleBatch, rows: npt.NDArray[np.intp]) -> _Trajectories:
 
 
 def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.NDArray[Any]) -> _Trajectories:
-    """Sum rewards and count steps per run of equal episodes and agents; requires at least one row."""
+    """Sum rewards and count steps per run of rows with equal episode and agent; requires at least one row."""
     starts = run_starts(eps_id, agent)
     returns = np.add.reduceat(rewards, starts, axis=0, dtype=np.float64)
     return _Trajectories(eps_id[starts], agent[starts], starts, returns, np.diff(starts, append=len(rewards)))
@@ -177,8 +178,8 @@ def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.ND
 class RunningStatistics:
     """Statistics of episodes that extend over several fragments.
 
-    `episode_statistics` reads a single batch. This class accumulates fragments, so that returns and lengths cover
-    entire episodes. Add the parts of an episode in order.
+    `episode_statistics` reads a single batch. `RunningStatistics` accumulates fragments, so that returns and lengths
+    cover entire episodes. Add the parts of an episode in order.
 
     >>> running = RunningStatistics()
     >>> for t, rewards, done in (([0, 1], [1.0, 2.0], [False, False]), ([2], [4.0], [True])):
@@ -205,16 +206,16 @@ class RunningStatistics:
         return len(self._open)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Add a fragment and return the statistics of the episodes that it ends.
+        """Add a fragment and return the statistics of the episodes that end in the fragment.
 
-        A fragment that lacks `eps_id`, `t`, `agent_index`, `rewards` or the flags is ignored.
+        A fragment that lacks `eps_id`, `t`, `agent_index`, `rewards` or episode-end flags is ignored.
         """
         ended = self.advance(fragment)
         self.include(ended)
         return ended
 
     def advance(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Return the statistics of the episodes that end with a fragment; `include` counts them."""
+        """Add a fragment and return the statistics of episodes that end in it, without adding them to the totals."""
         policies = policies_of(fragment)
         ends = _ends_of(policies)
         if ends is None:
@@ -263,7 +264,7 @@ class RunningStatistics:
         self._open, self._newest = {}, {}
 
     def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Discard episodes whose environment has another unfinished episode in a fragment.
+        """Discard an unfinished episode if a fragment contains a different unfinished episode of the same environment.
 
         All fragments must belong to one run, in which environments have distinct `env_id`s.
         """
@@ -282,11 +283,11 @@ class RunningStatistics:
         self._newest |= newest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return finished and unfinished episodes, for `load_state_dict`."""
+        """Return the statistics of finished and unfinished episodes, for `load_state_dict`."""
         return copy.deepcopy({name.strip("_"): value for name, value in vars(self).items()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the episodes from `state_dict`."""
+        """Restore the statistics from `state_dict`."""
         for name in ("episodes", "_ended", "_open", "_newest"):
             setattr(self, name, copy.deepcopy(state[name.strip("_")]))
 
@@ -319,7 +320,7 @@ BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
 
 class PrintedAsDict:
-    """Base of reports that are printed as nested dicts."""
+    """Base class of dataclasses that can be printed as nested dicts."""
 
     def pprint_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> None:
         """Print the fields as a dict.
@@ -329,7 +330,7 @@ class PrintedAsDict:
         exclude_fields
             Names of fields to omit.
         indent
-            Spaces before nested fields.
+            Number of spaces by which nested fields are indented.
 
         Examples
         --------
@@ -341,7 +342,7 @@ class PrintedAsDict:
         print(self.pprints_asdict(exclude_fields, indent))
 
     def pprints_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> str:
-        """Return the text that `pprint_asdict` prints."""
+        """Return the string that `pprint_asdict` prints."""
         shown = {name: value for name, value in _as_dict(self).items() if name not in (exclude_fields or ())}
         return f"{type(self).__name__}\n{'-' * 40}\n{pformat(shown, indent=indent)}"
 
@@ -359,7 +360,7 @@ class SequenceSummaryStats(PrintedAsDict):
     Attributes
     ----------
     mean, std, max, min
-        Statistics of all numbers; the standard deviation is the population's (divided by n).
+        Statistics of all numbers; `std` is the population standard deviation (divisor n).
     """
 
     mean: float
@@ -419,12 +420,13 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     lens
         Number of steps of each finished episode, shape (k,).
     returns_stat, lens_stat
-        Summaries of `returns` and `lens`; None if no episode ended.
+        Summary statistics of `returns` and `lens`; None if no episode ended.
     batch
-        Steps in stream order; None if they are in a buffer, although the static type omits None.
+        Collected steps in stream order; None if the steps are in a buffer, although the static type omits None.
     policies
-        With several agents, statistics per policy id: steps of the policy's agents, and one entry per agent and
-        finished episode. `returns` and `lens` of the report are their concatenation over policies.
+        With several agents, `CollectStats` of each policy by policy id: number of steps of the policy's agents, and one
+        return and length per agent and finished episode. `returns` and `lens` of the report concatenate the values of
+        all policies.
     """
 
     n_collected_episodes: int = 0
@@ -457,7 +459,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         return f"CollectStats({done} in {self.collect_time:.3g} s, {self.collect_speed:.0f} steps/s)"
 
     def _rows(self) -> list[list[str]]:
-        """Return the returns and lengths of episodes as cells, in total and by policy."""
+        """Return table cells with the returns and lengths of episodes, in total and by policy."""
         parts = {"": self, **{f"{policy} ": stats for policy, stats in self.policies.items()}}
         rows = []
         for prefix, stats in parts.items():
@@ -516,7 +518,7 @@ def report(
     time_s: float,
     batch: MultiAgentBatch | None,
 ) -> CollectStats[MultiAgentBatch]:
-    """Create the report of a multi-agent collection."""
+    """Create the `CollectStats` of a multi-agent collection."""
     policies = {}
     returns, lens = [np.empty(0)], [np.empty(0, np.int64)]
     for policy_id, steps in agent_steps.items():
