@@ -1,1 +1,1 @@
-"""Adapters that give environments of Gymnasium, PettingZoo and RLlib one interface."""
+"""Adapters that provide a common interface to Gymnasium, PettingZoo and RLlib environments."""

@@ -1,8 +1,8 @@
 """Adapters of multi-agent environments: base class, and adapters for PettingZoo's two interfaces and RLlib.
 
-An adapter has one environment and its current episode. `groups` are the agents that act next; `step` executes their
-actions and returns the known outcomes. If agents act simultaneously, these are the outcomes of this step. In turn-based
-environments, an agent observes the outcome of its action at its next turn.
+An adapter contains one environment and the environment's current episode. `groups` are the agents that act next. `step`
+executes their actions and returns the outcomes that are known. If agents act simultaneously, these outcomes belong to
+the executed actions. In turn-based environments, an agent observes the outcome of its action at its next turn.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NUMBERED = re.compile(r"(?P<kind>.*[^_\d])_?\d+")
 
 
 def policy_by_kind(environment: Any) -> Callable[[Any], str]:
-    """Map agents to policies by kind: the agent id without the number at its end.
+    """Return a function that maps each agent to a policy by kind: the agent id without its trailing number.
 
-    Agents of the same kind with different spaces cannot share a batch, so each is mapped to its own policy.
+    If agents of the same kind have different spaces, they cannot share a batch, and each agent has its own policy.
 
     - `environment`: a PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib.
 
@@ -59,7 +59,7 @@ def _policy_of(agent: Any, *, mixed: frozenset[str]) -> str:
 
 
 def kind_of(agent: Any) -> str:
-    """Return an agent id without the number at its end.
+    """Return an agent id without its trailing number.
 
     >>> [kind_of(agent) for agent in ("agent_0", "walker12", "red_knight", 3)]
     ['agent', 'walker', 'red_knight', 'agent']
@@ -71,7 +71,7 @@ def kind_of(agent: Any) -> str:
 
 
 def observation_space_of(environment: Any, agent: Any) -> Any:
-    """Return the observation space of an agent; None if the environment does not declare it.
+    """Return the observation space of an agent; None if the environment does not declare observation spaces.
 
     >>> from samplebatch.env.registry import make_environment
     >>> observation_space_of(make_environment("mpe2/simple_spread_v3"), "agent_0").shape
@@ -89,16 +89,16 @@ def action_space_of(environment: Any, agent: Any) -> Any:
 
 
 class Episode(NamedTuple):
-    """Argument of a policy mapping: the current episode, for self-play in which agents change roles.
+    """Episode that is passed to a policy mapping, for self-play in which agents switch policies between episodes.
 
     Attributes
     ----------
     eps_id
         Unique episode id of 63 random bits.
     env_id
-        Environment of the episode.
+        `env_id` of the episode's environment.
     number
-        Number of earlier episodes of the environment; equal in every run, unlike `eps_id`.
+        Number of earlier episodes in the same environment. In contrast to `eps_id`, it is the same in every run.
     """
 
     eps_id: int
@@ -107,19 +107,19 @@ class Episode(NamedTuple):
 
     @property
     def id_(self) -> int:
-        """Episode id, under the name that RLlib's mapping functions use."""
+        """Alias of `eps_id`, for policy mapping functions that were written for RLlib."""
         return self.eps_id
 
 
 class PolicyOfAgents:
-    """Policies of agents in a multi-agent collector, from a user's mapping of agents or of agents and episodes.
+    """Mapping from agents, or agents and episodes, to policies in a multi-agent collector.
 
     - `mapping`: a mapping from agent ids to policy ids, or a function of the agent id, or of the agent id and the
       `Episode`. A function receives the episode if it has a second parameter without a default, a parameter named
       `episode`, or `*args`.
 
     Its attributes:
-    - `sees_episodes`: whether the policy of an agent can differ between episodes.
+    - `sees_episodes`: whether an agent may have different policies in different episodes.
 
     >>> by_turns = PolicyOfAgents(
     ...     lambda agent, episode: "even" if (agent + episode.number) % 2 == 0 else "odd"
@@ -160,7 +160,7 @@ def _takes_episode(function: Callable[..., Any]) -> bool:
 
 
 def agent_positions(environment: Any) -> dict[Any, int]:
-    """Number the `possible_agents` of an environment, in order.
+    """Return the index of each agent in `possible_agents` of an environment.
 
     >>> from samplebatch.env.registry import make_environment
     >>> agent_positions(make_environment("mpe2/simple_spread_v3"))
@@ -179,17 +179,19 @@ _APART = frozenset({"environment", "env_id", "groups", "_policy_of"})
 class AgentGroup:
     """Agents of one environment that share a policy and act simultaneously; their actions are computed together.
 
-    - `adapter`: adapter of their environment.
+    - `adapter`: adapter of the agents' environment.
     - `policy_id`: policy of the agents.
     - `agents`: ids of the k agents.
     - `keys`: pair of `env_id` and agent id of each agent.
     - `env_ids`, `indices`, `eps_ids`: `env_id`, `agent_index` and `eps_id` of each agent, shape (k,).
     - `observations`, `infos`: newest observation and info of each agent, which the environment may overwrite in its
       next step.
-    - `begins`: whether each agent has yet to act since the episode started or the agent rejoined; None if no agent has.
+    - `begins`: whether the next action of each agent is its first since the episode started or the agent rejoined; None
+      if this is false for all agents.
     - `pick`: function that selects the agents' values from a mapping, as a tuple.
-    - `number_types`: types of earlier rewards and flags that require no conversion and are therefore not checked again.
-    - `shapes`: shapes of their last observations; None for an observation that is not an array.
+    - `number_types`: types of the last rewards and flags that required no conversion; values of the same types are not
+      checked again.
+    - `shapes`: shapes of the agents' last observations; None for an observation that is not an array.
     """
 
     __slots__ = (
@@ -228,7 +230,7 @@ class AgentGroup:
 
 
 class AgentOutcomes(NamedTuple):
-    """Step result of a multi-agent adapter: outcomes of some agents' actions, one item per agent."""
+    """Outcomes of some agents' actions in a step of a multi-agent adapter; each field has one item per agent."""
 
     agents: Sequence[Any]
     observations: Sequence[Any]
@@ -239,16 +241,17 @@ class AgentOutcomes(NamedTuple):
 
 
 class MultiAgentAdapter(ABC):
-    """Base of adapters for multi-agent collectors: one environment and its current episode.
+    """Base class of multi-agent adapters, which contain one environment and its current episode.
 
     - `environment`: the environment.
-    - `env_id`: number of the environment, which is stored in its rows.
-    - `seed`: seed of the first reset. Later resets continue its generator, so that no two episodes are equal.
+    - `env_id`: index of the environment, stored in the column `env_id`.
+    - `seed`: seed of the first reset. Later resets continue the environment's random generator, so that episodes
+      differ.
     - `policy_of`: function that maps an agent id and an episode to a policy id.
 
     Its attributes:
-    - `groups`: agents that act next, by policy; empty outside of an episode.
-    - `eps_id`, `t`: id of the episode, and number of its environment steps.
+    - `groups`: agents that act next, grouped by policy; empty if no episode is running.
+    - `eps_id`, `t`: id of the current episode, and number of environment steps since the episode started.
     """
 
     together: bool
@@ -272,11 +275,11 @@ class MultiAgentAdapter(ABC):
 
     @property
     def in_episode(self) -> bool:
-        """Whether an episode has started and not ended."""
+        """Whether an episode is running."""
         return bool(self.groups)
 
     def reset(self, **arguments: Any) -> None:
-        """Start an episode with arguments for the environment's `reset`; a `seed` among them has precedence."""
+        """Start an episode; the arguments are passed to the environment's `reset`, and a `seed` has precedence."""
         seed, self._seed = arguments.pop("seed", self._seed), None
         self.eps_id = secrets.randbits(63)
         self.t = 0
@@ -301,12 +304,12 @@ class MultiAgentAdapter(ABC):
             group.observations = [copy_observation(observation) for observation in group.observations]
 
     def refusing(self, agent: Any) -> Refuse:
-        """Return a function that creates errors for invalid values of an agent in the newest step."""
+        """Return a function that creates errors for invalid values of an agent in the latest step."""
         where = f"for agent {agent!r} from environment {self.env_id} in step {self.t}"
         return lambda sentence, _: EnvironmentSpecError(f"{sentence} {where}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the picklable state of environment and episode, for `load_state_dict`."""
+        """Return the picklable state of the environment and the episode, for `load_state_dict`."""
         groups = [
             (group.policy_id, group.agents, group.observations, group.infos, group.begins) for group in self.groups
         ]
@@ -314,7 +317,7 @@ class MultiAgentAdapter(ABC):
         return {"saved": save_environments([self.environment]), **copy.deepcopy({"values": values, "groups": groups})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore the state of an environment created with the same arguments; return whether it was restored."""
+        """Restore the state of an adapter created with the same arguments; return whether it was restored."""
         if not load_environments([self.environment], state["saved"]):
             return False
         vars(self).update(copy.deepcopy(state["values"]))
@@ -333,7 +336,7 @@ class MultiAgentAdapter(ABC):
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         """Step the environment with actions of the agents in `groups`.
 
-        - `actions`: actions in environment units: one per agent, for each group.
+        - `actions`: for each group, one action per agent, in the environment's units.
         """
 
     def _group(
@@ -343,7 +346,7 @@ class MultiAgentAdapter(ABC):
         infos: Mapping[Any, Any],
         continuing: Collection[Any],
     ) -> list[AgentGroup]:
-        """Group agents by policy; agents outside of `continuing` start their trajectories."""
+        """Group agents by policy; agents that are not in `continuing` start a trajectory."""
         policies, positions = self._policies, self._positions
         episode = Episode(self.eps_id, self.env_id, self._episodes - 1)
         by_policy: dict[PolicyID, list[Any]] = {}
@@ -400,12 +403,12 @@ class ParallelAdapter(MultiAgentAdapter):
         self._await(list(self.environment.agents), observations, infos, ())
 
     def _await(
-        self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]
+        self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], continuing: Collection[Any]
     ) -> None:
         _check("an observation", observations, agents)
         self._refuse_none(map(observations.__getitem__, agents), agents)
         self._agents = agents
-        self.groups = self._group(agents, observations, infos, going_on)
+        self.groups = self._group(agents, observations, infos, continuing)
 
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         environment, agents, groups = self.environment, self._agents, self.groups
@@ -433,13 +436,13 @@ class ParallelAdapter(MultiAgentAdapter):
         staying = list(environment.agents)
         if staying == agents and not is_ending:
             return outcomes
-        going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
-        is_over = not staying or (not going_on and set(staying) <= set(agents))
-        self._await([] if is_over else staying, observations, infos, going_on)
+        continuing = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
+        is_over = not staying or (not continuing and set(staying) <= set(agents))
+        self._await([] if is_over else staying, observations, infos, continuing)
         return outcomes
 
     def _advance(self, group: AgentGroup, answers: Sequence[Mapping[Any, Any]]) -> AgentOutcomes:
-        """Select the outcomes of a group from the environment's step result and update the group."""
+        """Select a group's outcomes from the environment's step result, and update the group."""
         pick = group.pick
         observations, rewards, terminations, truncations, infos = answers
         new_observations, paid, terminateds, truncateds = (
@@ -479,7 +482,7 @@ class ParallelAdapter(MultiAgentAdapter):
         ]
 
     def _check_observations(self, observations: Sequence[Any], group: AgentGroup) -> None:
-        """Reject missing observations and changed shapes before a row of the step is recorded."""
+        """Reject missing observations and changed observation shapes before any row of the step is recorded."""
         self._refuse_none(observations, group.agents)
         for index, (new, old) in enumerate(zip(observations, group.observations, strict=True)):
             if type(new) is _ndarray and type(old) is _ndarray and new.shape != old.shape:
@@ -496,9 +499,9 @@ class ParallelAdapter(MultiAgentAdapter):
 class TurnBasedAdapter(MultiAgentAdapter):
     """Adapter of a turn-based environment.
 
-    Every turn of a living agent is a step. Its outcome is known at the agent's next turn, which is its last turn if the
-    agent is dead. The reward is the sum of all rewards since its action, including rewards during other agents' turns.
-    Rewards before an agent's first action are added to the first action's reward.
+    Every turn of a living agent is a step. The outcome of a step is known at the agent's next turn, even if the agent
+    is dead by then. The reward of a step is the sum of all rewards since the agent's action, including rewards during
+    other agents' turns. Rewards before an agent's first action are added to the first action's reward.
     """
 
     environment: AECEnvironment
@@ -530,7 +533,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
         return self._next_turn()
 
     def _next_turn(self) -> list[AgentOutcomes]:
-        """Remove dead agents until the turn of a living agent; return the outcomes observed in the meantime."""
+        """Remove dead agents until the turn of a living agent; return the outcomes observed before that turn."""
         environment = self.environment
         outcomes: list[AgentOutcomes] = []
         self.groups = []
@@ -583,9 +586,9 @@ _ALL = "__all__"
 class RLlibAdapter(MultiAgentAdapter):
     """Adapter of an RLlib `MultiAgentEnv` for multi-agent collectors.
 
-    An agent's reward is the sum of its rewards since its last action; rewards before its first action are added to the
-    first action's reward. `"__all__"` ends the episode for all remaining agents. A terminated agent without a new
-    observation keeps its last one.
+    The reward of a step is the sum of the agent's rewards since its action; rewards before its first action are added
+    to the first action's reward. `"__all__"` ends the episode for all remaining agents. If a terminated agent receives
+    no new observation, its last observation is used.
     """
 
     together = False
@@ -624,7 +627,7 @@ class RLlibAdapter(MultiAgentAdapter):
         return outcomes
 
     def _advance(self, actions: dict[Any, Any]) -> tuple[list[AgentOutcomes], bool]:
-        """Step the environment once; return the observed outcomes, and whether the episode is over."""
+        """Step the environment once; return the observed outcomes and whether the episode has ended."""
         observations, rewards, terminateds, truncateds, infos = self.environment.step(actions)
         for agent, reward in rewards.items():
             pending = self._waiting if agent in self._waiting else self._early
@@ -648,14 +651,14 @@ class RLlibAdapter(MultiAgentAdapter):
         self._await(acting, infos, {outcome.agents[0] for outcome in outcomes})
         return outcomes, all_terminate or all_truncate
 
-    def _await(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]) -> None:
+    def _await(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], continuing: Collection[Any]) -> None:
         for agent, seen in observations.items():
             if seen is None:
                 raise self.refusing(agent)(f"column {names.OBS!r} must hold an observation, got None", None)
         # The environment may overwrite observations before the outcomes of actions are known.
         copies = {agent: copy_observation(seen) for agent, seen in observations.items()}
         self._seen |= copies
-        self.groups = self._group(copies, copies, infos, going_on)
+        self.groups = self._group(copies, copies, infos, continuing)
 
     def _last(self, agent: Any, observations: Mapping[Any, Any], *, truncated: bool) -> Any:
         if agent in observations:

@@ -27,10 +27,10 @@ from samplebatch.errors import ArgumentError, EnvironmentSpecError
 def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Environments:
     """Create an adapter of Gymnasium environments.
 
-    - `env`: an environment or vector environment, including Tianshou's; a function that creates one, or its id (see
-      `make_environment`); or a list of single environments, functions and ids.
-    - `num_envs`: number of environments to create from one function or id; 1 by default.
-    - `env_kwargs`: keyword arguments of the functions or ids.
+    - `env`: an environment or a vector environment, including Tianshou's; a function that creates an environment, or an
+      environment id (see `make_environment`); or a list of single environments, functions and ids.
+    - `num_envs`: number of environments to create if `env` is a single function or id; 1 by default.
+    - `env_kwargs`: keyword arguments for the functions or ids.
 
     >>> as_environments("CartPole-v1", 3).num_envs
     3
@@ -100,7 +100,7 @@ def make_all(sources: Sequence[Any]) -> list[Any]:
 
 
 def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
-    """Bind keyword arguments to an environment function or id, or to each one in a list.
+    """Bind keyword arguments to an environment function or id, or to each function or id in a list.
 
     >>> bind_arguments("CartPole-v1", {"max_episode_steps": 9})().spec.max_episode_steps
     9
@@ -116,16 +116,16 @@ def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
 
 
 def is_factory(env: Any) -> bool:
-    """Return whether an argument creates environments: an id, a class or a function."""
+    """Return whether an argument is an id, a class or a function that creates environments."""
     return isinstance(env, str | type) or (callable(env) and not hasattr(env, "step"))
 
 
 def environment_makers(env: Environment | Sequence[Environment], num_envs: int | None) -> list[Callable[[], Any]]:
     """Return the functions that create the environments of a collector.
 
-    - `env`: functions or ids, one per environment; or one for all; or a vector environment of Tianshou, whose functions
-      are used.
-    - `num_envs`: number of environments, by default the number of functions.
+    - `env`: a list with one function or id per environment; a single function or id for all environments; or a vector
+      environment of Tianshou, whose environment functions are used.
+    - `num_envs`: number of environments; by default, the number of functions.
 
     >>> len(environment_makers("CartPole-v1", 3)), len(environment_makers([dict, dict], None))
     (3, 2)
@@ -154,7 +154,7 @@ def _maker(env: Any) -> Callable[[], Any]:
 
 
 def list_environments(env: Environment | Sequence[Environment], count: int) -> tuple[Environment, ...]:
-    """Return the id or function of each environment of all workers.
+    """Return the environment id or function of each worker environment.
 
     >>> list_environments("CartPole-v1", 2)
     ('CartPole-v1', 'CartPole-v1')
@@ -178,7 +178,7 @@ _BY_KIND: dict[str, type[MultiAgentAdapter]] = {
 
 
 def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> MultiAgentAdapter:
-    """Create the adapter of a multi-agent environment; see `MultiAgentAdapter` for the arguments."""
+    """Create the adapter of a multi-agent environment; the arguments are described in `MultiAgentAdapter`."""
     try:
         kind = environment_kind(environment)
     except EnvironmentSpecError:
@@ -196,7 +196,7 @@ def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAg
 
 
 def make_several(env: Any, num_envs: int | None) -> list[Any]:
-    """Create the environments of a multi-agent collector: `num_envs` from a function or id, or one per list item."""
+    """Create a multi-agent collector's environments: `num_envs` from a function or id, or one per list item."""
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
     listed = isinstance(env, list | tuple)

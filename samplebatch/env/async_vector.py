@@ -1,10 +1,10 @@
-"""Environments in separate processes, each stepped when it is ready.
+"""Environments in separate processes, each of which is stepped as soon as it is ready.
 
-An environment process executes the requests of its parent process. A message of the process consists of one byte, which
-is set if another message follows without a request, and a pickle. A request is a pickle of a command and its arguments.
+An environment process executes the requests of its parent process. A request is a pickle of a command and its
+arguments. A reply consists of one byte and a pickle; the byte is set if another reply to the same request follows.
 
 ===========  ============================  ===========================================================================
-command      arguments                     answer
+command      arguments                     reply
 ===========  ============================  ===========================================================================
 `MAKE`       none; executed on startup     `SPACES`: the observation space and the action space
 `SHARE`      num_envs, nbytes              none; the descriptor of shared memory follows on the pipe
@@ -16,8 +16,8 @@ command      arguments                     answer
 `LOAD`       the value of `SAVED`          `SAVED`: None
 ===========  ============================  ===========================================================================
 
-"left" are the leaves of the observation that are not in shared memory. After an error, the answer is `FAILED`:
-whether a value was rejected, the error text, the pickled error if possible, and the traceback.
+"left" contains the leaves of the observation that are not in shared memory. After an error, the reply is `FAILED` with
+four items: whether a value was rejected, the error text, the pickled error if it can be pickled, and the traceback.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ Left = list[Any] | None
 
 
 class SharedObservations:
-    """Shared memory with two observation slots per environment, used by both ends of a pipe.
+    """Shared memory for observations: two slots per environment, which environment process and parent both map.
 
-    A process writes an observation before it sends its message, and the parent reads it before it requests the next
-    step, so no lock is needed. Leaves that are not numeric, and values wider than their space's dtype, are sent by
-    pipe.
+    No lock is required: a process writes an observation before it sends its reply, and the parent reads the observation
+    before it requests the next step. Non-numeric leaves, and values that exceed the dtype of their space, are sent
+    through the pipe.
 
     - `layout`: layout of the observations.
     - `num_envs`: number of environments.
-    - `region`: memory of `nbytes` bytes; None if no leaf is numeric.
+    - `region`: shared memory of `nbytes` bytes; None if no leaf is numeric.
 
     >>> from gymnasium import spaces
     >>> layout = SpaceLayout(spaces.Dict(eye=spaces.Box(-1, 1, (2,)), mouth=spaces.Text(9)))
@@ -112,9 +112,9 @@ class SharedObservations:
         return sum(-(-count // _ALIGNMENT) * _ALIGNMENT for count in counts)
 
     def write(self, env: int, slot: int, leaves: Sequence[Leaf]) -> Left:
-        """Write the observation of an environment, and return the leaves to send by pipe.
+        """Write the observation of an environment, and return the leaves to send through the pipe.
 
-        - `env`: number of the environment.
+        - `env`: index of the environment.
         - `slot`: `NEW_OBS` or `FIRST_OBS`.
         - `leaves`: leaves of the observation, shape (1, ...) each.
         """
@@ -128,11 +128,11 @@ class SharedObservations:
         return None if is_in_memory else left
 
     def read(self, envs: Rows, slot: int, sent: Sequence[Left]) -> list[Leaf]:
-        """Return observations of environments, leaf by leaf, in newly allocated memory.
+        """Return one newly allocated array of observations per leaf.
 
-        - `envs`: environments, shape (k,), k at least 1.
+        - `envs`: indices of at least one environment, shape (k,).
         - `slot`: `NEW_OBS` or `FIRST_OBS`.
-        - `sent`: results of `write`, by environment.
+        - `sent`: result of `write` for each environment.
         """
         leaves: list[Leaf] = []
         for number, shared in enumerate(self._leaves):
@@ -166,7 +166,7 @@ def run_environment(pipe: Connection, make: Callable[[], Any], index: int) -> No
 
     - `pipe`: connection on which requests arrive.
     - `make`: function that creates the environment.
-    - `index`: number of the environment, for error messages.
+    - `index`: index of the environment, for error messages.
     """
     # A forked child inherits the handlers of its parent.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -182,7 +182,7 @@ def run_environment(pipe: Connection, make: Callable[[], Any], index: int) -> No
 
 
 class _Service:
-    """Environment of this process, and the commands of `run_environment`."""
+    """Executor of the commands that `run_environment` receives for the environment of this process."""
 
     _stepper: EnvironmentStepper
     _observations: SharedObservations
@@ -201,7 +201,6 @@ class _Service:
         }
 
     def answer(self, command: int, argument: Any) -> Iterator[bytes]:
-        """Execute a command and yield its answers."""
         try:
             yield from self._commands[command](argument)
         except Exception as error:
@@ -247,7 +246,7 @@ class _Service:
         yield _message(SAVED, None)
 
     def close(self) -> None:
-        """Close the environment; errors are suppressed, because no peer can receive them."""
+        """Close the environment; errors are suppressed, because the parent has closed the pipe."""
         if self._env is not None:
             with contextlib.suppress(Exception):
                 self._env.close()
@@ -268,10 +267,10 @@ def _failure_message(error: Exception) -> bytes:
 
 
 class SingleStep(NamedTuple):
-    """One step of one environment: the result of `EnvironmentStepper.step`.
+    """Result of `EnvironmentStepper.step`: one step of one environment.
 
-    - `new_obs`: leaves of the observation, shape (1, ...) each.
-    - `reward`, `terminated`, `truncated`: a float and two flags, of Python's or NumPy's types.
+    - `new_obs`: leaves of the next observation, shape (1, ...) each.
+    - `reward`, `terminated`, `truncated`: a float and two flags, of Python or NumPy types.
     - `info`: copy of the info.
     """
 
@@ -288,16 +287,16 @@ class SingleStep(NamedTuple):
 
 
 class EnvironmentStepper:
-    """Gymnasium environment whose results are converted losslessly to the layouts of its spaces.
+    """Wrapper of a Gymnasium environment that converts step results losslessly to leaves of its spaces.
 
-    The returned arrays are owned by the caller: the environment may overwrite its own.
+    Returned arrays are copies, because the environment may overwrite its own arrays.
 
     - `env`: a `gymnasium.Env`.
-    - `index`: number of the environment, for error messages.
+    - `index`: index of the environment, for error messages.
 
     Its attributes:
     - `env`: the environment.
-    - `observations`, `actions`: layouts of its spaces.
+    - `observations`, `actions`: layouts of the environment's spaces.
 
     >>> import gymnasium
     >>> stepper = EnvironmentStepper(gymnasium.make("CartPole-v1"))
@@ -311,15 +310,15 @@ class EnvironmentStepper:
         self.env = env
         self.observations, self.actions = SpaceLayout(env.observation_space), SpaceLayout(env.action_space)
         self._index = index
-        self._made = 0
+        self._step_count = 0
         self._resets = True
 
     def reset(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
-        """Reset the environment on request, and restart the step count for errors.
+        """Reset the environment on request, and restart the step count that errors include.
 
         - `**arguments`: arguments of the environment's `reset`.
         """
-        self._made = 0
+        self._step_count = 0
         return self.begin_episode(**arguments)
 
     def begin_episode(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
@@ -331,11 +330,11 @@ class EnvironmentStepper:
     def step(self, action: Any) -> SingleStep:
         """Step the environment.
 
-        - `action`: action, with the structure of its space.
+        - `action`: action with the structure of the action space.
         """
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._resets = False
-        self._made += 1
+        self._step_count += 1
         refuse = self._refuse
         return SingleStep(
             self._flatten(obs),
@@ -349,8 +348,8 @@ class EnvironmentStepper:
         return self.observations.flatten_one(obs, names.OBS, self._refuse)
 
     def _refuse(self, sentence: str, row: int | None) -> EnvironmentSpecError:
-        after = f"the reset after step {self._made}" if self._made else "a reset"
-        where = after if self._resets else f"step {self._made}"
+        after = f"the reset after step {self._step_count}" if self._step_count else "a reset"
+        where = after if self._resets else f"step {self._step_count}"
         return EnvironmentSpecError(f"{sentence} from environment {self._index} in {where}")
 
 
@@ -366,11 +365,11 @@ Answer = tuple[Any, ...]
 
 
 class EnvironmentProcesses:
-    """Processes of `AsyncEnvironments`, which are queried individually.
+    """Environment processes of `AsyncEnvironments`, to which requests are sent individually.
 
-    - `makers`: functions that each create an environment.
-    - `start_method`: start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
-    - `stall_timeout_s`: seconds without an answer after which a process counts as hung and is killed.
+    - `makers`: one function per environment, which creates the environment.
+    - `start_method`: start method of the processes: `"spawn"`, `"forkserver"` or `"fork"`.
+    - `stall_timeout_s`: seconds without a reply after which a process is considered hung and is killed.
 
     Its attributes:
     - `processes`: processes in order of environments.
@@ -416,11 +415,11 @@ class EnvironmentProcesses:
 
     @property
     def under_way(self) -> int:
-        """Number of processes with a request whose answer has not been returned by `receive`."""
+        """Number of processes with a request whose reply `receive` has not returned yet."""
         return len(self._asked.keys() | self._answers.keys())
 
     def share(self, region: Region, num_envs: int) -> None:
-        """Give all processes shared memory for the observations of `num_envs` environments."""
+        """Send shared memory for the observations of `num_envs` environments to all processes."""
         for index, (pipe, process) in enumerate(zip(self._pipes, self.processes, strict=True)):
             try:
                 pipe.send_bytes(pickle.dumps((SHARE, (num_envs, region.nbytes))))
@@ -430,7 +429,7 @@ class EnvironmentProcesses:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a failure; an error that the process survived is raised only once."""
+        """Raise the error of a failed process; an error that the process survived is raised only once."""
         if self._lost is not None:
             raise self._lost
         if self._midst is not None:
@@ -461,11 +460,12 @@ class EnvironmentProcesses:
     def receive(
         self, min_num: int, timeout_s: float | None = None, among: npt.NDArray[np.bool_] | None = None
     ) -> list[tuple[int, list[Answer]]]:
-        """Wait for answers and return all available ones.
+        """Wait for replies and return all available replies.
 
-        - `min_num`: number of processes to wait for; at most the number of pending ones.
-        - `timeout_s`: seconds after which fewer answers suffice, but at least one.
-        - `among`: whether to wait for each process, shape (num_envs,); other answers stay queued. None for all.
+        - `min_num`: number of processes to wait for, limited to the number of processes with pending requests.
+        - `timeout_s`: seconds after which fewer replies are sufficient, but at least one.
+        - `among`: whether to wait for each process, shape (num_envs,); replies of other processes stay queued. None
+          waits for all processes.
         """
         expected = self._asked.keys() | self._answers.keys()
         min_num = min(min_num, len(expected) if among is None else sum(bool(among[index]) for index in expected))
@@ -482,12 +482,12 @@ class EnvironmentProcesses:
             self._listen(_LOOK_EVERY_S if left is None or left <= 0 else min(left, _LOOK_EVERY_S))
 
     def wait_for_all(self) -> None:
-        """Wait for all pending requests; errors are raised by the next call."""
+        """Wait for the replies to all pending requests; the next call raises their errors."""
         while self._asked and self._midst is None:
             self._listen(_LOOK_EVERY_S)
 
     def _listen(self, patience_s: float) -> None:
-        """Receive available answers, or wait up to `patience_s` seconds for the first answers."""
+        """Receive available replies; if there are none, wait at most `patience_s` seconds for the first replies."""
         if self._midst is not None:
             return
         for descriptor in self._poller.poll(patience_s):
@@ -516,7 +516,7 @@ class EnvironmentProcesses:
         try:
             answer = pickle.loads(memoryview(message)[1:])
         except Exception as error:
-            self._failures[index] = _failure(index, "gave an answer that cannot be read", error)
+            self._failures[index] = _failure(index, "sent a reply that cannot be unpickled", error)
             return
         if answer[0] != FAILED:
             self._answers.setdefault(index, []).append(answer)
@@ -536,7 +536,7 @@ class EnvironmentProcesses:
     # Lost processes
 
     def _look(self, now: float) -> None:
-        """Detect hung processes, and processes that have exited although a child process keeps their pipe open."""
+        """Detect hung processes, and exited processes whose pipe is still open in a child process."""
         for index, since in list(self._asked.items()):
             if self._pipes[index].poll(0):
                 continue
@@ -552,7 +552,7 @@ class EnvironmentProcesses:
         self._lose(index, f"its process {process.pid} {end.how}", end.advice)
 
     def _lose(self, index: int, how: str, advice: str = "") -> None:
-        """Record why a process was lost and discard its requests."""
+        """Record why a process failed, and discard its pending request."""
         self._asked.pop(index, None)
         if self._index_of.pop(self._pipes[index].fileno(), None) is not None:
             self._poller.unregister(self._pipes[index].fileno())
@@ -566,7 +566,7 @@ class EnvironmentProcesses:
             self._lost.add_note(advice)
 
     def close(self) -> None:
-        """Wait for steps in flight, close the environments and end the processes; kill hung processes."""
+        """Wait for steps in flight, close the environments, wait for the processes to exit, and kill hung processes."""
         until = time.monotonic() + _CLOSE_WITHIN_S
         for pipe in self._pipes:
             _hang_up(pipe)
@@ -579,7 +579,7 @@ class EnvironmentProcesses:
 
 
 class _Maker:
-    """Picklable wrapper of a function that creates an environment: by value if cloudpickle is installed."""
+    """Wrapper that pickles an environment function by value, if cloudpickle is installed."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -621,16 +621,16 @@ _NONE: Rows = np.empty(0, np.intp)
 
 
 class AsyncStepResult(NamedTuple):
-    """Results of environments that have answered: k have completed a step, m are ready for an action.
+    """Step results of k environments that have completed a step, and observations of m environments that are ready.
 
-    - `envs`: environments that have completed a step, ascending, shape (k,).
-    - `columns`: columns `new_obs` (or its parts), `rewards`, `terminateds` and `truncateds` of the steps, shape (k,
-      ...) each; final observations where an episode ended. None if k is 0.
+    - `envs`: indices of environments that have completed a step, ascending, shape (k,).
+    - `columns`: columns `new_obs` (or one column per leaf), `rewards`, `terminateds` and `truncateds` of the steps,
+      shape (k, ...) each. If a step ended an episode, `new_obs` is the final observation. None if k is 0.
     - `step_infos`: infos of the steps.
-    - `ended`: environments whose episode ended.
-    - `ready`: environments that are ready for an action, ascending, shape (m,): environments that completed a step and
-      are not being reset, and environments that have started an episode.
-    - `obs`, `infos`: observations and infos of the ready environments, observations by leaf. No leaves if m is 0.
+    - `ended`: indices of environments whose episode ended.
+    - `ready`: indices of environments that are ready for an action, ascending, shape (m,). These have completed a step
+      that did not end the episode, or have started an episode.
+    - `obs`, `infos`: observations (one array per leaf) and infos of the ready environments. `obs` is empty if m is 0.
     """
 
     envs: Rows
@@ -643,14 +643,14 @@ class AsyncStepResult(NamedTuple):
 
 
 class AsyncEnvironments(Environments):
-    """Environments in separate processes for `AsyncCollector`, stepped individually or together.
+    """Environments of `AsyncCollector`: they run in separate processes and are stepped individually or together.
 
-    An environment is reset immediately after its episode has ended. The reset is not a step, and the last step of the
-    episode is returned without waiting for it.
+    An environment is reset immediately after its episode has ended. The reset is not a step. The last step of the
+    episode is returned without waiting for the reset.
 
-    - `makers`: functions that each create an environment.
-    - `start_method`: start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
-    - `stall_timeout_s`: seconds without an answer after which an environment counts as hung.
+    - `makers`: one function per environment, which creates the environment.
+    - `start_method`: start method of the processes: `"spawn"`, `"forkserver"` or `"fork"`.
+    - `stall_timeout_s`: seconds without a reply after which an environment is considered hung.
 
     >>> from samplebatch.env.as_environments import environment_makers
     >>> environments = AsyncEnvironments(environment_makers("CartPole-v1", 2))
@@ -698,7 +698,7 @@ class AsyncEnvironments(Environments):
         options: dict[str, Any] | None = None,
         **arguments: Any,
     ) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode in every environment; steps in flight are completed and dropped."""
+        """Start an episode in every environment; steps in flight are completed and discarded."""
         count = self.num_envs
         numbers = seeds_of_reset(count, seeds, seed)
         while self.under_way:
@@ -714,7 +714,7 @@ class AsyncEnvironments(Environments):
     def send(self, envs: Rows, actions: Sequence[Leaf]) -> None:
         """Step environments that are ready.
 
-        - `envs`: environments, shape (k,).
+        - `envs`: indices of the environments, shape (k,).
         - `actions`: leaves of the actions, shape (k, ...) each.
         """
         for env, action in zip(envs.tolist(), self.actions.nest_each(actions, len(envs)), strict=True):
@@ -723,11 +723,12 @@ class AsyncEnvironments(Environments):
     def recv(
         self, min_num: int = 1, timeout_s: float | None = None, among: npt.NDArray[np.bool_] | None = None
     ) -> AsyncStepResult:
-        """Wait for pending environments and return the step results of all that have answered.
+        """Wait for pending environments, and return the results of all environments that have replied.
 
-        - `min_num`: number of environments to wait for; at most the number of pending ones.
-        - `timeout_s`: seconds after which fewer environments suffice, but at least one.
-        - `among`: whether to wait for each environment, shape (num_envs,); others stay pending. None for all.
+        - `min_num`: number of environments to wait for, limited to the number of pending environments.
+        - `timeout_s`: seconds after which fewer environments are sufficient, but at least one.
+        - `among`: whether to wait for each environment, shape (num_envs,); other environments stay pending. None waits
+          for all environments.
         """
         stepped: dict[int, Sequence[Any]] = {}
         begun: dict[int, Sequence[Any]] = {}
@@ -806,7 +807,7 @@ class AsyncEnvironments(Environments):
         return pickles is not None
 
     def _ask_all(self, command: int, arguments: Sequence[Any]) -> list[Any]:
-        """Send a command to each process and return the answers; requires that no process is pending."""
+        """Send a command to each process and return the replies; no process may have a pending request."""
         for env, argument in enumerate(arguments):
             self._processes.ask(env, command, argument)
         self._processes.wait_for_all()

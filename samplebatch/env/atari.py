@@ -1,4 +1,4 @@
-"""Atari environments: preprocessing, frame stacking, lives as episodes, fire on reset, and clipped rewards."""
+"""Atari environments with preprocessing, frame stacking, episodes per life, fire on reset, and clipped rewards."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ def make_atari(
     clip_rewards: bool = False,
     **options: Any,
 ) -> Any:
-    """Create an Atari environment with greyscale images of the last frames, preprocessed as in the DQN papers.
+    """Create an Atari environment whose observations are stacked greyscale frames, as in the DQN papers.
 
-    Frames are skipped, pooled, converted to greyscale and resized by Gymnasium's `AtariPreprocessing` (Machado et al.,
-    arXiv:1709.06009) and stacked by its `FrameStackObservation`. For training, `terminal_on_life_loss` and
-    `clip_rewards` are usual (Mnih et al., Nature 518, 2015); evaluate without them.
+    Gymnasium's `AtariPreprocessing` skips, pools, converts and resizes frames (Machado et al., arXiv:1709.06009), and
+    its `FrameStackObservation` stacks them. `terminal_on_life_loss` and `clip_rewards` are common in training (Mnih et
+    al., Nature 518, 2015); evaluate without these options.
 
     Parameters
     ----------
     name
-        An id such as `ALE/Breakout-v5`.
+        Environment id, such as `ALE/Breakout-v5`.
     frame_skip, screen_size, noop_max
-        Frames per step, width and height of images in pixels, and maximum number of no-ops after a reset.
+        Number of frames per step, width and height of images in pixels, and maximum number of no-op actions after a
+        reset.
     stack_num
-        Frames per observation, of shape (stack_num, screen_size, screen_size) and dtype uint8; 1 for an observation of
-        one frame with that shape.
+        Number of frames per observation. Observations have shape (stack_num, screen_size, screen_size) and dtype uint8,
+        also if `stack_num` is 1.
     terminal_on_life_loss
         Whether the loss of a life terminates the episode; the next episode continues the game.
     fire_on_reset
-        Whether episodes and lives start with the action FIRE, in games whose second action is FIRE.
+        Whether to execute the action FIRE at the start of each episode and life, in games whose second action is FIRE.
     clip_rewards
-        Whether rewards are their signs: -1, 0 or 1.
+        Whether to replace each reward by its sign: -1, 0 or 1.
     **options
         Arguments of `gymnasium.make`, such as `repeat_action_probability`, or `mode` and `difficulty`.
 
     Raises
     ------
     EnvironmentSpecError
-        If the environment does not exist, or is not an Atari environment that returns images.
+        If the environment does not exist, or is not an Atari environment with image observations.
     MissingExtraError, ArgumentError
-        If a package of the extra `atari` is not installed, or `stack_num` is not a whole number from 1.
+        If a package of the extra `atari` is not installed, or `stack_num` is not a positive integer.
     """
     require("cv2", "atari")
     stack_num = whole("stack_num", stack_num, 1)
@@ -75,7 +76,7 @@ def make_atari(
 
 
 def is_atari(name: Any) -> bool:
-    """Return whether a name is the id of an Atari environment of images.
+    """Return whether a name is the id of an Atari environment with image observations.
 
     >>> [is_atari(name) for name in ("ALE/Breakout-v5", "CartPole-v1", "ALE/Breakout-ram-v5")]
     [True, False, False]
@@ -88,14 +89,14 @@ def _sign(reward: Any) -> float:
 
 
 class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper in which a lost life terminates an episode, and the next episode continues the game."""
+    """Wrapper in which the loss of a life terminates the episode, and the next episode continues the game."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self._lives, self._is_over = 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Continue after a lost life with a no-op; start a new game if the last one is over or a seed is passed."""
+        """Continue the game with a no-op after a lost life; start a new game if it is over or a seed is passed."""
         if self._is_over or seed is not None:
             start = self.env.reset(seed=seed, options=options)
         else:
@@ -115,7 +116,8 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that executes the action FIRE at the start of each episode, and after a lost life within an episode.
 
-    Policies that are trained with this wrapper never have to fire to start a life, so evaluate them with it, too.
+    A policy that is trained with this wrapper does not learn to start a life with FIRE, so evaluate it with the
+    wrapper, too.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -127,7 +129,7 @@ class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return start
 
     def step(self, action: Any) -> Any:
-        """Step, and fire if a life was lost and the episode continues; the rewards are added."""
+        """Step, and fire if a life was lost and the episode continues; return the sum of both rewards."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         before, self._lives = self._lives, _count_lives(self)
         if self._lives < before and not (terminated or truncated):

@@ -1,4 +1,4 @@
-"""Base class of environment adapters for one agent, and the step results that they return."""
+"""Base class of single-agent environment adapters, and the step results that adapters return."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 
 
 class StepResult(NamedTuple):
-    """Steps of n environments as arrays, in time order.
+    """Arrays of one or more steps of n environments, in time order.
 
     - `steps`: number of steps. Arrays of a single step may be owned by the environment.
     - `new_obs`: arrays of shape (steps * n, ...), one per leaf.
-    - `rewards`, `terminateds`, `truncateds`: arrays of shape (steps * n,): float64, bool and bool.
-    - `infos`: infos by step; steps without infos may be missing.
+    - `rewards`, `terminateds`, `truncateds`: arrays of shape (steps * n,) and dtypes float64, bool and bool.
+    - `infos`: infos of each step by step number; steps without infos may be omitted.
     - `autoreset`: rows of autoreset steps, which are not transitions; None if there are none.
     """
 
@@ -56,7 +56,7 @@ class StepResult(NamedTuple):
 def join_outcomes(
     rewards: Sequence[Floats], terminateds: Sequence[Flags], truncateds: Sequence[Flags]
 ) -> tuple[Floats, Flags, Flags]:
-    """Join rewards and flags of several steps, arrays of shape (n,) in the dtypes of their columns.
+    """Concatenate rewards and flags of several steps: arrays of shape (n,) in the dtypes of their columns.
 
     >>> join_outcomes(
     ...     [np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2
@@ -80,16 +80,17 @@ def refuse_mask(arguments: Mapping[str, Any]) -> None:
 
 
 class Environments(ABC):
-    """Base of adapters for environments that are stepped together; later steps do not change returned arrays.
+    """Base class of adapters that step all environments together; later steps do not change returned arrays.
 
-    - `env`: the stepped object: an environment, or a list of environments.
+    - `env`: the environment object that is stepped: a vector environment, or a list of environments.
     - `num_envs`: number of environments.
     - `observation_space`, `action_space`: spaces of one environment.
     - `observations`, `actions`: layouts of the spaces.
-    - `resets_later`: whether an environment is reset in an autoreset step after its episode, not with the last step.
-    - `keeps_seeds`: whether a collector without a seed resets the environments without seeds, so that seeds that were
-      set before remain in effect.
-    - `made`: number of `step` calls since all environments were reset; errors include it.
+    - `resets_later`: whether an environment is reset in a separate autoreset step after its episode, instead of after
+      the last step.
+    - `keeps_seeds`: whether a collector without a seed resets the environments without seeds, so that existing seeds
+      remain in effect.
+    - `made`: number of `step` calls since all environments were reset, which error messages include.
     """
 
     resets_later = False
@@ -108,38 +109,38 @@ class Environments(ABC):
         self.made = 0
 
     def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:
-        """Create the error for an invalid value of the last step or reset."""
+        """Create the error for an invalid value returned by the last step or reset."""
         whose = "" if env is None else f" from environment {env}"
         return EnvironmentSpecError(f"{sentence}{whose} in {f'step {self.made}' if self.made else 'a reset'}")
 
     def refusing(self, *envs: int) -> Refuse:
-        """Return a function that creates errors for values whose row i belongs to environment `envs[i]`."""
+        """Return a function that creates errors for invalid rows, where row i belongs to environment `envs[i]`."""
         return lambda sentence, row: self.refuse(sentence, None if row is None else envs[row])
 
     @abstractmethod
     def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment.
 
-        - `seeds`: one seed per environment; None continues their generators.
-        - `**arguments`: further arguments of the environment's `reset`; a `seed` has precedence.
+        - `seeds`: one seed per environment; None continues the generators of the environments.
+        - `**arguments`: further arguments of the environments' `reset`; a `seed` has precedence over `seeds`.
         """
 
     @abstractmethod
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
-        """Step every environment with the leaves of the actions, shape (n, ...) each.
+        """Step every environment; actions are passed as leaves of shape (n, ...).
 
-        Conversions of several steps are deferred to `finish_chunk`. The first five items are the leaves of the new
-        observations, rewards, flags and infos; the sixth is the mask of environments that were reset instead of
-        stepped, shape (n,), or None. Callers may read only the flags, shape (n,), which may also be set in autoreset
-        steps.
+        Conversions of several steps are deferred to `finish_chunk`. The first five items of the result are the leaves
+        of the new observations, the rewards, the two flags, and the infos. The sixth item is the mask of environments
+        that were reset instead of stepped, shape (n,), or None. Callers may read only the flags, shape (n,), which may
+        also be set in autoreset steps.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations for the next action after a raw step, and their infos."""
+        """Return the observations and infos for the next action after a raw step."""
         return step[0], step[4]
 
     def _note_ends(self, terminateds: Flags, truncateds: Flags) -> None:
-        """Mark environments whose episode ended, for the next step to reset them."""
+        """Mark environments whose episode ended, so that the next step resets these environments."""
         ended = terminateds | truncateds
         if self._resets is not None:
             # Autoreset steps may have flags as well.
@@ -154,7 +155,7 @@ class Environments(ABC):
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Convert raw steps to a step result.
 
-        - `steps`: all raw steps since the last chunk; not empty.
+        - `steps`: all raw steps since the last chunk, at least one.
         """
         if len(steps) == 1:
             obs, reward, terminated, truncated, info, resets, *_ = steps[0]
@@ -176,7 +177,7 @@ class Environments(ABC):
         return rows
 
     def _parts(self) -> list[Any]:
-        """Return the objects to pickle as the state of the environments."""
+        """Return the objects that are pickled as the state of the environments."""
         return [self.env]
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,9 +187,9 @@ class Environments(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore environments from `state_dict`; return whether the environments were restored.
 
-        If they could not be pickled, nothing changes, and they must be reset.
+        If the state contains no pickled environments, nothing is changed, and the environments must be reset.
 
-        Raises EnvironmentSpecError if the classes differ.
+        Raises EnvironmentSpecError if the classes of the environments differ from the saved state.
         """
         if not load_environments(self._parts(), state["saved"]):
             return False

@@ -1,4 +1,4 @@
-"""Saving of environments with their generators by pickling, and restoring them."""
+"""Saving and restoring of environments, including their random generators, as pickles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SavedEnvironments(TypedDict):
 
 
 def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
-    """Pickle all environments, or none if one cannot be pickled."""
+    """Pickle all environments, or none of the environments if one cannot be pickled."""
     try:
         return {"pickles": [save_environment(env) for env in envs], "why": None}
     except Exception as error:
@@ -34,9 +34,9 @@ def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
 
 
 def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
-    """Restore environments from `save_environments`; return whether they were pickled.
+    """Restore environments from `save_environments`; return False if the environments could not be pickled.
 
-    Raises EnvironmentSpecError if the classes differ.
+    Raises EnvironmentSpecError if the classes of the environments differ from the saved state.
     """
     if saved["pickles"] is None:
         return False
@@ -46,7 +46,7 @@ def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
 
 
 def save_environment(env: Any) -> bytes:
-    """Pickle an environment with its wrappers and generators, so that it resumes exactly.
+    """Pickle an environment with its wrappers and random generators, so that the environment resumes exactly.
 
     Windows, fonts and images of pygame are omitted, because rendering recreates them.
 
@@ -60,7 +60,7 @@ def save_environment(env: Any) -> bytes:
     True
     """
     file = io.BytesIO()
-    left_out = {id(value): path for path, value in _find_drawn(env)}
+    left_out = {id(value): path for path, value in _find_pygame_objects(env)}
 
     class Pickler(import_module("cloudpickle").Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> Any:
@@ -77,8 +77,11 @@ def save_environment(env: Any) -> bytes:
 
 
 def load_environment(env: Any, state: bytes) -> None:
-    """Restore an environment from `save_environment`; raises EnvironmentSpecError if the class is not the saved one."""
-    attributes = dict(_find_drawn(env))
+    """Restore an environment from `save_environment`.
+
+    Raises EnvironmentSpecError if the class of the environment differs from the saved class.
+    """
+    attributes = dict(_find_pygame_objects(env))
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, path: Any) -> Any:
@@ -94,8 +97,8 @@ def load_environment(env: Any, state: bytes) -> None:
     env.__dict__.update(loaded.__dict__)
 
 
-def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of the pygame attributes of an environment and its wrappers."""
+def _find_pygame_objects(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and value of each attribute of an environment or its wrappers that is a pygame object."""
     seen: set[int] = set()
     waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]
     while waiting:

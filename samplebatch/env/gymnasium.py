@@ -1,7 +1,7 @@
-"""Adapters of single Gymnasium environments, lists, and vector environments of Gymnasium, EnvPool and Tianshou.
+"""Adapters of Gymnasium environments, lists, and vector environments of Gymnasium, EnvPool and Tianshou.
 
-Gymnasium's vector environments reset in one of three modes after an episode, which the adapters unify: each row of a
-step result is a transition or an autoreset step, with its outcome and the observations for the next action.
+Gymnasium's vector environments have three autoreset modes. The adapters convert all modes to the same step results:
+each row is either a transition or an autoreset step, and contains its outcome and the observation for the next action.
 
 ============  ====================================================  ====================================================
 autoreset     in Gymnasium                                          in the step result
@@ -42,8 +42,8 @@ StepParts = tuple[list[Leaf], Floats, Flags, Flags, list[Info], Flags | None]
 class EnvironmentList(Environments):
     """Adapter of a list of single Gymnasium environments, stepped sequentially in this process.
 
-    An environment is reset after its episode, immediately or, if the adapter `resets_later`, by the next step. The
-    values of a step are converted exactly; the environments may overwrite their arrays and infos.
+    An environment is reset immediately after its episode or, if `resets_later` is true, by the next step. The values of
+    a step are converted losslessly and copied, because environments may overwrite their arrays and infos.
 
     - `envs`: environments with equal spaces.
 
@@ -115,14 +115,14 @@ class EnvironmentList(Environments):
         return leaves, *outcomes, info_copies, resets
 
     def _begin(self, env: int) -> tuple[Any, ...]:
-        """Reset an environment in an autoreset step, whose reward is 0."""
+        """Reset an environment in an autoreset step and return the step, whose reward is 0."""
         self._resetting = True
         (obs,), (info,) = take_apart("reset", [self._envs[env].reset()], 2, self.refusing(env))
         self._resetting = False
         return obs, 0.0, False, False, info
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
-        """Reset environments whose episodes ended, after the collector has stored their steps."""
+        """Reset environments whose episodes ended; the collector has stored the last steps of these episodes."""
         new_obs, _, terminateds, truncateds, infos_of_step, _ = step
         if self.resets_later:
             return new_obs, infos_of_step
@@ -131,12 +131,12 @@ class EnvironmentList(Environments):
         if 1 not in done.tobytes():
             return new_obs, infos_of_step
         ended = done.nonzero()[0]
-        first_obs, first_said = self._reset(ended.tolist(), repeat({}))
+        first_obs, first_infos = self._reset(ended.tolist(), repeat({}))
         obs = [put(leaf.copy(), ended, first) for leaf, first in zip(new_obs, first_obs, strict=True)]
-        if not (infos_of_step or first_said):
+        if not (infos_of_step or first_infos):
             return obs, infos_of_step
         infos = list(infos_of_step) or [{} for _ in range(self.num_envs)]
-        for env, info in zip(ended.tolist(), first_said or repeat({}), strict=False):
+        for env, info in zip(ended.tolist(), first_infos or repeat({}), strict=False):
             infos[env] = info
         return obs, infos
 
@@ -154,7 +154,7 @@ class EnvironmentList(Environments):
 
 
 def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse) -> Sequence[tuple[Any, ...]]:
-    """Transpose results of environments into `count` tuples with one item per environment."""
+    """Transpose the results of all environments into `count` tuples of one item per environment."""
     try:
         parts = tuple(zip(*returned, strict=True))
     except (TypeError, ValueError):
@@ -190,14 +190,14 @@ def _check_environments(envs: Sequence[Any]) -> None:
 
 
 def check_equal_spaces(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> None:
-    """Raise EnvironmentSpecError unless all environments have the spaces of environment 0."""
+    """Raise EnvironmentSpecError if an environment's spaces differ from the spaces of environment 0."""
     for index, (observations, actions) in enumerate(zip(observation_spaces, action_spaces, strict=True)):
         check_space(names.OBS, index, observations, observation_spaces[0])
         check_space(names.ACTIONS, index, actions, action_spaces[0])
 
 
 def check_different(envs: Sequence[Any]) -> None:
-    """Reject a list with the same environment twice; functions and ids may be repeated."""
+    """Reject a list that contains the same environment object twice; functions and ids may be repeated."""
     seen: set[int] = set()
     for index, env in enumerate(envs):
         if not hasattr(env, "step") or isinstance(env, type):
@@ -229,7 +229,7 @@ _FINAL_OBSERVATIONS = ("final_obs", "final_observation")
 
 
 class VectorEnvironments(Environments):
-    """Base of adapters of Gymnasium vector environments."""
+    """Base class of adapters for Gymnasium vector environments."""
 
     _kept: ClassVar[Sequence[str]] = ("made", "_raw", "_device")
 
@@ -267,7 +267,7 @@ class VectorEnvironments(Environments):
         return (self.num_envs, *(space.shape or ()))
 
     def _own(self, obs: Any) -> Sequence[Leaf]:
-        """Split observations into leaves, converted exactly and owned by the caller."""
+        """Split observations into leaves, convert them losslessly, and copy leaves that the environment reuses."""
         layout = self.observations
         try:
             leaves = layout.flatten(obs)
@@ -290,7 +290,7 @@ class VectorEnvironments(Environments):
         return leaves
 
     def _step_exactly(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
-        """Step every environment; return arrays in the usual dtypes, owned by the caller."""
+        """Step every environment; convert the results to column dtypes, and copy arrays that the environment reuses."""
         if self._device is not None:
             spaces = zip(actions, self.actions.spaces, strict=True)
             actions = [stacking.actions_to_device(leaf, space, self._device) for leaf, space in spaces]
@@ -302,7 +302,7 @@ class VectorEnvironments(Environments):
         return obs, rewards, terminateds, truncateds, infos
 
     def _convert(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
-        """Convert a step exactly, or raise the error for a value that cannot be converted."""
+        """Convert a step losslessly; raise EnvironmentSpecError for a value that cannot be converted."""
         shape, refuse = (self.num_envs,), self.refuse
         if self._device is not None:
             rewards, terminateds, truncateds = (
@@ -369,7 +369,7 @@ class NextStepEnvironments(VectorEnvironments):
 
 
 def _refuse_finals(infos: Any) -> None:
-    """Raise EnvironmentSpecError if infos of next-step autoreset contain final observations."""
+    """Raise EnvironmentSpecError if infos of a next-step vector environment contain final observations."""
     for name in _FINAL_OBSERVATIONS:
         if infos and isinstance(infos, dict) and name in infos:
             raise EnvironmentSpecError(
@@ -382,7 +382,7 @@ class SameStepEnvironments(VectorEnvironments):
     """Adapter of a vector environment with same-step autoreset."""
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations for the next action, and their infos without final infos."""
+        """Return the observations for the next action, and the infos without final observations and final infos."""
         infos = step[4]
         return step[0], drop_finals(infos) if infos else infos
 
@@ -408,7 +408,7 @@ class SameStepEnvironments(VectorEnvironments):
         return result._replace(new_obs=self._put_last(leaves, rows, finals, self.refusing(*envs.tolist())))
 
     def _put_last(self, leaves: Sequence[Leaf], rows: Rows, finals: Sequence[Any], refuse: Refuse) -> Sequence[Leaf]:
-        """Write final observations of single environments into rows of each leaf, widening dtypes if necessary."""
+        """Write final observations of single environments into rows of each leaf; convert a too narrow dtype."""
         parts: list[Any] = [list(finals)]
         if not self._flat:
             parts = self.observations.flatten_each(finals, names.NEXT_OBS, refuse)
@@ -432,7 +432,7 @@ def _finals(infos: Any) -> Any:
 
 
 class DisabledEnvironments(VectorEnvironments):
-    """Adapter of a vector environment without autoreset; the adapter resets environments after their episodes."""
+    """Adapter of a vector environment without autoreset: the adapter resets environments after their episodes."""
 
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
         obs, rewards, terminateds, truncateds, infos = self._step_exactly(actions)
@@ -448,7 +448,7 @@ class DisabledEnvironments(VectorEnvironments):
 
 
 def check_shared(observations: SpaceLayout) -> None:
-    """Reject non-numeric observations in shared memory, which Gymnasium updates only on the first read."""
+    """Reject non-numeric observations in shared memory, because Gymnasium does not update them after the first read."""
     for name, space in zip(observations.names, observations.spaces, strict=True):
         if not observations.is_numeric(space):
             raise EnvironmentSpecError(
@@ -470,7 +470,7 @@ def _is_async(env: Any) -> bool:
 
 
 def vector_environments(env: Any) -> Environments:
-    """Create the adapter of a Gymnasium vector environment for its autoreset mode."""
+    """Create the adapter for the autoreset mode of a Gymnasium vector environment."""
     mode = _mode(env)
     if is_plain_sync(env):
         return NextStepSyncEnvironments(env) if mode == "NextStep" else SyncEnvironments(env)
@@ -494,7 +494,7 @@ def _mode(env: Any) -> str:
 
 
 def is_plain_sync(env: Any) -> bool:
-    """Return whether an environment is a `SyncVectorEnv` that only steps its environments.
+    """Return whether an environment is a `SyncVectorEnv` without custom behaviour.
 
     The result is False for wrapped and derived environments, environments with custom spaces, and environments whose
     `step` or `reset` has been replaced.
@@ -506,8 +506,8 @@ def is_plain_sync(env: Any) -> bool:
 class SyncEnvironments(EnvironmentList):
     """Environments of a plain `SyncVectorEnv`, stepped individually and reset at the end of their episodes.
 
-    This is equivalent to the autoreset modes same-step and disabled. The vector environment itself is not stepped; it
-    must be reset before it is used again.
+    Step results are the same as with the autoreset modes same-step and disabled. The vector environment itself is not
+    stepped and must be reset before it is used directly again.
 
     - `env`: the vector environment.
     """
@@ -543,17 +543,17 @@ _BOOKKEEPING = frozenset({"env_id", "elapsed_step"})
 
 
 def is_envpool(env: Any) -> bool:
-    """Return whether a vector environment is an EnvPool, wrapped or not; the package is not imported."""
+    """Return whether a vector environment is an EnvPool, possibly wrapped; EnvPool is not imported."""
     inner = getattr(env, "unwrapped", env)
     return hasattr(inner, "all_env_ids") and hasattr(inner, "is_async")
 
 
 class EnvPoolEnvironments(NextStepEnvironments):
-    """Environments of an EnvPool; each is reset in the step after its episode ended.
+    """Adapter of an EnvPool; each environment is reset in the step after the end of its episode.
 
-    EnvPool seeds its environments on creation (`envpool.make(..., seed=1)`); the seed of a collector has no effect.
+    EnvPool seeds its environments on creation (`envpool.make(..., seed=1)`), so the seed of a collector has no effect.
 
-    - `env`: an EnvPool created with `env_type="gymnasium"`, also in Gymnasium's wrappers of vector environments.
+    - `env`: an EnvPool created with `env_type="gymnasium"`, possibly wrapped in Gymnasium's vector wrappers.
     """
 
     def __init__(self, env: Any) -> None:
@@ -575,7 +575,7 @@ class EnvPoolEnvironments(NextStepEnvironments):
 
 
 def _leave_out_bookkeeping(infos: Any) -> dict[str, Any]:
-    """Remove EnvPool's ids and step counts, and player ids if each environment has one player."""
+    """Remove EnvPool's environment ids and step counts; remove player ids if each environment has one player."""
     remaining = {key: value for key, value in infos.items() if key not in _BOOKKEEPING}
     if remaining.get("players", {}).keys() == {"env_id"}:
         del remaining["players"]
@@ -583,7 +583,7 @@ def _leave_out_bookkeeping(infos: Any) -> dict[str, Any]:
 
 
 def is_tianshou_vector(env: Any) -> bool:
-    """Return whether an object is a vector environment of Tianshou, wrapped or not; Tianshou is not imported."""
+    """Return whether an object is a Tianshou vector environment, possibly wrapped; Tianshou is not imported."""
     module = sys.modules.get("tianshou.env.venvs")
     return module is not None and isinstance(env, module.BaseVectorEnv)
 
@@ -617,15 +617,16 @@ def waiting_of(env: Any) -> tuple[int | None, float | None]:
 
 
 class TianshouEnvironments(EnvironmentList):
-    """Environments of Tianshou's `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv` or `RayVectorEnv`.
+    """Adapter of Tianshou's `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv` or `RayVectorEnv`.
 
     Each step is one call of the vector environment, including wrappers such as `VectorEnvNormObs`. Environments whose
-    episodes ended are reset together. Environments may be Tianshou's `PettingZooEnv`: a step is one agent's turn,
-    `obs.agent_id` is the acting agent, and rewards have one number per agent.
+    episodes ended in the same step are reset in one call. With Tianshou's `PettingZooEnv`, a step is one agent's turn,
+    `obs.agent_id` is the acting agent, and a reward has one number per agent.
 
     - `env`: the vector environment.
 
-    Raises EnvironmentSpecError if the vector environment is closed or asynchronous, or spaces of environments differ.
+    Raises EnvironmentSpecError if the vector environment is closed or asynchronous, or its environments have different
+    spaces.
     """
 
     keeps_seeds = True
@@ -675,7 +676,7 @@ class TianshouEnvironments(EnvironmentList):
 
 
 def _agents_in_turn(env: Any) -> int:
-    """Return the number of agents of Tianshou's `PettingZooEnv`, which take turns; 0 for other environments."""
+    """Return the number of agents in Tianshou's turn-based `PettingZooEnv`; 0 for other environments."""
     try:
         return len(env.get_env_attr("agent_idx", [0])[0] or ())
     except AttributeError:

@@ -1,7 +1,7 @@
-"""Infos of several environments: conversion to rows and batches, and replacement of rows.
+"""Conversion of the infos of several environments to rows and batches, and replacement of rows.
 
-Infos have one of two forms: a list with one dict per row, or, as from Gymnasium's vector environments, a dict of arrays
-in which the mask `_key` marks the rows that have `key`. Empty infos are an empty dict or list.
+Infos have one of two forms: a list of one dict per row, or the dict of arrays that Gymnasium's vector environments
+return, in which the mask `_key` marks the rows that contain `key`. If no row has an info, the dict or list is empty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FINALS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
 
 
 def copy_infos(infos: dict[str, Any]) -> dict[str, Any]:
-    """Copy dicts and arrays, which a vector environment may reuse; other values are not copied."""
+    """Copy infos: dicts and arrays, which a vector environment may reuse, are copied; other values are not."""
     return {
         key: copy_infos(value) if isinstance(value, dict) else value.copy() if isinstance(value, np.ndarray) else value
         for key, value in infos.items()
@@ -34,7 +34,7 @@ def copy_infos(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def says_more(infos: dict[str, Any]) -> bool:
-    """Return whether infos contain more than final observations."""
+    """Return whether infos contain values other than final observations."""
     return bool(infos.get("final_info")) or not infos.keys() <= _FINALS
 
 
@@ -46,9 +46,9 @@ def drop_finals(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
-    """Replace the infos of resets with the final infos, which Gymnasium stores separately.
+    """Replace the infos of resets with the final infos of the ended episodes, which Gymnasium stores separately.
 
-    Episode statistics from a wrapper of the vector environment are kept.
+    Episode statistics that a vector wrapper has added are preserved.
     """
     remaining = drop_finals(infos)
     finals = dict(infos.get("final_info", {}))
@@ -61,7 +61,7 @@ def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, 
 
 
 def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
-    """Replace the infos of some of `count` rows with rows of other infos.
+    """Replace the infos at `rows` (of `count` rows) with the same rows of other infos.
 
     >>> both = np.array([True, True])
     >>> here, there = {"x": np.array([1, 2]), "_x": both}, {"y": np.array([0, 5]), "_y": ~both}
@@ -110,7 +110,7 @@ def _mask(infos: dict[str, Any], key: str, count: int) -> npt.NDArray[np.bool_]:
 
 
 def infos_to_rows(infos: Infos, rows: int) -> list[dict[str, Any]]:
-    """Convert infos to one new dict per row, with Python numbers.
+    """Convert infos to one new dict per row; NumPy scalars become Python numbers.
 
     >>> infos_to_rows({"lives": np.array([3, 0]), "_lives": np.array([True, False])}, 2)
     [{'lives': 3}, {}]
@@ -141,7 +141,7 @@ def _items(values: Any) -> list[Any]:
 
 
 def batch_of(infos: Infos) -> Batch:
-    """Convert infos to a batch of arrays; rows without a key have 0 or None."""
+    """Convert infos to a batch of arrays; the value in rows without a key is 0 or None."""
     if isinstance(infos, list):
         return Batch(infos) if any(infos) else Batch()
     return node(
@@ -155,9 +155,9 @@ def batch_of(infos: Infos) -> Batch:
 
 
 def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
-    """Convert the infos of `count` environments in several steps to a batch, in order of steps.
+    """Convert the infos of `count` environments in several steps to a batch in time order.
 
-    - `infos`: infos by step; steps without infos may be missing.
+    - `infos`: infos of each step by step number; steps without infos may be omitted.
 
     >>> batch_of_steps({1: {"lives": np.array([3, 2])}}, steps=3, count=2).lives
     array([0, 0, 3, 2, 0, 0])
@@ -170,7 +170,7 @@ def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
 
 
 def _join_steps(infos: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
-    """Join the infos of each key; None if types or shapes differ."""
+    """Concatenate the infos of each key; None if their types or shapes differ between steps."""
     data: dict[str, Any] = {}
     for key in dict.fromkeys(
         [key for step_infos in infos.values() for key in step_infos if not _is_mask(key, step_infos)]

@@ -1,4 +1,4 @@
-"""Creation of environments from ids of Gymnasium and PettingZoo, module paths and functions."""
+"""Creation of environments from Gymnasium ids, PettingZoo ids, module paths and functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORMS = "'Name-v0', 'package/module' or 'module:function'"
 
 
 class GymnasiumEnvironment(Protocol):
-    """Gymnasium's interface of environments and vector environments."""
+    """Interface of Gymnasium's environments and vector environments."""
 
     @property
     def observation_space(self) -> Any:
@@ -46,7 +46,7 @@ class GymnasiumEnvironment(Protocol):
 
 
 class RLlibEnvironment(Protocol):
-    """RLlib's `MultiAgentEnv`: agents that receive an observation act next."""
+    """Interface of RLlib's `MultiAgentEnv`, in which agents that receive an observation act next."""
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
         """Start an episode and return observations and infos by agent."""
@@ -65,7 +65,7 @@ class RLlibEnvironment(Protocol):
 
 
 class ParallelEnvironment(Protocol):
-    """PettingZoo's parallel interface: all agents act simultaneously."""
+    """PettingZoo's parallel interface, in which all agents act simultaneously."""
 
     agents: list[Any]
     """Agents that act in the next step."""
@@ -102,7 +102,7 @@ class AECEnvironment(Protocol):
         ...
 
     def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Return observation, rewards since the last turn, flags and info of the selected agent."""
+        """Return the selected agent's observation, sum of rewards since its last turn, two flags and info."""
         ...
 
     def step(self, action: Any) -> None:
@@ -132,7 +132,8 @@ MultiAgentEnvLike = _Several | Sequence[_Several]
 def environment_factory(environment: Environment) -> Callable[[], Any]:
     """Return a function without arguments that creates an environment; see `make_environment`.
 
-    If the environment is an id, the function is picklable, and imports the module in the process that calls it.
+    If `environment` is an id, the returned function is picklable and imports the environment's module when it is
+    called.
 
     >>> environment_factory("mpe2/simple_spraed_v3")
     Traceback (most recent call last):
@@ -153,14 +154,14 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
     environment
         One of
 
-        - an id of Gymnasium or PettingZoo, such as `CartPole-v1` or `classic/tictactoe-v3`, or `module:Name-v0`, which
-          imports a module first;
-        - `package/module`, such as `mpe2/simple_spread_v3`: the PettingZoo environment of the module's `parallel_env`,
-          or of its `env` if agents can only act in turns;
+        - a Gymnasium or PettingZoo id, such as `CartPole-v1` or `classic/tictactoe-v3`; with the prefix in
+          `module:Name-v0`, `module` is imported first;
+        - `package/module`, such as `mpe2/simple_spread_v3`: the PettingZoo environment that the module's `parallel_env`
+          creates, or its `env` if agents can only act in turns;
         - `module:function`: a function that returns an environment with Gymnasium's, PettingZoo's or RLlib's interface;
-        - such a function.
+        - a function that returns such an environment.
     env_kwargs
-        Keyword arguments of the function.
+        Keyword arguments for the function that creates the environment.
 
     Raises
     ------
@@ -186,10 +187,10 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
 
 
 def imports_module(name: str) -> bool:
-    """Return whether creating an environment of this name imports a module chosen by the name.
+    """Return whether the creation of an environment imports a module that its name specifies.
 
-    Ids of the registries, such as `CartPole-v1`, do not import modules: only such names from files are accepted without
-    permission.
+    Registered ids, such as `CartPole-v1`, do not import modules. Without permission, names that are read from files
+    must be registered ids.
 
     >>> [
     ...     imports_module(name)
@@ -244,7 +245,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _find_registered(name: str) -> Callable[..., Any]:
-    """Find an id in Gymnasium's registry, or otherwise in PettingZoo's registry (version 1.27 or later)."""
+    """Find an id in Gymnasium's registry or, if it is missing there, in PettingZoo's (version 1.27 or later)."""
     gymnasium = require("gymnasium", "envs")
     module_name, colon, env_id = name.rpartition(":")
     if colon:
@@ -337,7 +338,7 @@ def _near_environments(module_name: str, name: str) -> str:
 
 
 def known_environments() -> list[str]:
-    """Return ids of the environments in installed packages of the extra `envs`.
+    """Return the ids of all environments in the installed packages of the extra `envs`.
 
     >>> expected = {"mpe2/simple_spread_v3", "pettingzoo/classic/tictactoe_v3", "CartPole-v1"}
     >>> expected <= set(known_environments())

@@ -1,4 +1,4 @@
-"""Derivation of seeds for environments, policies and random actions, and state of process-wide generators."""
+"""Derivation of seeds for environments, policies and random actions, and state of global random generators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def as_seeds(seed: Any) -> np.random.SeedSequence:
 
 
 def seeds_at(seeds: np.random.SeedSequence, *key: int) -> np.random.SeedSequence:
-    """Return the seeds at a spawn key, independent of earlier spawned seeds.
+    """Return the child SeedSequence at a spawn key; the result does not depend on earlier calls of `spawn`.
 
     >>> root = np.random.SeedSequence(5)
     >>> seeds_at(root, 1).generate_state(1) == root.spawn(2)[1].generate_state(1)
@@ -43,17 +43,17 @@ def seeds_at(seeds: np.random.SeedSequence, *key: int) -> np.random.SeedSequence
 
 
 def seed_number(seeds: np.random.SeedSequence) -> int:
-    """Return a seed for code that accepts a single integer."""
+    """Return a single integer seed that is derived from a SeedSequence."""
     return int(seeds.generate_state(1)[0])
 
 
 def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequence[int | None]:
-    """Return the seed of each of `count` environments for a common reset; None continues a generator.
+    """Return one seed per environment for a reset of all environments; None continues an environment's generator.
 
     - `count`: number of environments.
-    - `seeds`: default seed of each environment; None for no seeds.
-    - `seed`: seeds passed by the caller, which have precedence: one per environment, or the seed of the first
-      environment, to which each further environment adds one.
+    - `seeds`: default seed of each environment; None if there are no default seeds.
+    - `seed`: seeds passed by the caller, which have precedence over `seeds`: one per environment, or the seed of the
+      first environment. In the latter case, environment i receives `seed + i`.
 
     >>> list(seeds_of_reset(2, [5, 3], 7))
     [7, 8]
@@ -69,14 +69,14 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
 
 
 def generators_state() -> dict[str, Any]:
-    """Return the states of process-wide generators; the state of torch is None if torch is not imported."""
+    """Return the states of the global generators of `random`, NumPy and torch (None if torch is not imported)."""
     torch = sys.modules.get("torch")
     torch_state = None if torch is None else torch.get_rng_state()
     return {"random": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": torch_state}
 
 
 def load_generators(state: Mapping[str, Any] | None) -> None:
-    """Restore process-wide generators from `generators_state`; do nothing for None, the state of inline workers.
+    """Restore global generators from `generators_state`; do nothing for None, the state of inline workers.
 
     >>> state = generators_state()
     >>> drawn = random.random(), np.random.random()

@@ -1,4 +1,4 @@
-"""SpaceLayout: layout of the values of a space for several environments."""
+"""Layout of the values of a Gymnasium space for several environments."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Columns = dict[str, Leaf]
 
 
 class SpaceLayout:
-    """Leaves of a space: dict and tuple spaces are traversed, every other space is a leaf.
+    """Layout of a Gymnasium space: dict and tuple spaces are nested, and every other space is a leaf.
 
-    Values of n environments have the form of Gymnasium's vector environments: dicts and tuples of arrays of shape
-    (n, ...), and tuples of n objects for spaces that are not arrays (text, graph, sequence).
+    Values of n environments have the same form as in Gymnasium's vector environments: dicts and tuples of arrays of
+    shape (n, ...). Values of spaces that are not arrays (text, graph, sequence) are tuples of n objects.
 
     - `space`: Gymnasium space of one environment.
 
     Its attributes:
-    - `plain`: whether the space is one numeric leaf, so that its values are one array.
-    - `names`: names of the leaves: dotted paths, or "" if the space is a leaf.
-    - `spaces`: spaces of the leaves.
+    - `plain`: whether the space is a single numeric leaf, so that its values form one array.
+    - `names`: dotted path of each leaf; the path is "" if the space itself is a leaf.
+    - `spaces`: space of each leaf.
     - `structure`: nesting of the leaves; see `samplebatch.batch.tree`.
-    - `choices`: first value and number of values of a discrete space, otherwise None.
+    - `choices`: first value and number of values of a discrete space; None for other spaces.
 
     >>> from gymnasium import spaces
     >>> layout = SpaceLayout(
@@ -97,15 +97,15 @@ class SpaceLayout:
         return list(enumerate(space.spaces)) if isinstance(space, self._tuple) else None
 
     def is_numeric(self, leaf: Any) -> bool:
-        """Return whether the values of a leaf's space are numbers, or numeric arrays of one shape."""
+        """Return whether the values of a leaf space are numbers or numeric arrays of equal shape."""
         return isinstance(leaf, self._numeric)
 
     def has_keys(self, values: Mapping[str, Any]) -> bool:
-        """Return whether a dict has exactly the keys of a dict space."""
+        """Return whether a dict has exactly the same keys as a dict space."""
         return isinstance(self._space, self._dict) and self._space.spaces.keys() == values.keys()
 
     def flatten(self, values: Any) -> list[Leaf]:
-        """Split the values of n environments into one array per leaf, without copying arrays; tensors remain tensors.
+        """Split the values of n environments into one array or tensor per leaf, without copying them.
 
         - `values`: dicts, batches or tuples with the structure of the space, whose leaves are arrays of shape (n, ...)
           or sequences of n objects; in a batch, the items of a tuple are named `0`, `1`, ...
@@ -129,11 +129,12 @@ class SpaceLayout:
     def flatten_one(self, value: Any, top: str, refuse: Refuse) -> list[Leaf]:
         """Split the value of a single environment into one new array of shape (1, ...) per leaf.
 
-        Numbers are converted to the dtype of their space, or keep a wider dtype; see `exact_rows`.
+        Numbers are converted to the dtype of their space; if that would lose precision, their wider dtype is preserved
+        (see `exact_rows`).
 
         - `value`: the value.
         - `top`: name of the column, for errors.
-        - `refuse`: function that creates the error for a value that does not fit the space.
+        - `refuse`: function that creates the error for a value that is not in the space.
         """
         if self.plain:
             space = self._space
@@ -146,12 +147,12 @@ class SpaceLayout:
     def flatten_each(self, values: Sequence[Any], top: str, refuse: Refuse) -> list[Leaf]:
         """Split the values of n single environments into one array of shape (n, ...) per leaf.
 
-        Every array is newly allocated. Numbers are converted to the dtype of their space, or keep a wider dtype; see
-        `exact_rows`.
+        Every array is newly allocated. Numbers are converted to the dtype of their space; if that would lose precision,
+        their wider dtype is preserved (see `exact_rows`).
 
         - `values`: one value per environment, not stacked.
         - `top`: name of the column, for errors.
-        - `refuse`: function that creates the error for a value that does not fit the space.
+        - `refuse`: function that creates the error for a value that is not in the space.
 
         >>> from gymnasium import spaces
         >>> from samplebatch.errors import EnvironmentSpecError
@@ -200,13 +201,13 @@ class SpaceLayout:
             self._gather_each(part, part_values, f"{name}.{key}", leaves, refuse)
 
     def nest(self, leaves: Sequence[Any]) -> Any:
-        """Nest leaves, or other values per leaf, in dicts and tuples with the structure of the space."""
+        """Nest one value per leaf in dicts and tuples with the structure of the space."""
         if self.names == ("",):
             return leaves[0]
         return self._nest(self._space, iter(leaves), dict)
 
     def nest_each(self, leaves: Sequence[Leaf], count: int) -> Iterable[Any]:
-        """Nest the rows of leaves, shape (count, ...) each, in values of the space: one value per row.
+        """Convert leaves of shape (count, ...) to one value of the space per row.
 
         >>> from gymnasium import spaces
         >>> layout = SpaceLayout(spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)]))
@@ -243,7 +244,7 @@ def column_names(top: str, layout: SpaceLayout) -> tuple[str, ...]:
 
 
 def put(leaf: Leaf, rows: npt.NDArray[np.intp], values: Leaf) -> Leaf:
-    """Write rows of an array and return the array, or a copy with a wider dtype if the values require one.
+    """Write rows of an array and return the array, or a copy with a wider dtype if the values require it.
 
     >>> put(np.zeros(3, np.float32), np.array([1]), np.array([0.1]))
     array([0. , 0.1, 0. ])
@@ -263,7 +264,7 @@ def _as_rows(values: Any) -> Any:
 
 
 def _part_of(value: Any, key: Any) -> Any:
-    """Return a part of a dict, tuple or batch of any library; batches name tuple items by number."""
+    """Return a part of a dict, tuple or batch of any library; batches use the index of a tuple item as its name."""
     if KINDS[type(value)] in (NODE, RECORD) and not isinstance(value, tuple):
         return (values_of(value) or {})[str(key)]
     return value[key]

@@ -1,4 +1,4 @@
-"""Lossless stacking and joining of observations, as arrays or as torch tensors on their device."""
+"""Lossless stacking and concatenation of observations, as arrays or as torch tensors on their device."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _MAX_SMALL_NBYTES = 1024
 
 
 class NestedRows(NamedTuple):
-    """Rows of a nested column: its structure, and one array of shape (k, ...) per leaf."""
+    """Rows of a nested column: structure of the column, and one array of shape (k, ...) per leaf."""
 
     structure: Structure
     leaves: list[Leaf]
 
 
 def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
-    """Stack k values along a new axis, in a new array.
+    """Stack k values along a new first axis in newly allocated memory.
 
     - `name`: name of the column, for errors.
-    - `values`: arrays or numbers, whose dtypes may differ, trees of arrays and numbers, or any objects.
+    - `values`: arrays or numbers, possibly of different dtypes; trees of arrays and numbers; or any other objects.
 
     >>> stack_rows("obs", [np.zeros(2), np.ones(2)])
     array([[0., 0.],
@@ -98,7 +98,7 @@ def _stack_leaf(name: str, values: Sequence[Any]) -> Leaf:
 def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
     """Concatenate blocks of rows into a new array.
 
-    The result has the dtype of the first block, or a wider one if another block requires it.
+    The result has the dtype of the first block, or a wider dtype if another block requires it.
 
     >>> join_blocks("a", [np.array([1, 2]), np.array([0.5])]).tolist()
     [1.0, 2.0, 0.5]
@@ -135,7 +135,7 @@ def join_alike(name: str, blocks: Sequence[Leaf]) -> Leaf:
 
 
 def join_steps(name: str, blocks: Sequence[Leaf]) -> Leaf:
-    """Concatenate the rows of several steps, blocks of equal shape; see `join_blocks`.
+    """Concatenate the rows of several steps, given as blocks of equal shape; see `join_blocks`.
 
     >>> join_steps("obs", [np.array([1, 2]), np.array([3, 4])])
     array([1, 2, 3, 4])
@@ -223,12 +223,12 @@ def check_tensor(name: str, tensor: Any, dtype: np.dtype[Any], shape: tuple[int,
 
 
 def own_tensor(tensor: Any) -> Any:
-    """Copy a tensor that an environment may overwrite, on its device."""
+    """Copy a tensor that an environment may overwrite; the copy is on the same device."""
     return tensor.detach().clone()
 
 
 def to_host(value: Any) -> Any:
-    """Convert a tensor to an array, without a copy if it is on the host; other values are unchanged."""
+    """Convert a tensor to an array, without a copy if the tensor is on the host; return other values unchanged."""
     if not is_tensor(value):
         return value
     if value.dtype is sys.modules["torch"].bfloat16:
@@ -237,16 +237,16 @@ def to_host(value: Any) -> Any:
 
 
 def infos_to_host(infos: Any) -> Any:
-    """Convert tensors in infos to arrays, also in nested dicts."""
+    """Convert tensors in infos, including nested dicts, to arrays."""
     if isinstance(infos, dict):
         return {key: infos_to_host(value) for key, value in infos.items()}
     return to_host(infos)
 
 
 def to_tensor(values: npt.NDArray[Any], device: Any) -> Any:
-    """Convert an array to a tensor on a device, which shares memory on the host.
+    """Convert an array to a tensor on a device; on the host, the tensor shares the array's memory.
 
-    An array whose dtype torch does not support, such as objects, is returned unchanged.
+    An array whose dtype torch does not support, such as an object array, is returned unchanged.
     """
     if is_tensor(values) or torch_dtype(values.dtype) is None:
         return values
@@ -254,7 +254,7 @@ def to_tensor(values: npt.NDArray[Any], device: Any) -> Any:
 
 
 def actions_to_device(actions: npt.NDArray[Any], space: Any, device: Any) -> Any:
-    """Convert actions to a tensor on a device; floats have the dtype of their space."""
+    """Convert actions to a tensor on a device; floats are converted to the dtype of the action space."""
     if actions.dtype.kind == "f" and space.dtype is not None:
         actions = actions.astype(space.dtype, copy=False)
     # Policies may return read-only arrays.

@@ -235,7 +235,7 @@ def test_an_answer_that_cannot_be_read_is_reported() -> None:
     env = [lambda: Saying(0, 9)]
     with (
         Async(stay, env) as collector,
-        pytest.raises(WorkerError, match=r"environment 0 must .* gave an answer that cannot be read"),
+        pytest.raises(WorkerError, match=r"environment 0 must .* sent a reply that cannot be unpickled"),
     ):
         collector.collect(n_step=1)
     assert are_gone(collector)
