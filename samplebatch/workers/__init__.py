@@ -1,1 +1,1 @@
-"""Rollout workers: processes that collect with a policy and send fragments of the steps."""
+"""Rollout workers: processes that collect steps with a policy and send the steps in fragments."""

@@ -1,4 +1,4 @@
-"""Base classes of worker backends, and the backend without processes."""
+"""Base classes of worker backends, and the backends for worker processes and for workers in the same process."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(Exception):
-    """Raised if a worker has failed, died or hung, after all its messages have been received.
+    """Raised after the last message of a worker that has failed, died or hung.
 
     - `how`: how the worker ended.
-    - `why`: reason reported by the worker, if any.
+    - `why`: reason that the worker reported; empty if it reported none.
     - `details`: further details, such as a traceback.
     """
 
@@ -67,11 +67,11 @@ class WorkerExit(Exception):
 
 
 class WorkerUnplaced(WorkerExit):
-    """Raised if a worker could not be started, because no machine had the resources; a replacement would also fail."""
+    """Raised if no machine has the resources to start a worker; a replacement would fail for the same reason."""
 
 
 def word_failure(error: Exception) -> str:
-    """Format the reason of a failure for `WorkerExit.why`; errors of other libraries include their class.
+    """Format the reason of a failure for `WorkerExit.why`; an error of another library is prefixed with its class.
 
     >>> word_failure(KeyError("obs"))
     "KeyError: 'obs'"
@@ -88,9 +88,9 @@ _ALL_ARENAS_NBYTES, _MIN_ARENA_NBYTES, _MAX_ARENA_NBYTES = 256 << 20, 8 << 20, 6
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """Arguments of `RolloutWorkers` for its backend.
+    """Arguments of `RolloutWorkers` that are passed to its backend.
 
-    - `num_workers`, `policy`, `start_method`, `capacity_nbytes`, `ray_options`: arguments of `RolloutWorkers`.
+    - `num_workers`, `policy`, `start_method`, `capacity_nbytes`, `ray_options`: as in `RolloutWorkers`.
     """
 
     num_workers: int
@@ -101,7 +101,7 @@ class BackendOptions:
 
     @property
     def fragments_nbytes(self) -> int:
-        """Bytes of memory for the fragments of each worker.
+        """Memory for the fragments of each worker, in bytes.
 
         >>> [
         ...     BackendOptions(workers, "random", "spawn", None).fragments_nbytes >> 20
@@ -114,13 +114,13 @@ class BackendOptions:
 
 
 class Worker(ABC):
-    """Base of workers in any backend, which receive requests and send fragments.
+    """Base class of worker handles in all backends; workers receive requests and send fragments.
 
-    - `spec`: environments and policy.
-    - `request`: current request; None if all requests are done.
-    - `env_steps`, `episodes`: environment steps and completed episodes received for the current request.
-    - `fragments`, `total_steps`: total number of received messages and environment steps.
-    - `heard_at`: monotonic time of the last progress; the stall deadline starts there.
+    - `spec`: environments and policy of the worker.
+    - `request`: current request; None if all requests are complete.
+    - `env_steps`, `episodes`: number of environment steps and of completed episodes received for the current request.
+    - `fragments`, `total_steps`: total number of received messages and of received environment steps.
+    - `heard_at`: monotonic time of the worker's last progress, from which the stall deadline is measured.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -133,22 +133,22 @@ class Worker(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Process id on the worker's machine; 0 while unknown."""
+        """Process id on the worker's machine; 0 until it is known."""
 
     @property
     def is_placed(self) -> bool:
-        """Whether a machine is known to run the worker."""
+        """Whether a machine has been assigned to the worker."""
         return True
 
     @property
     def waits_on(self) -> list[Any]:
-        """Handles that become ready when there is a message: descriptors of a process, references of Ray."""
+        """Handles that become ready when a message is available: file descriptors, or object references of Ray."""
         return []
 
     @property
     @abstractmethod
     def num_envs(self) -> int:
-        """Number of environments; 0 until they are created."""
+        """Number of the worker's environments; 0 until they have been created."""
 
     @property
     @abstractmethod
@@ -158,17 +158,17 @@ class Worker(ABC):
     @property
     @abstractmethod
     def lost_steps(self) -> int:
-        """Known number of environment steps that the worker has completed but that were not received."""
+        """Known number of environment steps that the worker has completed, but this process has not received."""
 
     @property
     @abstractmethod
     def sent_steps(self) -> int:
-        """Environment steps in sent fragments."""
+        """Number of environment steps in sent fragments."""
 
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """Number of sent fragments that are not received yet."""
+        """Number of sent fragments that have not been received yet."""
 
     def ask(self, request: Request) -> None:
         """Send a request; if the worker has died, `receive` raises."""
@@ -178,18 +178,18 @@ class Worker(ABC):
 
     @abstractmethod
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
-        """Receive the next fragment; None if there is none, or if the request is done.
+        """Receive the next fragment; None if no fragment is available or the request is complete.
 
-        Raises WorkerExit if the worker has ended and there are no more fragments.
+        Raises WorkerExit if the worker has exited and all its fragments have been received.
         """
 
     @abstractmethod
     def check_stall(self, stall_timeout_s: float) -> None:
-        """Kill the worker if it has made no progress for too long; `receive` raises after the last fragment."""
+        """Kill the worker if it is stalled; `receive` then raises WorkerExit after the last fragment."""
 
     @abstractmethod
     def terminate(self) -> None:
-        """Request the worker to end."""
+        """Request the worker to exit."""
 
     @abstractmethod
     def drain(self, deadline: float) -> Iterator[Collected]:
@@ -200,7 +200,7 @@ class Worker(ABC):
         """Kill the worker; received fragments stay valid."""
 
     def _find_hang(self, progress: tuple[int, int], stall_timeout_s: float, *, has_sent: bool) -> WorkerExit | None:
-        """Return the exit of a worker without progress; None if it makes progress or its deadline has not elapsed."""
+        """Return a WorkerExit if the worker has made no progress within the stall deadline; otherwise None."""
         now = time.monotonic()
         if not has_sent:
             # The first fragment may require slow imports, such as pandas by pyarrow, and compilation of policies.
@@ -208,12 +208,12 @@ class Worker(ABC):
         if progress != self._progress:
             self._progress, self.heard_at = progress, now
         elif now - self.heard_at > stall_timeout_s:
-            return WorkerExit(f"hangs (it made no step for {stall_timeout_s:g} s)")
+            return WorkerExit(f"hangs (it completed no step for {stall_timeout_s:g} s)")
         return None
 
 
 class Weights(ABC):
-    """Newest weights of a run, which the learner publishes and workers load."""
+    """Newest published weights of a run, which workers load."""
 
     @property
     @abstractmethod
@@ -226,7 +226,7 @@ class Weights(ABC):
 
     @abstractmethod
     def latest(self) -> Publication:
-        """Copy the newest weights; at least one version must have been published."""
+        """Copy the newest weights; requires that a version has been published."""
 
     @abstractmethod
     def close(self) -> None:
@@ -234,7 +234,7 @@ class Weights(ABC):
 
 
 class Backend(ABC):
-    """Base of backends: starts workers, waits for them, and publishes weights to them.
+    """Base class of backends, which start workers, wait for their messages, and publish weights.
 
     `RolloutWorkers` creates a backend by name; see `samplebatch.workers.workers`.
     """
@@ -253,7 +253,7 @@ class Backend(ABC):
 
     @abstractmethod
     def open(self, workers: int) -> None:
-        """Allocate resources for some workers."""
+        """Allocate resources for the given number of workers."""
 
     @abstractmethod
     def start(self, spec: WorkerSpec) -> Worker:
@@ -261,14 +261,14 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
-        """Wait until workers have messages, and return these workers."""
+        """Wait until some workers have messages, and return these workers."""
 
     def forget(self, worker: Worker) -> None:  # noqa: B027 # optional
         """Stop waiting for a failed worker."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release all memory after the workers have ended; idempotent."""
+        """Release all memory after the workers have exited; idempotent."""
 
 
 class SharedWeights(Weights):
@@ -305,7 +305,7 @@ class SharedWeights(Weights):
 
 
 class InlineBackend(Backend):
-    """Workers in this process, executed sequentially; see `Backend`."""
+    """Backend that executes workers sequentially in this process."""
 
     def __init__(self, options: BackendOptions) -> None:
         self._weights = SharedWeights(options)
@@ -332,7 +332,7 @@ class InlineBackend(Backend):
 
 
 class LocalWorker(Worker):
-    """Worker without a process, which collects on `receive`; see `Worker` for its attributes."""
+    """Worker in this process, which collects when `receive` is called; `Worker` describes its attributes."""
 
     waiting = 0
 
@@ -407,7 +407,7 @@ class LocalWorker(Worker):
 
 
 class ProcessBackend(Backend):
-    """Processes on this machine, each with a channel in shared memory; see `Backend`."""
+    """Backend that starts processes on this machine, each with a channel in shared memory."""
 
     def __init__(self, options: BackendOptions) -> None:
         self._context = multiprocessing.get_context(options.start_method)
@@ -473,7 +473,7 @@ class ProcessBackend(Backend):
 
 
 class WorkerProcess(Worker):
-    """Worker process and the consumer of its channel; see `Worker` for its attributes."""
+    """Worker process and the consumer end of its channel; `Worker` describes the attributes."""
 
     def __init__(
         self,
@@ -484,7 +484,7 @@ class WorkerProcess(Worker):
         capacity_nbytes: int,
     ) -> None:
         super().__init__(spec)
-        self._told = b""
+        self._state_bytes = b""
         board.clear(spec.index)
         self._line = board.line(spec.index)
         producer, self._consumer = channel(capacity_nbytes, allow_pickle=True)
@@ -517,7 +517,7 @@ class WorkerProcess(Worker):
 
     @property
     def answer(self) -> Any:
-        return unpickle([self._told], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
+        return unpickle([self._state_bytes], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
 
     @property
     def lost_steps(self) -> int:
@@ -534,12 +534,12 @@ class WorkerProcess(Worker):
 
     def ask(self, request: Request) -> None:
         super().ask(request)
-        self._told = b""
+        self._state_bytes = b""
         with contextlib.suppress(BrokenPipeError):
             self._requests.send(request)
 
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
-        """Receive the next fragment as a view of the arena if enough memory remains free, otherwise as a copy."""
+        """Receive the next fragment: a view of shared memory if enough of it remains free, otherwise a copy."""
         was_alive = self._process.is_alive()
         try:
             fragment = cast("Fragment", self._consumer.recv(timeout_s))
@@ -561,7 +561,7 @@ class WorkerProcess(Worker):
                 self.request = None
                 return None
             if fragment.column_names == (_STATE,):
-                self._told += bytes(fragment[_STATE])
+                self._state_bytes += bytes(fragment[_STATE])
                 return None
         elif ENDED in fragment.policy_batches:
             pickled = fragment.policy_batches.pop(ENDED)[ENDED].tobytes()
@@ -590,7 +590,6 @@ class WorkerProcess(Worker):
         self._process.terminate()
 
     def drain(self, deadline: float) -> Iterator[Collected]:
-        """Receive the last fragments; kill the process at the deadline."""
         with contextlib.suppress(WorkerExit):
             while True:
                 fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
@@ -618,7 +617,9 @@ created environments, and whether the parent requests the worker to end."""
 
 
 class WorkerCounters:
-    """Counters of each worker that survive its death; the worker writes all counters except `ENDING`.
+    """Counters of each worker in shared memory, which survive the worker's death.
+
+    The worker writes all of its counters except `ENDING`.
 
     >>> board = WorkerCounters.create(2)
     >>> board.line(1)[MADE] += 3
@@ -633,7 +634,7 @@ class WorkerCounters:
 
     @classmethod
     def create(cls, workers: int) -> WorkerCounters:
-        """Allocate the counters of some workers."""
+        """Allocate counters for the given number of workers."""
         return cls(Region.create(workers * _NBYTES))
 
     def line(self, index: int) -> npt.NDArray[np.int64]:
@@ -642,7 +643,7 @@ class WorkerCounters:
         return line
 
     def clear(self, index: int) -> None:
-        """Set the counters of a worker to 0, before it is replaced."""
+        """Set the counters of a worker to 0, before the worker is started or replaced."""
         self._words[index] = 0
 
     def close(self) -> None:
@@ -662,7 +663,7 @@ _STATE = "worker_state"
 def work(
     producer: Producer, requests: Connection, subscription: Subscription, region: Region, spec: WorkerSpec
 ) -> None:
-    """Execute requests of one worker until the pipe is closed."""
+    """Execute the requests of a worker process until the pipe is closed."""
     line = WorkerCounters(region).line(spec.index)
 
     def end(*_: Any) -> None:
@@ -723,7 +724,7 @@ def _serve(
 
 
 def _send(producer: Producer, fragment: Fragment, task: Task) -> None:
-    """Send a fragment with the statistics of the episodes that it ends; split fragments that are too large."""
+    """Send a fragment with the statistics of the episodes that end in it; split a fragment that is too large."""
     # Smaller fragments are never split and need no check.
     is_large = fragment.size_bytes() > producer.capacity_nbytes // 32
     before = task.episodes.state_dict() if is_large else {}

@@ -1,4 +1,4 @@
-"""Pool of workers: requests, received fragments with their statistics, and replacement of failed workers."""
+"""Pool of workers, which sends requests, receives fragments, counts them, and replaces failed workers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ _PLACE_S = 20.0
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Failure, death or hang of a worker.
+    """Record of the failure, death or hang of a worker.
 
     Attributes
     ----------
     index, pid
-        Number and process id of the worker.
+        Index and process id of the worker.
     how
-        How the worker ended, such as `was killed by SIGKILL`.
+        Predicate that describes how the worker ended, such as `was killed by SIGKILL`.
     env_steps
-        Steps that the worker had sent, which count.
+        Number of environment steps that the worker had sent; these steps are not lost.
     lost_steps
-        Known number of steps that the worker had completed but not sent; they are dropped.
+        Known number of environment steps that the worker had completed but not sent; these steps are lost.
     env_ids
-        Environments of the worker. Their unfinished episodes will never end: see `Aggregator.drop_unfinished`.
+        `env_id` of each environment of the worker. Unfinished episodes of these environments never end: see
+        `Aggregator.drop_unfinished`.
     replaced
         Whether the worker was replaced.
     """
@@ -64,13 +65,13 @@ class WorkerFailure:
 
 
 class WorkerPool:
-    """Supervised workers of a run: receive requests, send fragments, and are replaced on failure.
+    """Supervised workers of a run, which receive requests, send fragments, and are replaced on failure.
 
-    If no machine has resources for a replacement, because idle workers occupy them, an idle worker collects the missing
-    steps in its own environments.
+    If no machine has resources for a replacement, because idle workers occupy the resources, an idle worker collects
+    the missing steps in its own environments.
 
-    - `workers`: current workers, in order.
-    - `failures`: failures of workers, in time order.
+    - `workers`: current workers, in order of their indices.
+    - `failures`: worker failures in this run, in time order.
     - `earlier_failures`: number of failures before the run was resumed.
     - `waiting_s`: seconds spent waiting for fragments.
     """
@@ -105,7 +106,7 @@ class WorkerPool:
 
     @property
     def sent_steps(self) -> int:
-        """Environment steps in the fragments that workers have sent."""
+        """Number of environment steps in the fragments that workers have sent."""
         return self._sent_before + sum(worker.sent_steps for worker in self.workers)
 
     @property
@@ -114,7 +115,7 @@ class WorkerPool:
         return [*filter(attrgetter("request"), self.workers)]
 
     def request_stop(self) -> None:
-        """Make `receive` return soon."""
+        """Request `receive` to return soon."""
         self._stop_requested = True
 
     def is_stopping(self) -> bool:
@@ -122,7 +123,7 @@ class WorkerPool:
         return self._stop_requested
 
     def ask(self, requests: Mapping[int, Request]) -> None:
-        """Send requests to workers by position, unless a stop is requested."""
+        """Send requests to workers by worker index, unless a stop has been requested."""
         if self._stop_requested:
             return
         for position, request in requests.items():
@@ -131,9 +132,10 @@ class WorkerPool:
     def receive(
         self, next_request: Callable[[Worker], Request | None] | None = None
     ) -> Iterator[tuple[Worker, Collected]]:
-        """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested.
+        """Yield worker and fragment as fragments arrive, until all requests are complete or a stop is requested.
 
-        A worker that completes its request immediately receives the `next_request`, if any.
+        A worker that completes its request immediately receives the request that `next_request` returns, unless it is
+        None.
         """
         self._come_back()
         while (busy := self.busy) and not self._stop_requested:
@@ -163,11 +165,11 @@ class WorkerPool:
                     self._come_back()
 
     def leave(self) -> None:
-        """Record that no caller waits for fragments until `receive` is called or resumed."""
+        """Record that no caller is waiting for fragments until `receive` is called or resumed."""
         self._left_at = time.monotonic()
 
     def _come_back(self) -> None:
-        """Extend the stall deadlines by the time in which no caller waited for fragments."""
+        """Extend the stall deadlines by the time during which no caller was waiting for fragments."""
         if self._left_at is not None:
             away_s = time.monotonic() - self._left_at
             self._left_at = None
@@ -175,7 +177,7 @@ class WorkerPool:
                 worker.heard_at += away_s
 
     def drain(self) -> Iterator[tuple[Worker, Collected]]:
-        """Request all workers to end within two seconds, and yield fragments that were sent."""
+        """Request all workers to exit within two seconds, and yield the fragments that they have sent."""
         for worker in self.workers:
             worker.terminate()
         deadline = time.monotonic() + GRACE_S
@@ -241,10 +243,10 @@ class WorkerPool:
         return next(position for position, worker in enumerate(self.workers) if worker.spec.index == index)
 
     def _has_stand_in(self, worker: Worker) -> bool:
-        """Return whether other workers can replace a worker without resources; if so, reassign its request.
+        """Return whether other workers can execute the request of a worker without resources; reassign the request.
 
-        The request is assigned to an idle worker, or waits for one while others are busy. An unlimited request remains
-        with the replacement, because the other workers continue in any case.
+        The request is assigned to an idle worker; if all workers are busy, it waits until one is idle. An unlimited
+        request remains assigned to the replacement, because the other workers also have unlimited requests.
         """
         request = worker.request
         if worker.is_placed or request is None or isinstance(request, StateRequest):
@@ -273,29 +275,29 @@ def _word_exit(worker: Worker, request: Request, end: WorkerExit) -> str:
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """Statistics of the workers of a run; `RolloutWorkers.stats` reports on their steps.
+    """Statistics of the workers of a run; `RolloutWorkers.stats` contains statistics of steps and episodes.
 
     Attributes
     ----------
     fragments, nbytes
-        Number of received fragments, and bytes of their columns.
+        Number of received fragments, and total size of their columns in bytes.
     sent_steps
-        Environment steps in sent fragments, counted by the workers.
+        Number of environment steps in sent fragments, as counted by the workers.
     queue_depth
-        Number of sent fragments that are not received yet.
+        Number of sent fragments that have not been received yet.
     waiting_s
         Seconds that the caller spent waiting for fragments.
     lost_steps
-        Known number of environment steps that failed, dead or hung workers had completed but not sent; workers count
-        each completed step in shared memory.
+        Known number of environment steps that failed, dead or hung workers had completed but not sent.
     stale_fragments, stale_steps
-        Fragments, and their environment steps, that were dropped because of `max_lag`.
+        Number of fragments that were discarded because of `max_lag`, and number of environment steps in these
+        fragments.
     restarts
         Number of replaced workers.
     failures
-        Failures of workers, in time order.
+        Worker failures in time order.
     versions
-        Environment steps by weights version, including stale ones.
+        Number of environment steps by weights version, including steps in stale fragments.
     """
 
     fragments: int = 0
@@ -312,7 +314,7 @@ class WorkerStats:
 
 
 class StepCount:
-    """Step and episode counts of fragments, for the report on a `collect` call or on a run."""
+    """Counter of steps and episodes in fragments, for the statistics of a `collect` call or of a run."""
 
     def __init__(self) -> None:
         self.env_steps = 0
@@ -321,7 +323,7 @@ class StepCount:
         self._is_flat = True
 
     def add(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
-        """Count a fragment and the episodes that it ends."""
+        """Count the steps of a fragment and the episodes that end in the fragment."""
         self.env_steps += fragment.env_steps()
         self._ended.include(ended)
         if isinstance(fragment, MultiAgentBatch):
@@ -345,7 +347,7 @@ class StepCount:
         self._ended.load_state_dict(state["ended"])
 
     def report(self, time_s: float, batch: Fragment | None = None) -> CollectStats[Any]:
-        """Return the report on all counted fragments, with their joined batch."""
+        """Return the statistics of all counted fragments; `batch` is their concatenation."""
         ended = self._ended.statistics()
         if isinstance(batch, MultiAgentBatch) or not self._is_flat:
             joined = None if batch is None else batch.as_multi_agent()
@@ -361,7 +363,7 @@ class StepCount:
 
 
 class Received:
-    """Counters of everything received from the workers of a run."""
+    """Counters of the fragments received from the workers of a run."""
 
     def __init__(self) -> None:
         self._run = StepCount()
@@ -370,7 +372,7 @@ class Received:
         self._began = self._newest = time.perf_counter()
 
     def add(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics, min_version: int) -> bool:
-        """Count a fragment and its ended episodes; return False if its weights are older than `min_version`."""
+        """Count a fragment and the episodes that end in it; return False if the weights precede `min_version`."""
         env_steps = fragment.env_steps()
         worker.env_steps += env_steps
         worker.total_steps += env_steps
@@ -388,17 +390,17 @@ class Received:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters of the report, for `load_state_dict`; statistics of workers are not included."""
+        """Return the counters of steps and episodes, for `load_state_dict`; `worker_stats` is not included."""
         return {"run": self._run.state_dict(), "time_s": self._newest - self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the report of another run."""
+        """Continue the counters of steps and episodes of an earlier run."""
         self._run.load_state_dict(state["run"])
         self._newest = time.perf_counter()
         self._began = self._newest - state["time_s"]
 
     def stats(self) -> CollectStats[Any]:
-        """Return the report on all fragments returned to the caller."""
+        """Return the statistics of all fragments that have been returned to the caller."""
         return self._run.report(self._newest - self._began)
 
     def worker_stats(self, pool: WorkerPool | None) -> WorkerStats:

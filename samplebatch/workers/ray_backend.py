@@ -1,4 +1,4 @@
-"""Workers as actors on a Ray cluster: the actors, and their handles in the learner's process."""
+"""Backend that runs workers as actors on a Ray cluster: the actors, and their handles in the learner's process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Body = tuple[Packed, EpisodeStatistics]
 
 
 def pack(value: Any) -> Packed:
-    """Pickle a value for Ray's object store, with out-of-band arrays."""
+    """Pickle a value for Ray's object store; its arrays are out-of-band buffers."""
     buffers: list[pickle.PickleBuffer] = []
     return pickle.dumps(value, protocol=5, buffer_callback=buffers.append), buffers
 
@@ -72,14 +72,14 @@ Kind = Literal["progress", "fragment", "state", "end", "failed"]
 
 @dataclass(frozen=True)
 class Report:
-    """Progress of an actor in each answer; small enough to bypass the object store.
+    """Progress report in every reply of an actor; it is small enough to bypass the object store.
 
-    - `kind`: kind of the answer.
-    - `pid`, `node`: process id and node id.
-    - `num_envs`: number of environments; 0 until they are created.
-    - `messages`, `sent`, `made`: answers to active requests, environment steps in these answers, and completed
-      environment steps that were or may still be sent.
-    - `why`, `details`: reason of a failure, and its traceback.
+    - `kind`: kind of the reply.
+    - `pid`, `node`: process id of the actor, and id of its node.
+    - `num_envs`: number of environments; 0 until they have been created.
+    - `messages`, `sent`, `made`: numbers of replies to active requests, of environment steps in these replies, and of
+      completed environment steps that were sent or may still be sent.
+    - `why`, `details`: reason and traceback of a failure.
     """
 
     kind: Kind = "progress"
@@ -94,9 +94,9 @@ class Report:
 
 
 class RayCollector:
-    """Worker in a Ray actor; `RayWorker` calls it with a bounded number of calls in flight.
+    """Worker in a Ray actor; `RayWorker` limits the number of its calls in flight.
 
-    The methods `report` and `stop` run in a separate thread, while another call collects.
+    The methods `report` and `stop` run in a separate thread, while a call of `next` may be collecting.
 
     - `spec`: pickled `WorkerSpec`.
     - `threads`: number of torch threads.
@@ -119,10 +119,10 @@ class RayCollector:
     ) -> tuple[Report, Body | bytes | None]:
         """Collect the next fragment of a request.
 
-        - `number`: number of the request; a finished request is answered with its end.
-        - `request`: pickled request, in the first call of the request.
-        - `version`, `weights`: version of the newest weights, and a list with their reference in the object store
-          unless sent before.
+        - `number`: number of the request; if the request is complete, the reply is of kind `end`.
+        - `request`: pickled request in the first call for a request; None in later calls.
+        - `version`, `weights`: version of the newest weights, and a list with their object reference. The list is empty
+          if the reference has been sent before.
         """
         if self._failure is None:
             try:
@@ -192,7 +192,7 @@ class RayCollector:
         )
 
     def stop(self) -> None:
-        """Stop collecting, and abandon the current fragment at its next step."""
+        """Stop collecting, and abandon the current fragment at the next environment step."""
         self._is_stopping = True
 
     def close(self) -> None:
@@ -203,53 +203,51 @@ class RayCollector:
 
 
 class _NewestWeights:
-    """Newest weights known to an actor, fetched when they are first loaded."""
+    """Newest weights that an actor has received; they are fetched from the object store when they are loaded."""
 
     def __init__(self) -> None:
         self.version = 0
         self._reference: Any = None
 
     def offer(self, version: int, references: list[Any]) -> None:
-        """Record newer weights, if any."""
         if references:
             self.version, (self._reference,) = version, references
 
     def latest(self) -> Publication:
-        """Copy the newest weights."""
         return read_weights(require("ray", "ray"), self.version, self._reference)
 
 
 class _Stop(BaseException):
-    """Raised in a step whose fragment is no longer requested."""
+    """Raised in an environment step if the fragment is no longer requested."""
 
 
 def read_weights(ray: Any, version: int, reference: Any) -> Publication:
-    """Copy weights from the store; see `StoredWeights`."""
+    """Copy weights from Ray's object store; see `StoredWeights`."""
     return Publication(version, batch_to_weights(unpack(ray.get(reference))))
 
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Ray cluster of `RolloutWorkers`, resources and placement of each worker, and number of requests in flight.
+    """Ray options of `RolloutWorkers`: cluster, resources and placement of each worker, and requests in flight.
 
     Attributes
     ----------
     address
-        Running cluster to connect to, as `host:port` or `"auto"`, which must include this machine as a node; or
-        `"local"` for a cluster that this process starts or has started. Default: the cluster to which this process is
-        connected, the cluster in `RAY_ADDRESS`, or the cluster that was started last on this machine; otherwise a new
-        cluster.
+        Address `host:port` of a running cluster that includes this machine as a node; `"auto"` for the running cluster
+        of this machine; or `"local"` for a cluster that this process starts or has started. The default is the first
+        that exists of: the cluster to which this process is connected, the cluster in `RAY_ADDRESS`, the cluster that
+        was started last on this machine, and a new cluster.
     num_cpus, num_gpus
-        CPUs and GPUs per worker; torch uses as many threads as CPUs, at least one.
+        Number of CPUs and GPUs per worker. Torch uses one thread per CPU, and at least one thread.
     memory
-        Bytes of memory that Ray reserves for each worker; None for no reservation.
+        Memory in bytes that Ray reserves for each worker; None disables the reservation.
     resources
-        Further resources per worker, by their names in Ray.
+        Amounts of further Ray resources per worker, by resource name.
     scheduling_strategy
-        Scheduling strategy of Ray: `"DEFAULT"`, `"SPREAD"`, a `PlacementGroupSchedulingStrategy`, a
+        Ray's scheduling strategy: `"DEFAULT"`, `"SPREAD"`, a `PlacementGroupSchedulingStrategy`, a
         `NodeAffinitySchedulingStrategy` or a `NodeLabelSchedulingStrategy`.
     runtime_env
-        Runtime environment of each worker process in Ray, such as `{"env_vars": {...}}`.
+        Ray runtime environment of each worker process, such as `{"env_vars": {...}}`.
     in_flight
         Maximum number of requested fragments per worker that have not been received: one fragment is collected while
         the others wait in the object store.
@@ -257,8 +255,8 @@ class RayOptions:
     Raises
     ------
     ArgumentError
-        If a number is negative, `in_flight` is not a positive integer, or the address belongs to Ray Client, whose
-        process cannot share memory with the cluster.
+        If a number is negative, `in_flight` is not a positive integer, or the address is a Ray Client address, because
+        Ray Client does not share memory with the cluster.
 
     Examples
     --------
@@ -321,9 +319,9 @@ _CONTROL = "control"
 
 
 class RayBackend(backend.Backend):
-    """Actors on a Ray cluster, with fragments in its object store; see `Backend`.
+    """Backend that starts actors on a Ray cluster and transfers fragments through its object store.
 
-    The connection to a cluster is kept open on `close`, because arrays refer to its object store.
+    `close` does not close the connection to the cluster, because arrays may reference its object store.
     """
 
     def __init__(self, options: backend.BackendOptions) -> None:
@@ -379,20 +377,20 @@ class RayBackend(backend.Backend):
 
 @cache
 def _actor_class() -> Any:
-    """Create the actor class, without restarts and retries; Ray sends the class to a cluster once."""
+    """Create the actor class, without restarts and retries; the class is cached, so that Ray sends it only once."""
     options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {_CONTROL: 1}}
     return require("ray", "ray").remote(**options)(RayCollector)
 
 
 class _Call(NamedTuple):
-    """References to the parts of an answer: the report, which bypasses the object store, and the body."""
+    """References to the two parts of a reply: the report, which bypasses the object store, and the body."""
 
     report: Any
     body: Any
 
 
 class RayWorker(backend.Worker):
-    """Ray actor and its calls in flight; see `Worker` for its attributes."""
+    """Ray actor and its calls in flight; `Worker` describes the attributes."""
 
     def __init__(
         self, spec: WorkerSpec, pickled: bytes, options: RayOptions, weights: StoredWeights, capacity_nbytes: int
@@ -530,7 +528,7 @@ class RayWorker(backend.Worker):
             self._question = self._actor.report.options(concurrency_group=_CONTROL).remote()
 
     def _look(self) -> None:
-        """Read available reports of fragments that have not been received."""
+        """Read the available reports of fragments that have not been received yet."""
         references = [call.report for call in self._calls]
         if references and self._ray.is_initialized():
             for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
@@ -538,7 +536,7 @@ class RayWorker(backend.Worker):
                     self._note(self._ray.get(reference))
 
     def _note(self, report: Report) -> None:
-        """Store the newest report; `made` may decrease with a fragment, because omitted steps are subtracted."""
+        """Store the newest report; `made` may decrease after a fragment, because omitted steps are subtracted."""
         newest = self._newest
         if (report.messages, report.made, report.num_envs) >= (newest.messages, newest.made, newest.num_envs):
             self._newest = report
@@ -571,9 +569,10 @@ class RayWorker(backend.Worker):
 
 
 class StoredFragments:
-    """Fragments of one worker in Ray's store that this process still references, which pins them.
+    """Fragments of one worker that are pinned in Ray's object store, because this process references their memory.
 
-    - `capacity_nbytes`: memory of a worker; fragments beyond half of it are copied instead of pinned.
+    - `capacity_nbytes`: memory limit of a worker in bytes; if pinned fragments would exceed half of it, a fragment is
+      copied instead.
 
     >>> from samplebatch import SampleBatch
     >>> stored = StoredFragments(1600)
@@ -591,7 +590,7 @@ class StoredFragments:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the store that arrays of this process reference."""
+        """Size of the object store memory that arrays of this process reference, in bytes."""
         leases = [lease for lease in [tie() for tie in self._leases] if lease is not None]
         self._leases = [weakref.ref(lease) for lease in leases]
         return sum(lease.nbytes for lease in leases)
@@ -612,9 +611,9 @@ class StoredFragments:
 
 
 class StoredWeights(backend.Weights):
-    """Newest weights, as a reference that is sent to actors with their calls.
+    """Newest weights in Ray's object store; actors receive an object reference with their calls.
 
-    - `newest`: version, and a list with the reference; 0 and an empty list before the first publication.
+    - `newest`: version, and a list with the object reference; 0 and an empty list before the first publication.
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
@@ -648,7 +647,7 @@ class StoredWeights(backend.Weights):
             raise ChannelClosedError("workers must be running to receive weights; they have been stopped")
 
     def close(self) -> None:
-        """Drop the reference, so that the store can evict weights that no actor reads."""
+        """Drop the reference, so that the object store can evict weights that no actor is reading."""
         self._is_closed = True
         self.newest = self.version, []
 
@@ -665,11 +664,11 @@ _ANSWER_S: Final = 5.0
 
 
 def connect(address: str | None) -> Any:
-    """Return the module `ray`, connected to the requested cluster.
+    """Connect to the requested cluster and return the module `ray`.
 
-    On a machine with a token, Ray enables authentication for any cluster that it finds. A cluster without tokens cannot
-    call such a process, and cancels its actors before they start. Therefore such a cluster is connected to by address,
-    which leaves authentication disabled.
+    On a machine with a token, Ray enables authentication for any cluster that it discovers. A cluster without tokens
+    cannot call a process that authenticates, and cancels the process's actors before they start. Therefore the
+    connection to such a cluster uses its address, which leaves authentication disabled.
     """
     ray = require("ray", "ray")
     if not ray.is_initialized():
@@ -695,7 +694,7 @@ def connect(address: str | None) -> Any:
 
 
 def _check_last_cluster(address: str) -> None:
-    """Check that the cluster in Ray's file, which was started last on this machine, still answers."""
+    """Check that the cluster in Ray's address file, the last that was started on this machine, still replies."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
@@ -708,7 +707,7 @@ def _check_last_cluster(address: str) -> None:
 
 
 def check_tokens(address: str) -> None:
-    """Raise ArgumentError if this process authenticates and the cluster does not."""
+    """Raise ArgumentError if this process uses authentication but the cluster does not."""
     mode = os.environ.get(_MODE, "")
     if mode.lower() == _TOKEN and _has_tokens(address) is False:
         raise ArgumentError(
@@ -718,7 +717,7 @@ def check_tokens(address: str) -> None:
 
 
 def _has_tokens(address: str) -> bool | None:
-    """Return whether a cluster was started with tokens, from its node on this machine; None if unknown."""
+    """Return whether a cluster uses tokens, according to its node on this machine; None if unknown."""
     address_option = f"--gcs-address={address}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -729,7 +728,7 @@ def _has_tokens(address: str) -> bool | None:
 
 
 def word_unstarted(account: str) -> str | None:
-    """Return the reason in Ray's error message if an actor ended before it started; None for other messages.
+    """Extract the reason from Ray's error message if an actor died before it started; None for other messages.
 
     >>> word_unstarted('''The actor died unexpectedly before finishing this task.
     ... The actor is dead because it was killed by `ray.kill`.

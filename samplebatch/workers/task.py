@@ -1,4 +1,4 @@
-"""Tasks of rollout workers, executed fragment by fragment in any process, and their requests."""
+"""Tasks of rollout workers, which collect fragment by fragment in any process, and requests to workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Fragment = SampleBatch | MultiAgentBatch
 
 
 class Collected(NamedTuple):
-    """A fragment and the statistics of the episodes that it ends."""
+    """Fragment, and statistics of the episodes that end in the fragment."""
 
     fragment: Fragment
     ended: EpisodeStatistics
@@ -46,17 +46,17 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Environments and policy of one worker, pickled to its process.
+    """Specification of a worker's environments and policy, which is pickled to its process.
 
-    - `index`: number of the worker, counted from 0.
-    - `envs`: ids or functions that create its environments.
-    - `policy`: function that creates the policy, or the policies by id.
-    - `num_envs`: number of environments, whose ids start at `index * num_envs`.
+    - `index`: index of the worker, counted from 0.
+    - `envs`: ids or functions that create the worker's environments.
+    - `policy`: function that creates the policy, or a mapping from policy ids to policies.
+    - `num_envs`: number of environments; their `env_id` starts at `index * num_envs`.
     - `policy_mapping`, `exploration_noise`, `map_action`, `hooks`, `infos`: arguments of `RolloutWorkers`.
-    - `seed`: seed of the run, or a derived seed if the worker replaces another.
-    - `first_unroll_id`: `unroll_id` of its first fragment.
-    - `earlier_versions`: number of publications before the run was resumed, which is added to the version of this run.
-    - `buffer`: buffer to which the worker writes its steps; None to send them.
+    - `seed`: seed of the run, or a derived seed if the worker is a replacement.
+    - `first_unroll_id`: `unroll_id` of the worker's first fragment.
+    - `earlier_versions`: number of publications before the run was resumed; it is added to each version of this run.
+    - `buffer`: buffer to which the worker writes its steps; if None, the worker sends its steps to the parent process.
     """
 
     index: int
@@ -75,15 +75,15 @@ class WorkerSpec:
 
     @property
     def env_ids(self) -> range:
-        """`env_id` of each environment, unless the environment is a vector environment."""
+        """`env_id` of each environment; not valid for a vector environment."""
         return range(self.index * self.num_envs, (self.index + 1) * self.num_envs)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request to one worker, pickled to its process.
+    """Request to one worker to collect steps, which is pickled to its process.
 
-    - `n_step`, `n_episode`: amount to collect; unlimited if both are None.
+    - `n_step`, `n_episode`: number of steps or episodes to collect; unlimited if both are None.
     - `fragment_length`: environment steps per fragment; None for a single fragment.
     - `random`, `render`, `reset_before_collect`, `gym_reset_kwargs`: as in `RolloutWorkers.collect`.
     """
@@ -99,10 +99,10 @@ class Request:
 
 @dataclass(frozen=True)
 class StateRequest(Request):
-    """Request to one worker to return or restore its state, pickled to its process.
+    """Request to one worker to return or restore its state, which is pickled to its process.
 
     - `state`: state to restore; None to return the worker's state.
-    - `earlier_versions`: as in `WorkerSpec`, if there is a `state`.
+    - `earlier_versions`: as in `WorkerSpec`; only used if `state` is not None.
     """
 
     state: Mapping[str, Any] | None = None
@@ -110,10 +110,10 @@ class StateRequest(Request):
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
-    """Distribute a total evenly over environments, and return the share of each worker.
+    """Distribute a total evenly over environments, and return the amount for each worker.
 
-    The first environments receive one more if necessary, so that the share of an environment does not depend on its
-    worker.
+    If the total is not divisible, the first environments receive one more. The amount for an environment does not
+    depend on its worker.
 
     >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
     ([6, 4], [3, 3, 2, 2], [None, None])
@@ -133,10 +133,10 @@ class WeightsSource(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the newest weights; 0 if none were published yet."""
+        """Version of the newest weights; 0 before the first publication."""
 
     def latest(self) -> Publication:
-        """Copy the newest weights; at least one version must have been published."""
+        """Copy the newest weights; requires that a version has been published."""
 
 
 _COUNTED = frozenset(
@@ -149,9 +149,9 @@ _COUNTED = frozenset(
 
 
 class Task(ABC):
-    """Environments and policy of one worker, which collect fragment by fragment on request.
+    """Task of one worker: a policy that collects fragment by fragment in environments, on request.
 
-    - `episodes`: returns and lengths of unfinished episodes, over all fragments.
+    - `episodes`: statistics of unfinished episodes, accumulated over fragments.
     """
 
     _collector: Collector | MultiAgentCollector
@@ -171,7 +171,7 @@ class Task(ABC):
         """Number of environments."""
 
     def begin(self, request: Request) -> None:
-        """Start a request, which `next` collects."""
+        """Start a request, whose fragments `next` collects."""
         self._request = request
         reset_kwargs = request.gym_reset_kwargs
         seed = None if reset_kwargs is None else reset_kwargs.get("seed")
@@ -191,7 +191,7 @@ class Task(ABC):
         }
 
     def next(self) -> Fragment | None:
-        """Collect the next fragment, with the newest weights; None if the request is done."""
+        """Collect the next fragment with the newest weights; return None if the request is complete."""
         if self._request is None:
             return None
         if self._source.version > self._version:
@@ -203,14 +203,14 @@ class Task(ABC):
         return fragment if self._spec.buffer is None else self._write(fragment, self._spec.buffer)
 
     def count_ended(self, fragment: Fragment) -> EpisodeStatistics:
-        """Return the statistics of the episodes that end with a fragment."""
+        """Return the statistics of the episodes that end in a fragment."""
         ended = self.episodes.advance(fragment)
         # Episodes with omitted steps never end.
         self.episodes.forget_cut_off(fragment)
         return ended
 
     def _write(self, fragment: Fragment, buffer: RemoteBuffer) -> Fragment:
-        """Write a fragment to a buffer in another process, and return the columns for statistics."""
+        """Write a fragment to a buffer in another process; return only the columns that statistics require."""
         buffer._add_fragment(fragment)
         if self._request is None:
             buffer.flush()
@@ -221,7 +221,7 @@ class Task(ABC):
 
     @abstractmethod
     def _collect(self, request: Request) -> Fragment:
-        """Collect the next fragment of a request, and drop the request after the last one."""
+        """Collect the next fragment of a request, and drop the request after its last fragment."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the picklable state between two requests, for `load_state_dict`."""
@@ -233,7 +233,7 @@ class Task(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the state of a task created with the same arguments; environments are unpickled."""
+        """Restore the state of a task that was created with the same arguments; environments are unpickled."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
         for policy_id, policy in self._exploring():
@@ -244,7 +244,7 @@ class Task(ABC):
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def _exploring(self) -> list[tuple[Any, Any]]:
-        """Return policies with exploration state, by id; this state is not part of the weights."""
+        """Return ids and policies with an exploration state, which the weights do not include."""
         policies = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
         owners = [(policy_id, unwrap_policy(policy)) for policy_id, policy in policies.items()]
         return [(policy_id, policy) for policy_id, policy in owners if hasattr(policy, "get_exploration_state")]
@@ -396,7 +396,10 @@ def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> T
 
 
 def answer(task: Task, request: StateRequest) -> dict[str, Any]:
-    """Restore a task from the state in a request, or return its state; `refused` is why it has no state."""
+    """Restore a task from the state in a request, or return its state.
+
+    If the state cannot be saved, the result contains the reason as `refused`.
+    """
     if request.state is not None:
         task.load_state_dict(request.state["task"], request.earlier_versions)
         return {}
@@ -425,7 +428,10 @@ def _only_policy(policies: Mapping[str, Any]) -> Any:
 
 
 def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any, Any]:
-    """Return the spaces of a policy's first agent, or of the first agent; (None, None) if unknown."""
+    """Return the spaces of a policy's first agent, or of the first agent if `policy_id` is None.
+
+    Both are None if the environment has no such agent.
+    """
     policy_of, agents = PolicyOfAgents(mapping), getattr(environment, "possible_agents", ())
     # If roles change between episodes, check the first two episodes.
     for number in range(2 if policy_of.sees_episodes else 1):
@@ -439,20 +445,20 @@ def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any,
 
 
 def select_counted(steps: SampleBatch) -> SampleBatch:
-    """Return the columns of steps that statistics require."""
+    """Select the columns that episode statistics require."""
     return steps.select(*[name for name in steps if name in _COUNTED])
 
 
 def _even(total: int, count: int) -> npt.NDArray[np.int64]:
-    """Distribute a total evenly; the first items receive one more."""
+    """Distribute a total evenly; if it is not divisible, the first items receive one more."""
     return total // count + (np.arange(count) < total % count)
 
 
 def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, threads: int = 1) -> Task:
-    """Create the task of a worker with its own process, and seed the process-wide generators.
+    """Create the task of a worker in a separate process, and seed the global random generators.
 
     - `spec`, `weights`, `count_steps`: as in `make_task`.
-    - `threads`: number of torch threads, if the policy or the environments import torch.
+    - `threads`: number of torch threads; used if the policy or the environments import torch.
     """
     seeds = seeds_at(spec.seed, PROCESS, spec.index)
     _seed(seeds)
@@ -465,7 +471,7 @@ def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, 
 
 
 def exchange_state(task: Task, request: StateRequest) -> bytes | None:
-    """Restore the state in a request, or return the pickled state, including process-wide generators."""
+    """Restore the state in a request, or return the pickled state; both include the global random generators."""
     reply = answer(task, request)
     if request.state is not None:
         load_generators(request.state["generators"])
@@ -477,7 +483,7 @@ def exchange_state(task: Task, request: StateRequest) -> bytes | None:
 
 
 def _seed(seeds: np.random.SeedSequence) -> None:
-    """Seed the process-wide generators, which torch distributions use, so that workers draw different numbers."""
+    """Seed the global random generators, which torch distributions use, so that workers draw different numbers."""
     words = seeds.generate_state(3).tolist()
     random.seed(words[0])
     np.random.seed(words[1])

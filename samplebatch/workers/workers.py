@@ -54,93 +54,99 @@ _BACKENDS: dict[BackendName, type[ProcessBackend | InlineBackend | RayBackend]] 
 
 
 class RolloutWorkers(collector.Uncopied):
-    """Processes that step environments with a policy or at random, for learners on several cores.
+    """Worker processes that step environments with a policy or random actions, and send fragments of the steps.
 
     Use the workers as a context manager, which starts and stops the processes. There are two ways to collect:
 
-    - `collect` is synchronous: all workers collect their share with the newest weights, and the result has all steps in
-      one batch, like the results of `Collector` and `MultiAgentCollector`. On-policy learners alternate `publish` and
+    - `collect` is synchronous: all workers collect with the newest weights, and the result contains all steps in one
+      batch, like the results of `Collector` and `MultiAgentCollector`. On-policy learners alternate `publish` and
       `collect`.
-    - `fragments` is asynchronous: workers continue on their own, and their fragments are yielded in order of arrival,
-      as `SampleBatch` for Gymnasium environments and as `MultiAgentBatch` for PettingZoo environments.
+    - `fragments` is asynchronous: workers collect independently of each other, and their fragments are yielded in order
+      of arrival. A fragment is a `SampleBatch` for Gymnasium environments and a `MultiAgentBatch` for PettingZoo
+      environments.
 
-    Rows have the same columns, and `weights_version`: the version of the weights that computed the step,
-    0 before the first (see `publish`).
+    Rows have the columns of `Collector` or `MultiAgentCollector`, and `weights_version`: the version of the weights
+    with which the policy computed the step, or 0 before the first publication (see `publish`).
 
     A fragment is a view of the shared memory to which the worker wrote it; the memory is reused after the last array
-    over it has been deleted. Fragments kept beyond half of a worker's memory are copies, so they never block a worker.
+    that references it has been deleted. If existing fragments occupy half of a worker's memory, further fragments are
+    copies, so that fragments never block a worker.
 
-    A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total: the replacement collects the
-    missing steps, in environments with the same ids. An incompletely sent fragment is dropped (see `worker_stats`).
-    If no replacements are left, `fragments` yields every complete fragment that was sent, then raises `WorkerError`.
-    `collect` raises immediately, and the next `fragments` yields the fragments that it had received. Workers ignore
-    Ctrl-C, which the parent handles, and exit when the parent process ends for any reason.
+    A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total. The replacement collects the
+    missing steps in environments with the same ids. A fragment that was not sent completely is discarded (see
+    `worker_stats`). If no replacements are left, `fragments` yields every complete fragment that was sent, then raises
+    `WorkerError`. `collect` raises immediately, and the next call of `fragments` yields the fragments that `collect`
+    had received. Workers ignore Ctrl-C, which the parent handles, and exit when the parent process exits for any
+    reason.
 
     Parameters
     ----------
     policy
         `"random"`; anything picklable that `as_policy` accepts, for example a torch module; a function or class that
-        creates such a policy, without arguments or with `observation_space` and `action_space`; or the name of one, as
-        `module:function`. With several agents, one policy for all, or a mapping from policy ids to policies.
+        creates such a policy, without arguments or with `observation_space` and `action_space`; or the name of such a
+        function or class, as `module:function`. With several agents, one policy for all agents, or a mapping from
+        policy ids to policies.
     env
-        Environment id, or function that creates the environment (see `make_environment`): single-agent, multi-agent or
-        a vector environment; or a list of ids and functions, one per environment of all workers, in order of `env_id`.
+        Environment id, or function that creates a single-agent, multi-agent or vector environment (see
+        `make_environment`); or a list of one id or function per environment of all workers, in order of `env_id`.
         Functions must be importable, because they are pickled to other processes.
     buffer
-        Buffer to which steps are also added as they arrive: a single-agent buffer with one ring per environment of all
-        workers, ring k for `env_id` k; or a `MultiAgentReplayBuffer`. The unfinished episode of a failed worker is
-        truncated. Alternatively, a `ReplayClient`: each worker writes to the service from its own process, returned
-        fragments contain only rewards, flags and ids, and `collect` returns when all steps are in the table.
+        Buffer to which steps are added as they arrive: a single-agent buffer with one ring per environment of all
+        workers, in which ring k stores `env_id` k; or a `MultiAgentReplayBuffer`. Unfinished episodes of a failed
+        worker are truncated. Alternatively, a `ReplayClient`: each worker then writes to the service from its own
+        process, returned fragments contain only rewards, flags and ids, and `collect` returns when all steps are in the
+        table.
     num_workers
         Number of processes.
     envs_per_worker
-        Environments per process, stepped sequentially or as one vector environment.
+        Number of environments per process, which are stepped sequentially or as one vector environment.
     env_kwargs
-        Keyword arguments of the functions or ids that create environments.
+        Keyword arguments for the functions or ids that create environments.
     max_lag
-        Maximum age of a fragment's weights when it is returned, in publications; older fragments are dropped, and
-        counted in `worker_stats` and in the steps of `fragments`. By default unlimited.
+        Maximum number of publications since the weights of a returned fragment; unlimited by default. Older fragments
+        are discarded; `worker_stats` and `n_step` of `fragments` include their steps.
     policy_mapping
-        As in `MultiAgentCollector`; a function must be importable.
+        As in `MultiAgentCollector`; functions must be importable.
     exploration_noise, map_action, infos
-        As in `Collector`, or with several agents for `MultiAgentCollector`; functions must be importable.
+        As in `Collector` or, with several agents, in `MultiAgentCollector`; functions must be importable.
     seed
         Seed of the run. It determines the data of each `env_id` except `eps_id` and `unroll_id`, regardless of the
-        distribution of environments over workers. This requires that no worker was replaced, and that the policy is
-        `"random"` or computes each row independently and deterministically. The order of fragments is not determined.
+        distribution of environments over workers. The data are reproducible only if no worker is replaced, and the
+        policy is `"random"` or computes each row independently and deterministically. The order of fragments is not
+        determined.
     hooks
-        Hooks that workers apply to each trajectory or part of a trajectory in a fragment (see `postprocess`); only
+        Hooks that workers apply to each trajectory, or part of a trajectory, in a fragment (see `postprocess`); only
         without a buffer.
     backend
-        `"process"`; `"ray"`, for actors on a Ray cluster; or `"inline"`, for sequential workers in this process, for
-        debugging.
+        `"process"` for processes on this machine; `"ray"` for actors on a Ray cluster; or `"inline"` for sequential
+        workers in this process, which is useful for debugging.
     start_method
-        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`. Not used with Ray.
+        Start method of the worker processes: `"spawn"`, `"forkserver"` or `"fork"`. Not used with Ray.
     stall_timeout_s
-        Seconds without a step or fragment after which a worker counts as hung. Time in which no caller waits for
-        fragments does not count. Startup and the first fragment are always allowed at least one minute.
+        Seconds without a step or fragment after which a worker is considered hung. Time during which no caller waits
+        for fragments is not counted. Startup and the first fragment are always allowed at least one minute.
     max_restarts
         Maximum number of replaced workers in total.
     capacity_nbytes
-        Memory for a worker's fragments; fragments above half this size are sent in parts. By default 64 MiB, less with
-        more than four workers, at least 8 MiB. The maximum size of weights is the largest of this size, 16 MiB and the
-        size of the policy. With Ray, one worker's fragments may use half this size in the object store, and are sent in
-        one piece; the size of weights is unlimited.
+        Memory for a worker's fragments in bytes; fragments larger than half of it are sent in parts. The default is 64
+        MiB; with more than four workers, it is smaller, but at least 8 MiB. The maximum size of weights is the largest
+        of `capacity_nbytes`, 16 MiB and the size of the policy. With Ray, the fragments of a worker may occupy half of
+        `capacity_nbytes` in the object store and are sent in one piece; the size of weights is unlimited.
     ray_options
-        Ray cluster, resources and placement of each worker; only with the backend `"ray"`.
+        Cluster, and resources and placement of each worker; only with the backend `"ray"`.
 
     Raises
     ------
     EnvironmentSpecError
-        If the environment is unknown or cannot be sent to another process.
+        If the environment is of an unknown type or cannot be sent to another process.
     PolicySpecError
-        If the policy is unknown or cannot be sent to another process.
+        If the policy is of an unsupported type or cannot be sent to another process.
     PolicyNotFoundError
         If one of the `hooks` requires a policy that `policy` lacks.
     ArgumentError
-        If policy and env are swapped, a number is not positive, `max_restarts` or `max_lag` is negative, the backend is
-        unknown, `ray_options` are passed for another backend, both a buffer and `hooks` are passed, or the buffer has
-        too few rings.
+        If `policy` and `env` are swapped; if a number is not positive, or `max_restarts` or `max_lag` is negative; if
+        the backend is unknown, or `ray_options` are passed for another backend; if both a buffer and `hooks` are
+        passed, or the buffer has fewer rings than environments.
     MissingExtraError
         If the backend is `"ray"` and Ray is not installed.
 
@@ -240,39 +246,40 @@ class RolloutWorkers(collector.Uncopied):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, in order; empty unless processes have been started.
+        """Process id of each worker, in order; empty if no worker processes have been started.
 
-        Ray actors are included after their first answer, with process ids on their machines.
+        The process id of a Ray actor is included after the actor's first reply; it is valid on the actor's machine.
         """
         workers = [] if self._pool is None else self._pool.workers
         return [worker.pid for worker in workers if worker.pid not in (0, os.getpid())]
 
     @property
     def stats(self) -> CollectStats[Any]:
-        """Report on all steps received so far, without the batch."""
+        """Statistics of all steps received so far, without a batch."""
         return self._received.stats()
 
     @property
     def worker_stats(self) -> WorkerStats:
-        """Statistics of the workers so far: failures, restarts, lost and stale steps, waiting times."""
+        """Statistics of the workers so far: failures, restarts, lost steps, stale steps and waiting time."""
         return self._received.worker_stats(self._pool)
 
     def publish(self, weights: Mapping[str, Any]) -> int:
         """Publish weights, which every worker loads into its policy before its next fragment.
 
-        The policy loads them with its method `load_state_dict`, like torch modules, or `set_weights`. Weights that are
-        replaced by newer ones before a worker loads them are skipped. During `collect` in another thread, this call
-        blocks, because all steps of its batch use one version of the weights.
+        The policy loads the weights with its method `load_state_dict` (as torch modules have) or `set_weights`. A
+        worker skips weights that are replaced by newer weights before it loads them. While another thread is in
+        `collect`, `publish` blocks, because all steps of a batch use the same version of the weights.
 
         Parameters
         ----------
         weights
-            A dict of arrays and tensors, flat or nested, such as a `state_dict()`. If the policy is a mapping, one such
-            dict per policy id; omitted policies keep their weights. The weights are copied.
+            A dict of arrays and tensors, flat or nested, such as a `state_dict()`. If the policy is a mapping, a
+            mapping from policy ids to such dicts; the weights of omitted policies are unchanged. The weights are
+            copied.
 
         Returns
         -------
-        Version of the weights, the `weights_version` of their fragments: 1 for the first.
+        Version of the weights, which is stored as `weights_version` in fragments; the first version is 1.
 
         Raises
         ------
@@ -315,30 +322,30 @@ class RolloutWorkers(collector.Uncopied):
         Parameters
         ----------
         n_step
-            Total number of steps, distributed evenly over environments. Single-agent environments of a worker are
-            stepped together, which adds up to one step per environment.
+            Total number of steps, distributed evenly over environments. The single-agent environments of a worker are
+            stepped together, so each environment may contribute one additional step.
         n_episode
-            Number of episodes to complete. Every worker completes the episodes that start first, so that long episodes
-            are as likely as short ones.
+            Number of episodes to complete. Every worker completes the first episodes to start, so that the result is
+            not biased towards short episodes.
         random, render, reset_before_collect, gym_reset_kwargs
-            As in `Collector.collect`, in every worker. Environment i is reset with the `seed` of `gym_reset_kwargs`
-            plus i.
+            As in `Collector.collect`, in every worker. A `seed` in `gym_reset_kwargs` is the seed of `env_id` 0; the
+            environment with `env_id` i is reset with `seed + i`.
 
         Returns
         -------
         CollectStats
-            The report, with the batch unless there is a buffer. The batch is in stream order, by `env_id` and
-            `agent_index`. With several agents, `policies` has a report per policy.
+            Statistics of the steps, and the batch unless steps are written to a buffer. The batch is sorted by
+            `env_id`, `agent_index` and time. With several agents, `policies` contains statistics per policy.
 
         Raises
         ------
         ArgumentError
             If not exactly one of `n_step` and `n_episode` is positive.
         WorkerError
-            If workers have not been started, fragments of `fragments` are still pending, or a worker fails that cannot
-            be replaced. `fragments` then yields the fragments received before.
+            If workers have not been started, fragments of `fragments` are still pending, or a worker fails and cannot
+            be replaced. The next call of `fragments` yields the fragments received before the failure.
         ColumnMismatchError
-            If the columns of different workers cannot be joined.
+            If the columns of different workers cannot be concatenated.
         """
         began = time.perf_counter()
         count = StepCount()
@@ -370,18 +377,20 @@ class RolloutWorkers(collector.Uncopied):
     ) -> None:
         """Start to collect in all workers and return immediately; `collect` with the same arguments receives the steps.
 
-        Weights published in between are used by workers that have not started yet. If `collect` is called with other
-        arguments, the next call of `fragments` yields these steps. See `collect` for parameters and errors.
+        Workers that have not started yet use weights that are published between the two calls. If `collect` is called
+        with other arguments, the next call of `fragments` yields the requested steps. `collect` describes the
+        parameters and errors.
         """
         with self._one_version:
             self._begin(Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs))
 
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
-        """Receive steps as they arrive, while workers continue on their own.
+        """Receive steps as they arrive, while workers collect continuously.
 
-        Each worker collects its share of `n_step` in fragments, up to two ahead of the caller. It loads the newest
-        weights before each fragment, and receives a new request when it has sent its share. No worker waits for
-        another. Fragments older than `max_lag` are dropped, counted in `worker_stats`, and excluded from the report.
+        `n_step` is divided over the workers. Each worker collects its steps in fragments, up to two fragments ahead of
+        the caller, and loads the newest weights before each fragment. A worker that has sent its steps receives a new
+        request. No worker waits for another. Fragments older than `max_lag` are discarded, counted in `worker_stats`,
+        and excluded from the result.
 
         Parameters
         ----------
@@ -392,14 +401,14 @@ class RolloutWorkers(collector.Uncopied):
         Returns
         -------
         CollectStats
-            The report, as from `collect`; the batch has the fragments in order of arrival.
+            Statistics of the steps, as in `collect`; the batch contains the fragments in order of arrival.
 
         Raises
         ------
         ArgumentError
             If `n_step` is not a positive integer.
         WorkerError, ColumnMismatchError
-            As `collect`.
+            As in `collect`.
 
         Examples
         --------
@@ -437,7 +446,7 @@ class RolloutWorkers(collector.Uncopied):
         return count.report(time.perf_counter() - began, None if self.buffer is not None else join_streams(fragments))
 
     def _begin(self, requested: Request) -> None:
-        """Send each worker its share of a request of `collect`."""
+        """Distribute a request of `collect` over the workers, and send it."""
         collector.check_amounts(requested.n_step, requested.n_episode)
         pool = self._idle("collect")
         self._ask(pool, requested)
@@ -467,19 +476,20 @@ class RolloutWorkers(collector.Uncopied):
         n_step
             Total number of environment steps in all fragments, distributed evenly over environments.
         n_episode
-            Number of episodes to complete, distributed evenly over environments, regardless of their lengths. Without
+            Number of episodes to complete, distributed evenly over environments, regardless of episode lengths. Without
             `n_step` and `n_episode`, workers continue until they are stopped.
         fragment_length
-            Environment steps per fragment, of all environments of a worker; the last fragment of a worker may have
-            fewer. With `n_episode` and several agents, a fragment has complete episodes, one per environment.
+            Number of environment steps per fragment, in total over the environments of a worker; the last fragment of a
+            worker may contain fewer. With `n_episode` and several agents, a fragment contains one complete episode per
+            environment.
 
         Raises
         ------
         ArgumentError
             If a number is not positive, or both `n_step` and `n_episode` are passed.
         WorkerError
-            If workers have not been started, or fragments of another call are pending; during iteration, if a worker
-            fails that cannot be replaced.
+            If workers have not been started, or fragments of another call are pending. During iteration, if a worker
+            fails and cannot be replaced.
         """
         requested = Request(n_step, n_episode, fragment_length)
         for name in ("n_step", "n_episode", "fragment_length"):
@@ -514,7 +524,7 @@ class RolloutWorkers(collector.Uncopied):
     def _receive(
         self, count: StepCount | None = None, next_request: Callable[[Worker], Request | None] | None = None
     ) -> Iterator[tuple[int, Fragment]]:
-        """Yield worker index and fragment of all requests; stop all workers on a failure."""
+        """Yield the worker index and fragment of each received fragment; stop all workers on a failure."""
         pool = self._pool
         if pool is None:
             return
@@ -566,21 +576,23 @@ class RolloutWorkers(collector.Uncopied):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run between two calls of `collect`, for `load_state_dict`.
 
-        The state of each worker contains the state of its collector (see `Collector.state_dict`), of its policy's
-        exploration, such as the drift of noise, and of its process-wide generators. The newest published weights with
-        their version, unfinished episodes, the report `stats`, and numbers that prevent replacements from repeating
-        data are included. The policy, the hooks and the buffer have their own states; `worker_stats` restarts.
+        The state of each worker contains the states of its collector (see `Collector.state_dict`), of its policy's
+        exploration, such as the drift of noise, and of its global random generators. The state of the run also contains
+        the newest published weights with their version, unfinished episodes, the counters of `stats`, and the counters
+        from which the seeds of replacements are derived. The states of the policy, the hooks, the buffer and
+        `worker_stats` are not included.
 
         Returns
         -------
         dict
-            Plain values, arrays and tensors, all picklable, and `why_reset`, None if environments resume exactly.
+            Picklable values, arrays and tensors by name. The entry `why_reset` is None if the environments are
+            included.
 
         Raises
         ------
         WorkerError
             If workers have not been started, fragments are pending, the state of a policy cannot be saved, or a worker
-            fails that cannot be replaced.
+            fails and cannot be replaced.
 
         Examples
         --------
@@ -623,15 +635,15 @@ class RolloutWorkers(collector.Uncopied):
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Restore the state of workers that were created with the same arguments, except for the seed.
 
-        Workers load the newest weights of the state, and later versions are numbered from there.
+        Workers load the newest weights in the state, and later publications continue its version numbering.
 
         Parameters
         ----------
         state
             Result of `state_dict`.
         allow_pickle
-            Whether to unpickle the environments in the state, which can execute arbitrary code. Only for states from a
-            trusted source.
+            Whether to unpickle the environments in the state. Unpickling can execute arbitrary code; allow it only for
+            states from a trusted source.
 
         Raises
         ------
@@ -640,11 +652,11 @@ class RolloutWorkers(collector.Uncopied):
         FormatError
             If the state is incomplete. The workers are unchanged.
         ArgumentError
-            If the number of workers or environments, or the class of collectors differs; or the state has no weights,
-            but weights have been published. The workers are unchanged.
+            If the number of workers or environments, or the class of the collectors, differs from the saved state; or
+            if the state contains no weights, but weights have been published. The workers are unchanged.
         WorkerError
-            If workers have not been started, fragments are pending, or a worker fails that cannot be replaced, for
-            example because the classes of environments differ.
+            If workers have not been started, fragments are pending, or a worker fails and cannot be replaced, for
+            example because the classes of its environments differ from the saved state.
         """
         missing = [name for name in _NAMES if name not in state]
         if missing:
@@ -681,7 +693,7 @@ class RolloutWorkers(collector.Uncopied):
             self._load(state, earlier_versions)
 
     def _load(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the part of a state that is not in the worker processes."""
+        """Restore the part of a state that belongs to this process."""
         pool = self._started()
         for worker, worker_state in zip(pool.workers, state["workers"], strict=True):
             worker.spec = replace(
@@ -707,19 +719,19 @@ class RolloutWorkers(collector.Uncopied):
     # Stopping
 
     def request_stop(self) -> None:
-        """Make `fragments` end soon, after all complete fragments that have been sent; callable in signal handlers.
+        """Request `fragments` to end after the complete fragments that have been sent; callable in signal handlers.
 
-        A running call of `collect` then reports on the steps received so far. A request during startup ends the first
-        call.
+        A running call of `collect` then returns the steps received so far. A request during startup ends the first call
+        of `fragments` or `collect`.
         """
         self._stop_requested = True
         if self._pool is not None:
             self._pool.request_stop()
 
     def stop(self) -> list[Fragment]:
-        """End all workers, and return complete fragments that were sent but not received.
+        """Stop all workers, and return complete fragments that were sent but not received.
 
-        Workers may use two seconds to close their environments; then they are killed.
+        Workers that have not closed their environments and exited after two seconds are killed.
         """
         return [fragment for _, fragment in self._stop()]
 
@@ -746,7 +758,7 @@ def _make_backend(name: BackendName, options: BackendOptions) -> Backend:
 
 
 def _check_alike(worker_state: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Reject the state of a collector that does not fit the collector of a worker."""
+    """Reject a collector state that does not match the collector of a worker."""
     own_state = worker_state.get("task", {}).get("collector")
     if own_state is None:
         return
@@ -765,11 +777,11 @@ _IDS = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, names.UNROLL_ID)
 
 
 class BufferWriter:
-    """Writer of fragments into a replay buffer, for `RolloutWorkers`: ring k stores the environment with `env_id` k.
+    """Writer of worker fragments into a replay buffer: ring k stores the environment with `env_id` k.
 
     Fragments of one environment arrive in order. If a fragment does not continue the unfinished episode, because the
-    worker was replaced or a fragment was dropped, the newest step of the ring is marked as truncated: no episode in the
-    buffer has a gap.
+    worker was replaced or a fragment was discarded, the newest step of the ring is marked as truncated. Therefore no
+    episode in the buffer has a gap.
 
     - `buffer`: a single-agent buffer with one ring per environment, or a `MultiAgentReplayBuffer`, which connects steps
       by itself.
@@ -781,11 +793,11 @@ class BufferWriter:
         """Episode and time of the next step of each environment with an unfinished episode."""
 
     def state_dict(self) -> dict[int, tuple[int, int]]:
-        """Return the expected next steps, for `load_state_dict`; the buffer has its own state."""
+        """Return the expected next step of each ring, for `load_state_dict`; the buffer's state is not included."""
         return dict(self._next)
 
     def load_state_dict(self, state: Mapping[int, tuple[int, int]]) -> None:
-        """Restore the state of a writer to a buffer with the same rows."""
+        """Restore the state of a writer whose buffer contained the same rows."""
         self._next = dict(state)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
@@ -825,7 +837,7 @@ class BufferWriter:
         self._buffer.add(rows, buffer_ids=env_id)
 
     def _truncate(self, rings: list[int]) -> None:
-        """Mark the newest steps of some rings as truncated."""
+        """Mark the newest step of each given ring as truncated."""
         buffer = self._buffer
         newest = buffer.unfinished_index()
         rings_of_newest = np.searchsorted(buffer.subbuffer_edges, newest, "right") - 1
@@ -836,9 +848,9 @@ class BufferWriter:
 
 
 class Rollouts:
-    """Source of steps for trainers: a collector in this process, with the learner's policy object.
+    """Source of steps for trainers: a collector in this process that acts with the learner's policy object.
 
-    - `buffer`: buffer of the steps; None for a test collector.
+    - `buffer`: buffer to which steps are written; None for a test collector.
     """
 
     def __init__(self, source: Any) -> None:
@@ -850,7 +862,7 @@ class Rollouts:
         self._source.reset(reset_buffer=reset_buffer)
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
-        """Start to collect in the background if possible; the next `collect` must request the same amount."""
+        """Start collecting in the background if possible; the next `collect` must have the same arguments."""
         return None
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
@@ -859,7 +871,7 @@ class Rollouts:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the source, without the buffer's."""
+        """Return the state of the source; the state of the buffer is not included."""
         return dict(self._source.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
@@ -874,17 +886,17 @@ class Rollouts:
 class WorkerRollouts(Rollouts):
     """Source of steps for trainers: workers that load the newest weights before they collect.
 
-    - `workers`: started workers with a buffer; or, if asynchronous, any source with the methods `publish` and
+    - `workers`: started workers with a buffer. If `is_asynchronous` is true, any source with the methods `publish` and
       `receive`, such as `RemoteActors`.
-    - `policy`: the learner's policy, a torch module; workers have copies.
-    - `is_asynchronous`: whether workers continue between two calls of `collect`.
+    - `policy`: policy of the learner, a torch module, of which each worker has a copy.
+    - `is_asynchronous`: whether workers continue collecting between two calls of `collect`.
     """
 
     def __init__(self, workers: Any, policy: Any, *, is_asynchronous: bool = False) -> None:
         super().__init__(workers)
         self._policy, self._is_asynchronous = policy, is_asynchronous
         self._begun: tuple[int | None, int | None] | None = None
-        self._held: CollectStats[Any] | None = None
+        self._pending_stats: CollectStats[Any] | None = None
         """Report on steps in the buffer that no call of `collect` has returned yet."""
 
     def reset(self, *, reset_buffer: bool) -> None:
@@ -893,14 +905,14 @@ class WorkerRollouts(Rollouts):
             self.buffer.reset()
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
-        """Publish the policy's weights and start collecting; fragments are queued in shared memory."""
+        """Publish the policy's weights and start collecting; workers queue fragments in shared memory."""
         self._source.publish(self._policy.state_dict())
         self._source.request(n_step, n_episode)
         self._begun = n_step, n_episode
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
         """Receive the steps requested by `begin`, or collect with the newest weights."""
-        stats, self._held = self._held, None
+        stats, self._pending_stats = self._pending_stats, None
         if stats is None:
             if self._begun is None:
                 self._source.publish(self._policy.state_dict())
@@ -917,18 +929,18 @@ class WorkerRollouts(Rollouts):
     def state_dict(self) -> dict[str, Any]:
         """Wait for steps in flight, and return the state of all workers."""
         if self._begun is not None:
-            self._held = super().collect(*self._begun)
+            self._pending_stats = super().collect(*self._begun)
             self._begun = None
         if self._is_asynchronous:
             arrived = self._source.receive()
             if arrived.n_collected_steps:
-                self._held = arrived
-        return super().state_dict() | {"held": self._held}
+                self._pending_stats = arrived
+        return super().state_dict() | {"held": self._pending_stats}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Restore the state of all workers."""
         super().load_state_dict(state, allow_pickle=allow_pickle)
-        self._held = state["held"]
+        self._pending_stats = state["held"]
 
 
 def make_rollouts(source: Any, policy: Any, *, is_asynchronous: bool = False) -> Rollouts:

@@ -329,7 +329,7 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
 def test_an_actor_that_hangs_is_ended_and_named() -> None:
     with on_ray("random", ray_worlds.Hanging, num_workers=1, stall_timeout_s=1) as workers:
         found = []
-        with pytest.raises(WorkerError, match=r"hangs \(it made no step for 1 s\) after sending 24 of 100"):
+        with pytest.raises(WorkerError, match=r"hangs \(it completed no step for 1 s\) after sending 24 of 100"):
             found += workers.fragments(n_step=100, fragment_length=8)
     assert workers.stats.n_collected_steps == 24
 

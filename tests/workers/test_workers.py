@@ -153,7 +153,8 @@ def test_a_worker_that_hangs_is_ended_and_named() -> None:
     aggregator = Aggregator()
     with RolloutWorkers("random", "arena:Hanging", num_workers=1, stall_timeout_s=3) as workers:
         pids = workers.pids
-        with pytest.raises(WorkerError, match=r"worker 0 .* hangs \(it made no step for 3 s\) after sending 24 of 100"):
+        message = r"worker 0 .* hangs \(it completed no step for 3 s\) after sending 24 of 100"
+        with pytest.raises(WorkerError, match=message):
             gather(workers.fragments(n_step=100, fragment_length=8), aggregator)
     assert not wait_until_gone(pids, 0.5)
     assert aggregator.env_steps == 24
