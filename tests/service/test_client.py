@@ -208,6 +208,10 @@ def test_a_fragment_after_priorities_is_not_blocked_by_samples_ahead() -> None:
             client.update_weight(indices, np.full(4, 2.0))
             client.extend(episode(number + 1, range(4)))
             client.flush()
+        assert len(client) == 64
+        info = client.info()
+        assert info["inserted"] == 88
+        assert info["sampled"] >= 80
 
 
 def test_a_bad_update_is_reported_by_the_next_method_that_looks(server: ReplayServer) -> None:
