@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from samplebatch import errors, names
 from samplebatch.arguments import positive, suggest_names, whole
 from samplebatch.batch.delivery import Delivery, as_array
+from samplebatch.batch.flags import column_names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
@@ -652,13 +653,16 @@ class ReplayClient:
         *,
         burn_in: int = 0,
         padded: bool = True,
+        per_sequence: str | Iterable[str] = (),
         beta: float | None = None,
         seed: int | None = None,
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Any]:
         """Draw sequences; see `ReplayBuffer.sample_sequences`. Raises the same errors as `sample`."""
-        options = {"length": length, "burn_in": burn_in, "padded": padded, "beta": beta, "seed": seed}
+        options: dict[str, Any] = {"length": length, "burn_in": burn_in, "padded": padded, "beta": beta, "seed": seed}
+        if per_sequence:
+            options["per_sequence"] = column_names("per_sequence", per_sequence)
         return Delivery(device, floats).one(self._draw(batch_size, "sequences", options), convert_sample)
 
     def sample_episodes(

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from samplebatch import errors
 from samplebatch.arguments import choice, count_of, fraction, positive, whole
+from samplebatch.batch.flags import column_names
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, SampleBatchError, near_names
 
 MAX_REQUEST_NBYTES: Final = 1 << 20
@@ -191,7 +192,8 @@ class Draw:
     - `count`: number of samples of a DoGet; None for no limit.
     - `timeout_s`: maximum seconds for which the table's limits may block a sample; None for no limit.
     - `seed`: seed of the draw; None for the table's generator.
-    - `n_step`, `gamma`, `length`, `burn_in`, `padded`: as in `ReplayBuffer.sample` and `ReplayBuffer.sample_sequences`.
+    - `n_step`, `gamma`, `length`, `burn_in`, `padded`, `per_sequence`: as in `ReplayBuffer.sample` and
+      `ReplayBuffer.sample_sequences`.
     - `unfinished`: as in `ReplayBuffer.sample_episodes`.
     - `beta`: exponent of importance weights; None for the table's exponent.
     - `key`: key of the fragment, for a table by key.
@@ -219,6 +221,7 @@ class Draw:
     length: int | None = None
     burn_in: int | None = None
     padded: bool | None = None
+    per_sequence: tuple[str, ...] | None = None
     unfinished: bool | None = None
     beta: float | None = None
     key: str | None = None
@@ -243,6 +246,8 @@ class Draw:
         for name, value in request.items():
             if value is not None or name in ("table", "batch_size"):
                 _CHECKS[name](name, value)
+        if request.get("per_sequence") is not None:
+            request["per_sequence"] = column_names("per_sequence", request["per_sequence"])
         draw = cls(**request)
         if draw.mode == "sequences" and draw.length is None:
             raise ArgumentError("length must be an integer from 1 for sequences, got none")
@@ -267,7 +272,13 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-_OPTIONS: Final = ("n_step", "gamma", "length", "burn_in", "padded", "unfinished", "beta", "key")
+def _column_names(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, str | list):
+        raise ArgumentError(f"{name} must be a list of column names, got a {type(value).__name__}")
+    return column_names(name, value)
+
+
+_OPTIONS: Final = ("n_step", "gamma", "length", "burn_in", "padded", "per_sequence", "unfinished", "beta", "key")
 
 _CHECKS: Final[dict[str, Any]] = {
     "table": short_text,
@@ -281,6 +292,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "length": lambda name, value: whole(name, value, 1),
     "burn_in": whole,
     "padded": _flag,
+    "per_sequence": _column_names,
     "unfinished": _flag,
     "beta": _number,
     "key": short_text,

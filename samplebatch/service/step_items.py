@@ -324,15 +324,15 @@ class StepItems(Items):
     def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
         """Validate a request for steps, sequences or episodes.
 
-        Options are `beta` for a prioritized table; `n_step` and `gamma` for steps; `length`, `burn_in` and `padded` for
-        sequences; `unfinished` for episodes.
+        Options are `beta` for a prioritized table; `n_step` and `gamma` for steps; `length`, `burn_in`, `padded` and
+        `per_sequence` for sequences; `unfinished` for episodes.
 
         Raises ArgumentError if an option is unknown or out of range, or the mode is incompatible with
         `max_times_sampled`. Raises PriorityError if `beta` is negative or not a number.
         """
         defaults: dict[str, Any] = {
             "steps": self._n_step,
-            "sequences": {"length": None, "burn_in": 0, "padded": True},
+            "sequences": {"length": None, "burn_in": 0, "padded": True, "per_sequence": ()},
             "episodes": {"unfinished": False},
         }[mode]
         prioritized = {"beta": None} if self._prioritized is not None else {}
@@ -383,7 +383,7 @@ class StepItems(Items):
         if self.left is not None:
             return self._draw_counted(request)
         if request.mode == "sequences":
-            options = {name: request.options[name] for name in ("length", "burn_in", "padded")}
+            options = {name: request.options[name] for name in ("length", "burn_in", "padded", "per_sequence")}
             batch, indices = self.buffer.sample_sequences(request.batch_size, **options)
             return self._sequences(batch, indices)
         n_step, gamma = request.options["n_step"], request.options["gamma"]
@@ -417,8 +417,8 @@ class StepItems(Items):
         assert left is not None
         with left.draw(buffer, request.batch_size) as slots:
             if request.mode == "sequences":
-                sequences = buffer._sequences(slots, request.options["length"], request.options["burn_in"])
-                return self._sequences(*sequences)
+                options = [request.options[name] for name in ("length", "burn_in", "per_sequence")]
+                return self._sequences(*buffer._sequences(slots, *options))
             rows = buffer._rows(slots)
             if request.options["n_step"] is not None:
                 rows.__dict__.update(buffer._nstep_columns(slots, request.options["n_step"], request.options["gamma"]))

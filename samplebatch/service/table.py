@@ -310,9 +310,10 @@ class ReplayTable:
         max_nbytes
             Maximum size of the sample in bytes, checked before its rows are gathered; None for no limit.
         **options
-            For steps `n_step` and `gamma`, as in `ReplayBuffer.sample`; for sequences `length`, `burn_in` and `padded`,
-            as in `ReplayBuffer.sample_sequences`; for episodes `unfinished`, as in `ReplayBuffer.sample_episodes`; for
-            fragments in a table by key, `key`. In a prioritized table `beta` overrides the table's value.
+            For steps `n_step` and `gamma`, as in `ReplayBuffer.sample`; for sequences `length`, `burn_in`, `padded` and
+            `per_sequence`, as in `ReplayBuffer.sample_sequences`; for episodes `unfinished`, as in
+            `ReplayBuffer.sample_episodes`; for fragments in a table by key, `key`. In a prioritized table `beta`
+            overrides the table's value.
 
         Raises
         ------

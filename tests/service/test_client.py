@@ -30,7 +30,7 @@ from samplebatch.errors import (
     UntrustedPickleError,
 )
 from samplebatch.service import RateLimiter, ReplayClient, ReplayServer, ReplayTable
-from samplebatch.service.protocol import MAX_ASKED
+from samplebatch.service.protocol import MAX_ASKED, Draw
 from tests.service.table_rows import episode, fragment
 
 
@@ -80,9 +80,40 @@ def test_the_same_seed_gives_the_samples_of_a_local_buffer() -> None:
         assert_alike(remote.sample(16, n_step=3, gamma=0.9), local.sample(16, n_step=3, gamma=0.9))
         assert_alike(remote.sample_sequences(8, 5, burn_in=2), local.sample_sequences(8, 5, burn_in=2))
         assert_alike(remote.sample_sequences(8, 5, padded=False), local.sample_sequences(8, 5, padded=False))
+        sequences = [buffer.sample_sequences(8, 5, per_sequence="rew") for buffer in (remote, local)]
+        assert_alike(*sequences)
+        assert sequences[0].batch.rew.shape == (8,)
+        streamed = next(remote.stream(8, mode="sequences", length=5, per_sequence=["rew"]))
+        assert_alike((streamed, streamed.pop("batch_indexes")), local.sample_sequences(8, 5, per_sequence="rew"))
         episodes = [zip(*buffer.sample_episodes(3), strict=True) for buffer in (remote, local)]
         for one, other in zip(*episodes, strict=True):
             assert_alike(one, other)
+
+
+def test_columns_per_sequence_must_be_names_of_columns(client: ReplayClient) -> None:
+    fill(client)
+    for names, message in (
+        ("reward", "per_sequence must name columns of the rows, got 'reward'; did you mean 'rew'"),
+        ([3], "per_sequence must contain column names, got a int"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            client.sample_sequences(4, 3, per_sequence=names)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="per_sequence must be a list of column names, got a dict"):
+        Draw.read(b'{"table": "replay", "per_sequence": {"rew": 1}}', "the ticket")
+    with pytest.raises(ArgumentError, match="samples of steps have no option 'per_sequence'"):
+        next(client.stream(4, per_sequence="rew"))
+    # The session stays open after a rejected request.
+    assert client.sample_sequences(4, 3)[0].rew.shape == (4, 3)
+
+
+@pytest.mark.parametrize("mode", ["uniform", "counted"])
+def test_columns_per_sequence_have_the_rows_of_the_first_steps(mode: str) -> None:
+    table = new_table(max_times_sampled=4) if mode == "counted" else new_table()
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
+        client.extend(SampleBatch(episode(0, range(10)), h=np.arange(20.0).reshape(10, 2)))
+        batch, indices = client.sample_sequences(6, 4, burn_in=1, per_sequence=["h"])
+        assert (batch.h == np.stack([2 * indices[:, 0], 2 * indices[:, 0] + 1], 1)).all()
+        assert batch.obs.shape[:2] == (6, 4)
 
 
 def test_priorities_are_returned_with_their_generations() -> None:
