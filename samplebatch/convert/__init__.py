@@ -1,7 +1,8 @@
 """Conversion of experience from and to other libraries; each module is imported on first use.
 
 A function `to_x` accepts a batch, a buffer, columns by name or an iterable of fragments; a function `from_x` returns a
-`SampleBatch`. Each function imports its library; if it is missing, the error names the extra to install.
+`SampleBatch`. Each function imports the library that it requires; if the library is not installed, the error names the
+extra to install.
 """
 
 from __future__ import annotations

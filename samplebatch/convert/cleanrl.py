@@ -1,4 +1,4 @@
-"""CleanRL: a drop-in replay buffer for its scripts."""
+"""Replay buffer that replaces the `ReplayBuffer` of CleanRL's scripts."""
 
 from __future__ import annotations
 
@@ -56,32 +56,34 @@ class TransitionSamples(NamedTuple):
 class CleanRLReplayBuffer:
     """Replay buffer for CleanRL's scripts: `add` steps of all environments, `sample` transitions as tensors.
 
-    It replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform sampling makes the same calls to NumPy's
-    global generator, so a seeded script samples the same transitions. Rows are stored in `buffer`, one ring per
-    environment. If an observation differs from the previous step's next observation, an episode that was not reported
-    as ended is truncated, so that no n-step return and no shared observation crosses an environment's reset.
+    The class replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform sampling makes the same calls to
+    NumPy's global generator as that class, so a seeded script samples the same transitions. Rows are stored in
+    `buffer`, with one ring per environment. If the observation of a step differs from the next observation of the
+    previous step, the running episode is truncated. Therefore no n-step return and no shared observation crosses an
+    environment's reset.
 
     Parameters
     ----------
     buffer_size
-        Total capacity in steps; each environment gets `buffer_size // n_envs` slots.
+        Total capacity in steps; each environment's ring has `buffer_size // n_envs` slots.
     observation_space, action_space
-        Spaces of a single environment. A Dict space makes observations dicts.
+        Spaces of a single environment. With a Dict space, observations are dicts.
     device
-        Device of sampled tensors; `"auto"` is the GPU if there is one.
+        Device of sampled tensors; `"auto"` is the GPU if one is available.
     n_envs
         Number of environments.
     optimize_memory_usage
-        Whether to store each observation once. The observation after a truncation is stored separately.
+        Whether to store each observation once instead of as `obs` and as `next_obs`. The final observation of a
+        truncated episode is stored separately.
     handle_timeout_termination
-        Whether ends with `"TimeLimit.truncated"` in `infos` are truncations. CleanRL passes False and adds terminations
-        only.
+        Whether an episode end with `"TimeLimit.truncated"` in `infos` is a truncation. CleanRL's scripts pass False,
+        and `done` is true only for terminations.
     n_steps
-        Maximum steps per transition; None samples single steps without `discounts`.
+        Maximum number of steps per transition; None samples single steps without `discounts`.
     gamma
-        Discount per step, used with `n_steps`.
+        Discount factor per step, used with `n_steps`.
     alpha, beta
-        Exponents of priorities and importance weights; None samples uniformly.
+        Exponents of priorities and of importance weights; None for uniform sampling.
     **kwargs
         Options of `VectorReplayBuffer`, such as `compress` and `storage`.
 
@@ -165,20 +167,20 @@ class CleanRLReplayBuffer:
         Parameters
         ----------
         obs, next_obs
-            Observations before and after the step, shape (n_envs, ...); dicts of arrays for a Dict space. They are cast
-            to the dtype of the space. After the last step of an episode, `next_obs` is the final observation.
+            Observations before and after the step, shape (n_envs, ...); dicts of arrays for a Dict space. Observations
+            are cast to the dtype of the space. For the last step of an episode, `next_obs` is the final observation.
         action
             Actions, shape (n_envs, ...).
         reward, done
-            Rewards and ends of episodes, shape (n_envs,).
+            Rewards, and whether each step ends its episode, shape (n_envs,).
         infos
-            One dict per environment, as in Stable-Baselines3, or the infos dict of a Gymnasium vector environment.
-            Read only for truncations.
+            One dict per environment, as in Stable-Baselines3, or the infos dict of a Gymnasium vector environment. Only
+            truncation flags are read.
 
         Raises
         ------
         ColumnMismatchError, ColumnTypeError
-            If an argument does not have the shape of its space.
+            If the shape of an argument does not match its space.
         """
         obs = fit_observation("obs", obs, self._observation_form)
         next_obs = fit_observation("next_obs", next_obs, self._observation_form)
@@ -201,7 +203,7 @@ class CleanRLReplayBuffer:
         self._expected, self._last_done = _snapshot(next_obs), done.copy()
 
     def extend(self, *columns: Sequence[Any]) -> None:
-        """Add several steps: the arguments of `add`, each with a leading axis of steps."""
+        """Add several steps; accepts the arguments of `add`, each with a leading axis of steps."""
         for step in zip(*columns, strict=True):
             self.add(*step)
 
@@ -211,7 +213,7 @@ class CleanRLReplayBuffer:
         self._expected = None
 
     def _end_interrupted_episodes(self, obs: Any) -> None:
-        """Truncate running episodes whose next step does not start at the last next observation."""
+        """Truncate running episodes if the next step does not start from the last next observation."""
         for ring in np.flatnonzero(~self._last_done & ~_equal_rows(obs, self._expected)).tolist():
             end_episode(self.buffer, int(self.buffer.last_index[ring]))
 
@@ -302,23 +304,23 @@ class CleanRLReplayBuffer:
         return self._deliver(np.asarray(values, np.float32).reshape(-1, 1))
 
     def update_priorities(self, indices: Any, priorities: Any, generation: Any = None) -> None:
-        """Set the priorities of sampled rows, such as absolute TD errors.
+        """Set the priorities of sampled rows, for example to absolute TD errors.
 
         Parameters
         ----------
         indices
             `indices` of a sample, shape (n,).
         priorities
-            Shape (n,) or (n, 1), an array or a tensor.
+            Array or tensor of shape (n,) or (n, 1).
         generation
             `generation` of the sample; if passed, priorities of rows that have been overwritten are ignored.
 
         Raises
         ------
         PriorityError
-            If rows are drawn uniformly, or a priority is NaN or too large.
+            If the buffer samples uniformly, or a priority is NaN or too large.
         ColumnLengthError, RowIndexError
-            As `PrioritizedReplayBuffer.update_weight`.
+            As in `PrioritizedReplayBuffer.update_weight`.
         """
         if not isinstance(self.buffer, PrioritizedVectorReplayBuffer):
             raise PriorityError("a buffer must have alpha and beta to update priorities, got a uniform buffer")
@@ -335,17 +337,17 @@ class CleanRLReplayBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether the next step overwrites the oldest one."""
+        """Whether the next step overwrites the oldest step."""
         return self.size() == self.buffer_size
 
     @property
     def pos(self) -> int:
-        """Position of the next step in each environment's ring."""
+        """Position at which the next step is written in each environment's ring."""
         return int(self.buffer._table.rings.cursors_of_all()[0]) % self.buffer_size
 
     @property
     def dones(self) -> npt.NDArray[np.bool_]:
-        """Ends of episodes, shape (buffer_size, n_envs): a copy."""
+        """Whether each step ended its episode, shape (buffer_size, n_envs); a copy."""
         done = self.buffer._table.done
         if not len(done):
             return np.zeros((self.buffer_size, self.n_envs), np.bool_)
@@ -356,7 +358,7 @@ class CleanRLReplayBuffer:
 
 
 def observation_form(space: Any, n_envs: int) -> RowForm | dict[str, Any]:
-    """Return dtype and shape of the observations of all environments; for a Dict space, of each part."""
+    """Return the dtype and shape of all environments' observations, or of each part of a Dict space."""
     spaces = getattr(space, "spaces", None)
     if isinstance(spaces, Mapping):
         return {name: observation_form(part, n_envs) for name, part in spaces.items()}
@@ -364,7 +366,7 @@ def observation_form(space: Any, n_envs: int) -> RowForm | dict[str, Any]:
 
 
 def fit_observation(name: str, value: Any, form: RowForm | dict[str, Any]) -> Any:
-    """Cast observations to their form; observations of a Dict space become a `Batch`."""
+    """Cast observations to the dtype and shape in `form`; observations of a Dict space become a `Batch`."""
     if type(form) is tuple:
         return fit_rows(name, value, form)
     assert isinstance(form, dict)
@@ -376,7 +378,10 @@ def fit_observation(name: str, value: Any, form: RowForm | dict[str, Any]) -> An
 
 
 def fit_rows(name: str, value: Any, form: RowForm) -> npt.NDArray[Any]:
-    """Cast rows to a dtype and reshape them; raises ColumnMismatchError if the form has another number of elements."""
+    """Cast rows to the dtype in `form` and reshape them.
+
+    Raises ColumnMismatchError if the number of elements does not match the shape in `form`.
+    """
     dtype, shape = form
     array = value if type(value) is np.ndarray else as_array(value)
     if array.shape != shape:
@@ -387,7 +392,7 @@ def fit_rows(name: str, value: Any, form: RowForm) -> npt.NDArray[Any]:
 
 
 def find_device() -> torch.device:
-    """Return the GPU if there is one, otherwise the CPU."""
+    """Return the GPU if one is available, otherwise the CPU."""
     cpu = require_device("cpu")
     import torch
 
@@ -395,7 +400,7 @@ def find_device() -> torch.device:
 
 
 def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
-    """Return which environments report a time limit, shape (n_envs,)."""
+    """Return whether each environment reports a time limit, shape (n_envs,)."""
     if isinstance(infos, Mapping):
         flags = infos.get("TimeLimit.truncated", False)
         return np.broadcast_to(np.asarray(flags, np.bool_), (n_envs,)).copy()
@@ -405,7 +410,7 @@ def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
 
 
 def _snapshot(obs: Any) -> Any:
-    """Copy an observation as bytes, which compare faster than arrays; as a dict for a Dict space."""
+    """Copy an observation to bytes, which are compared faster than arrays; for a Dict space, to a dict of bytes."""
     if type(obs) is np.ndarray:
         return obs.tobytes()
     return {name: _snapshot(part) for name, part in obs.__dict__.items()}
@@ -418,7 +423,7 @@ def _is_snapshot_of(snapshot: Any, obs: Any) -> bool:
 
 
 def _equal_rows(obs: Any, snapshot: Any) -> npt.NDArray[np.bool_]:
-    """Return which rows of an observation equal those of a snapshot, shape (n,); NaN equals NaN."""
+    """Return whether each row of an observation equals the row of a snapshot, shape (n,); NaN equals NaN."""
     if isinstance(obs, Batch):
         parts = [_equal_rows(part, snapshot[name]) for name, part in obs.__dict__.items()]
         return np.asarray(np.logical_and.reduce(parts), np.bool_)

@@ -1,4 +1,4 @@
-"""cpprb: replay buffers of named columns, filled with steps and read as steps."""
+"""Conversion of steps from and to cpprb's replay buffers of named columns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
 def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuffer:
     """Copy steps into a new cpprb buffer with the same columns.
 
-    `done` is true for terminations only, because cpprb's users do not bootstrap from steps with `done`.
+    `done` is true for terminations only, because code that uses cpprb does not bootstrap after steps with `done`.
 
     Parameters
     ----------
@@ -61,11 +61,11 @@ def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuff
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
-        If a column is missing, is nested, varies in shape or is not numeric.
+        If a required column is missing, or a column is nested, is not numeric or has rows of varying shape.
     CapacityError
         If there are more steps than `capacity`.
     SequenceError, EmptyBufferError
-        If steps of an episode are missing, or there are none.
+        If steps of an episode are missing, or there are no steps.
     MissingExtraError
         If cpprb is not installed.
     """

@@ -1,4 +1,4 @@
-"""D4RL's HDF5 files: concatenated steps, with episode ends in `terminals` and `timeouts`."""
+"""Reading and writing of D4RL's HDF5 files, in which `terminals` and `timeouts` mark episode ends."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ _FLAGS = (names.TERMINATEDS, names.TRUNCATEDS)
 def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) -> SampleBatch:
     """Read the steps of a file in D4RL's layout.
 
-    `terminals` become terminations and `timeouts` truncations; `eps_id` and `t` number the episodes that either ends.
-    Without `next_observations` there is no `new_obs`, because the file lacks the observation after a timeout. Values
-    under `infos/` become nested `infos`, values under `metadata/` are ignored, other datasets keep their names.
+    `terminals` become `terminateds`, and `timeouts` become `truncateds`. Both delimit episodes, which `eps_id` and `t`
+    number. If the file has no `next_observations`, the result has no `new_obs`, because the file lacks the observation
+    after a timeout. Values under `infos/` become nested `infos`; values under `metadata/` are ignored. Other datasets
+    keep their names.
 
     Parameters
     ----------
     path
         The file.
     max_nbytes
-        Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
+        Maximum number of bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
 
     Raises
     ------
     FormatError
-        If the file is not HDF5, is damaged, or links to other files.
+        If the file is not an HDF5 file, is damaged, or contains links to other files.
     ColumnNotFoundError
-        If observations, actions, rewards or terminals are missing.
+        If the file has no observations, actions, rewards or terminals.
     ColumnLengthError, ColumnMismatchError, ColumnTypeError
-        If datasets differ in length, flags are not 0 or 1, or values are not numeric.
+        If datasets have different lengths, flags are not 0 or 1, or values are not numeric.
     CapacityError
         If more memory than `max_nbytes` would be allocated.
     MissingExtraError, OSError
@@ -82,24 +83,24 @@ def _read(reader: Hdf5Reader, child: Any) -> Any:
 def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     """Write steps as a file in D4RL's layout, atomically.
 
-    The last step of an unfinished episode counts as a timeout. Columns unknown to D4RL keep their names; `eps_id` and
-    `t` are omitted, because the flags delimit the episodes.
+    The last step of an unfinished episode is written as a timeout. Columns unknown to D4RL keep their names; `eps_id`
+    and `t` are omitted, because the flags delimit the episodes.
 
     Parameters
     ----------
     source
-        A batch, a buffer, or an iterable of fragments. Observations and actions must be one array each.
+        A batch, a buffer, or an iterable of fragments. Observations and actions must each be a single array.
     path
-        The file, which should end in `.hdf5`.
+        Path of the file, whose name should end in `.hdf5`.
 
     Raises
     ------
     ColumnNotFoundError
-        If observations, actions or rewards are missing, or no column separates episodes.
+        If observations, actions or rewards are missing, or no column delimits episodes.
     ColumnTypeError
-        If a column is nested, varies in shape, or is not numeric.
+        If a column is nested, is not numeric, or has rows of varying shape.
     SequenceError, EmptyBufferError
-        If steps of an episode are missing, or there are none.
+        If steps of an episode are missing, or there are no steps.
     FormatError, MissingExtraError
         If the file name has the suffix of another format, or h5py is not installed.
     OSError

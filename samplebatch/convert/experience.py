@@ -1,6 +1,6 @@
-"""Steps of any source in episode order: the intermediate form of all conversions.
+"""Intermediate form of all conversions: the steps of any source in episode order.
 
-Sources are batches, buffers and fragments, or paths of datasets and of Parquet files.
+Sources are batches, buffers, fragments, and paths of datasets or Parquet files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Source = SampleBatch | MultiAgentBatch | Batch | ReplayBuffer | Mapping[str, Any
 
 
 class Steps(NamedTuple):
-    """Steps to convert, episode by episode, each in time order.
+    """Steps to convert, grouped by episode and in time order within an episode.
 
     An episode is a trajectory of one agent: steps with the same `eps_id`, `env_id` and `agent_index`.
 
@@ -59,31 +59,31 @@ class Steps(NamedTuple):
             yield self.batch.slice(start, stop)
 
     def numbers(self) -> npt.NDArray[np.int64]:
-        """Return the number of each row's episode, shape (n,)."""
+        """Return the index of each row's episode, shape (n,)."""
         return np.repeat(np.arange(len(self.bounds) - 1), np.diff(self.bounds))
 
     def times(self) -> npt.NDArray[np.int64]:
-        """Return the offset of each row in its episode, shape (n,)."""
+        """Return the offset of each row within its episode, shape (n,)."""
         return np.arange(self.batch.count) - np.repeat(self.bounds[:-1], np.diff(self.bounds))
 
 
 def as_steps(source: Source) -> Steps:
-    """Return the steps of a source, episode by episode, without sequences and padding, in environment units.
+    """Return the steps of a source, grouped by episode, without padding, with actions in environment units.
 
-    Rows that are already in this order are not copied. Actions in the policy's unit are mapped to the environment's.
-    Without `eps_id`, flags delimit the episodes.
+    Rows that are already grouped and ordered are not copied. Actions in the policy's unit are converted to the
+    environment's unit. Without `eps_id`, flags delimit the episodes.
 
-    Raises ColumnNotFoundError if neither `eps_id` nor flags separate episodes. Raises ColumnTypeError if a
+    Raises ColumnNotFoundError if neither `eps_id` nor flags delimit episodes. Raises ColumnTypeError if a
     MultiAgentBatch has several policies, or the source has an unsupported type. Raises ColumnMismatchError if actions
-    were mapped by a function, which is not recorded. Raises SequenceError if rows are time-major, or steps of an
-    episode are missing. Raises EmptyBufferError if there are no steps.
+    were mapped by a function, because the function is not recorded. Raises SequenceError if rows are time-major, or
+    steps of an episode are missing. Raises EmptyBufferError if there are no steps.
     """
     batch, bounds = steps_as_recorded(source)
     return Steps(batch.to_environment_actions(), bounds)
 
 
 def steps_as_recorded(source: Source) -> Steps:
-    """Return steps like `as_steps`, with actions as recorded."""
+    """Return steps as `as_steps` does, but without conversion of the recorded actions."""
     batch = _flat(source)
     streams = [np.asarray(batch[name]) for name in (names.ENV_ID, names.AGENT_INDEX) if name in batch]
     if names.EPS_ID in batch:
@@ -105,7 +105,7 @@ def steps_as_recorded(source: Source) -> Steps:
 
 
 def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
-    """Number rows by their keys in order of first appearance, shape (n,)."""
+    """Return a group number per row, shape (n,): rows with equal keys form a group, in order of first appearance."""
     starts = run_starts(*keys)
     code = np.zeros(len(starts), np.intp)
     for key in keys:
@@ -119,7 +119,7 @@ def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
 
 
 def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
-    """Return the steps of a buffer in time order, with episode and ring numbers."""
+    """Return the steps of a buffer in time order, with `eps_id` and, for several rings, `env_id`."""
     table = buffer._table
     with table.lock:
         if not len(buffer):
@@ -136,7 +136,7 @@ def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
 
 
 def as_flat(source: Source) -> SampleBatch:
-    """Return the steps of a source in stored order, under RLlib's names, without sequences.
+    """Return the steps of a source in stored order, under RLlib's names, without padding.
 
     Actions are in environment units; raises the same errors as `as_steps`.
     """
@@ -151,9 +151,9 @@ def _flat(source: Source) -> SampleBatch:
 
 
 def fragments_of(source: Source) -> Iterator[SampleBatch | MultiAgentBatch]:
-    """Yield the parts of an iterable in succession, or the source itself; raises the same errors as `as_flat`.
+    """Yield the parts of an iterable, or the source itself if it is not an iterable of parts.
 
-    A MultiAgentBatch may have any number of policies.
+    A MultiAgentBatch may have any number of policies. Raises the same errors as `as_flat`.
     """
     single = isinstance(source, MultiAgentBatch | ReplayBuffer) or values_of(source) is not None
     for part in [source] if single or not isinstance(source, Iterable) else source:
@@ -194,7 +194,7 @@ def _without_sequences(batch: SampleBatch) -> SampleBatch:
 
 
 def flags_of(batch: SampleBatch) -> tuple[Flags, Flags]:
-    """Return which steps end their episode by termination, and which by truncation, shape (n,) each."""
+    """Return the termination flags and the truncation flags of all steps, shape (n,) each."""
     end_flags = names.TERMINATEDS if names.TERMINATEDS in batch else names.DONES
     require_columns(batch, names.TERMINATEDS if end_flags not in batch else end_flags)
     truncated = np.asarray(batch[names.TRUNCATEDS]) if names.TRUNCATEDS in batch else np.zeros(batch.count, np.bool_)
@@ -202,7 +202,7 @@ def flags_of(batch: SampleBatch) -> tuple[Flags, Flags]:
 
 
 def require_columns(batch: SampleBatch, *required: str) -> None:
-    """Raise ColumnNotFoundError with near names if a column is missing."""
+    """Raise ColumnNotFoundError, which suggests similar names, if a column is missing."""
     for name in required:
         if name not in batch:
             raise errors.ColumnNotFoundError(
@@ -211,7 +211,7 @@ def require_columns(batch: SampleBatch, *required: str) -> None:
 
 
 def arrays_of(batch: SampleBatch, name: str) -> Any:
-    """Return a column as an array or a tree of arrays, without a copy where possible; rejects rows of varying shape."""
+    """Return a column as an array or a tree of arrays, without a copy if possible; reject rows of varying shape."""
     return map_leaves(lambda path, _: _array_of(batch, path), batch[name], name)
 
 
@@ -223,9 +223,10 @@ def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
 
 
 def observations_of(episode: SampleBatch) -> Any:
-    """Return the observations of an episode followed by the final one: arrays of shape (n + 1, ...).
+    """Return the observations of an episode, including the final observation: arrays of shape (n + 1, ...).
 
-    Copies once, unless `obs` and `new_obs` are views of one array, as in the result of `make_episode`.
+    The observations are copied, unless `obs` and `new_obs` are views of the same array, as in the result of
+    `make_episode`.
     """
     require_columns(episode, names.OBS, names.NEXT_OBS)
     return map_leaves(
@@ -252,15 +253,15 @@ def make_episode(
     truncated: bool,
     action_unit: ActionUnit | None = None,
 ) -> SampleBatch:
-    """Create a batch of an episode: `obs` and `new_obs` are views of the same observations.
+    """Create the batch of an episode, in which `obs` and `new_obs` are views of the same array.
 
     - `number`: `eps_id` of the episode.
     - `observations`: arrays of shape (n + 1, ...), or a tree of arrays, including the final observation.
     - `columns`: other columns of the n steps.
-    - `terminated`, `truncated`: whether the last step terminates or truncates the episode.
+    - `terminated`, `truncated`: whether the last step terminates the episode, and whether it truncates the episode.
     - `action_unit`: unit of the actions.
 
-    Raises ColumnLengthError if columns differ in length.
+    Raises ColumnLengthError if columns have different lengths.
     """
     batch = SampleBatch(
         {
@@ -290,14 +291,15 @@ def number_episodes(done: Flags) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
-    """Join episodes with one copy; a single episode is returned unchanged."""
+    """Concatenate episodes with one copy; return a single episode unchanged."""
     return episodes[0] if len(episodes) == 1 else join(episodes)
 
 
 def stack_steps(steps: list[Any], path: str) -> Any:
     """Stack one value or tree per step into one array or a tree of arrays.
 
-    Raises ColumnMismatchError if steps differ in structure. Raises ColumnTypeError if steps differ in shape.
+    Raises ColumnMismatchError if steps have different structures. Raises ColumnTypeError if steps have different
+    shapes.
 
     >>> stack_steps([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
     {'x': array([1., 4.]), 'arm': (array([2, 5]), array([3, 6]))}
@@ -313,7 +315,7 @@ def _stack_leaf(path: str, rows: list[Any]) -> npt.NDArray[Any]:
 
 
 def gather_leaves(steps: list[Any], path: str) -> Any:
-    """Convert one tree per step into one tree of lists with a value per step.
+    """Convert a list of trees, one per step, to a tree of lists with one value per step.
 
     >>> gather_leaves([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
     {'x': [1.0, 4.0], 'arm': ([2, 5], [3, 6])}
@@ -346,12 +348,12 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any
 def open_source(source: Any) -> Any:
     """Open a path as a dataset or buffer; other sources are returned unchanged.
 
-    - `source`: path of a dataset folder, or of Parquet files of another library with RLlib's or Tianshou's column
+    - `source`: path of a dataset folder; or path of Parquet files of another library with RLlib's or Tianshou's column
       names, which are loaded into a replay buffer. A replay buffer, `Dataset` or `MixedSampler` is returned unchanged.
 
     Raises ArgumentError if the source is neither a path nor an object with `sample`. Raises FormatError if a folder has
-    no Parquet files, or one is damaged. Raises SampleBatchError in the same cases as `ReplayBuffer.extend`. Raises
-    OSError if the path does not exist, or a file cannot be read.
+    no Parquet files, or a file is damaged. Raises the same errors as `ReplayBuffer.extend` if the rows cannot be added.
+    Raises OSError if the path does not exist, or a file cannot be read.
 
     >>> import tempfile
     >>> from samplebatch import SampleBatch
@@ -374,7 +376,7 @@ def open_source(source: Any) -> Any:
 
 
 def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> Iterator[tuple[pa.Table, MemoryBound]]:
-    """Read a Parquet file, or all Parquet files below a folder in order of their names, each with its memory bound."""
+    """Yield the table and memory bound of a Parquet file, or of each Parquet file below a folder, sorted by name."""
     for file_path in files_in(path, ".parquet"):
         file, bound = open_parquet(file_path, max_nbytes=max_nbytes)
         names = file.schema.names
@@ -390,7 +392,7 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
 
 
 def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
-    """Return a file, or all files with a suffix below a folder, sorted; raises FormatError if there are none."""
+    """Return a file, or the sorted files with a suffix below a folder; raises FormatError if no file exists."""
     root = Path(path)
     if not root.is_dir():
         root.stat()

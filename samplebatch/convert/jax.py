@@ -1,4 +1,4 @@
-"""JAX: `SampleBatch` as a pytree, for `jit`, `grad`, `vmap` and `jax.tree`."""
+"""Registration of `SampleBatch` as a JAX pytree, for `jit`, `grad`, `vmap` and `jax.tree`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _registered: list[Any] = []
 def register_with_jax() -> None:
     """Register `SampleBatch` as a pytree with JAX; repeated calls have no effect.
 
-    The leaves are the columns, in order, under their dotted names. In traced functions and their results, columns are
-    JAX arrays: `batch["obs"]` returns an array, and slicing a batch slices its arrays. Operations that store or join
-    batches copy the arrays to the host.
+    The leaves are the columns in order; their keys are the dotted column names. In traced functions and their results,
+    columns are JAX arrays: `batch["obs"]` returns an array, and slicing a batch slices its arrays. Operations that
+    store or concatenate batches copy the arrays to the host.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def _flatten(batch: SampleBatch) -> tuple[list[Any], _Structure]:
 
 
 def _unflatten(structure: _Structure, leaves: Iterable[Any]) -> SampleBatch:
-    """Create a batch from leaves of any type, since JAX also builds trees of placeholders."""
+    """Create a batch from leaves of any type, because JAX also creates trees of placeholders."""
     paths, nested, flags = structure
     batch = SampleBatch.__new__(SampleBatch)
     batch._columns = {path: _column_of(leaf, path) for path, leaf in zip(paths, leaves, strict=True)}
@@ -80,7 +80,7 @@ def _column_of(leaf: Any, path: str) -> Column:
 
 
 class _LeafColumn(Column):
-    """Column over a JAX array; storing or joining it copies the array to the host."""
+    """Column backed by a JAX array; storing or concatenating the column copies the array to the host."""
 
     __slots__ = ("_leaf",)
     kind = "tensor"

@@ -1,7 +1,7 @@
-"""LeRobot datasets, layout version 3: a folder of Parquet files with one row per frame, and JSON metadata.
+"""LeRobot datasets of layout version 3: folders of Parquet files with one row per frame, and JSON metadata.
 
-The folder is untrusted: metadata is validated, data paths may not leave the folder, and rows are checked against the
-metadata.
+A folder is untrusted: metadata is validated, data paths outside the folder are rejected, and rows are checked against
+the metadata.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Feature(NamedTuple):
-    """Column description in `info.json`.
+    """Description of a column in `info.json`.
 
-    - `dtype`: a NumPy dtype's name, `"string"`, `"image"` or `"video"`.
+    - `dtype`: name of a NumPy dtype, `"string"`, `"image"` or `"video"`.
     - `shape`: shape of a row; () for a scalar.
     """
 
@@ -138,9 +138,9 @@ class Layout:
         return Feature(dtype, tuple(shape))
 
     def _path_template(self, template: Any) -> str:
-        """Check that a path template has only the two index fields and cannot leave the folder.
+        """Check that a path template contains only the two index fields and no path outside the folder.
 
-        Links are followed, because the download cache stores files as links to its blobs.
+        Symbolic links are followed, because the download cache stores files as links to its blobs.
         """
         if isinstance(template, str):
             plain = _FIELD.sub("0", template)
@@ -191,25 +191,26 @@ def read_lerobot(
     episodes: Iterable[int] | None = None,
     max_nbytes: int | None = None,
 ) -> SampleBatch:
-    """Read the frames of a dataset in LeRobot's layout, episode by episode, as steps.
+    """Read the frames of a LeRobot dataset as steps, grouped by episode.
 
-    `observation.*` become nested `obs`; if only `observation.state` is read, it becomes `obs` itself. `action`,
-    `next.reward`, `episode_index` and `frame_index` become `actions`, `rewards`, `eps_id` and `t`. `next.done` becomes
-    `dones`, or `terminateds` and `truncateds` if `next.truncated` exists. The row number `index` is omitted; other
-    features keep their names. There is no `new_obs`: the layout has no observation after the last action. A feature of
-    shape (1,) without names is one number per step. Images become arrays of shape (height, width, channels).
+    Features `observation.*` become nested `obs`; if `observation.state` is the only one that is read, it becomes `obs`
+    itself. `action`, `next.reward`, `episode_index` and `frame_index` become `actions`, `rewards`, `eps_id` and `t`.
+    `next.done` becomes `dones`, or `terminateds` and `truncateds` if `next.truncated` exists. The row number `index` is
+    omitted; other features keep their names. The result has no `new_obs`, because the layout has no observation after
+    the last action. A feature of shape (1,) without names becomes one number per step. Images become arrays of shape
+    (height, width, channels).
 
     Parameters
     ----------
     folder
         Folder of the dataset.
     columns
-        Features to read, by LeRobot's names; None for all. Episode and frame numbers are always read. Videos cannot be
-        read: for a dataset with videos, name the other features.
+        LeRobot's names of the features to read; None for all features. Episode and frame numbers are always read.
+        Videos cannot be read: for a dataset with videos, list the other features.
     episodes
-        Numbers of the episodes to read; None for all.
+        Numbers of the episodes to read; None for all episodes.
     max_nbytes
-        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
+        Maximum number of bytes to allocate per file; None for the larger of 256 MiB and 1024 times the file's size.
 
     Raises
     ------
@@ -225,7 +226,7 @@ def read_lerobot(
     CapacityError
         If more memory than `max_nbytes` would be allocated.
     MissingExtraError
-        If there are images and Pillow is not installed.
+        If a feature contains images and Pillow is not installed.
     OSError
         If a file cannot be read.
     """
@@ -268,7 +269,7 @@ def _holds_numbers(dtype: str) -> bool:
 
 
 def _check_places(features: Iterable[str]) -> None:
-    """Check that features map to distinct columns that are not nested in each other."""
+    """Check that features map to distinct columns, none of which is nested in another."""
     features_by_column: dict[str, str] = {}
     for name in features:
         column = _place(name)
@@ -356,7 +357,7 @@ def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryB
 
 
 def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: MemoryBound) -> npt.NDArray[np.uint8]:
-    """Decode images that are embedded in their column, shape (n, height, width, channels)."""
+    """Decode the images embedded in a column to an array of shape (n, height, width, channels)."""
     try:
         image = errors.require("PIL.Image", "lerobot")
     except errors.MissingExtraError as error:
@@ -415,7 +416,7 @@ def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> n
 
 
 def _as_columns(flat: SampleBatch, features: Mapping[str, Feature]) -> dict[str, Any]:
-    """Rename columns to the library's names; dots become nesting."""
+    """Rename columns to the library's names; dotted names become nested columns."""
     named = dict(zip(features, (flat[str(i)] for i in range(len(features))), strict=True))
     observations = [name for name in named if name.split(".")[0] == NAMES[names.OBS]]
     columns: dict[str, Any] = {}
@@ -456,40 +457,41 @@ def write_lerobot(
     task: str | Sequence[str] = "",
     robot: str = "",
 ) -> None:
-    """Write steps as a dataset in LeRobot's layout: a new folder, atomically.
+    """Write steps as a new folder in LeRobot's layout, atomically.
 
-    Observations of one array become `observation.state`, a dict of observations `observation.*`. `actions`, `rewards`
-    and the flags become `action`, `next.reward`, `next.done` and `next.truncated`; the last step of an unfinished
-    episode counts as truncated. Other columns keep their names. Next observations and empty infos are omitted, because
-    the layout cannot represent them. Episodes are numbered from 0. Timestamps are `1 / fps` seconds apart.
+    If observations are a single array, it becomes `observation.state`; if observations are a dict, its items become
+    `observation.*`. `actions`, `rewards` and the flags become `action`, `next.reward`, `next.done` and
+    `next.truncated`. The last step of an unfinished episode is written as truncated. Other columns keep their names.
+    Next observations and empty infos are omitted, because the layout cannot represent them. Episodes are numbered from
+    0. Timestamps are `1 / fps` seconds apart.
 
     Parameters
     ----------
     source
         A batch, a buffer, or an iterable of fragments.
     folder
-        Folder to create; it must be missing or empty, and its parent must exist.
+        Folder to create. It must not exist or must be empty, and its parent folder must exist.
     fps
         Frames per second.
     task
-        Description of the task of all steps, or a list of descriptions that column `task_index` indexes.
+        Description of the task of all steps, or a list of task descriptions to which the column `task_index` refers.
     robot
-        Robot type, or None.
+        Robot type; an empty string if it is unknown.
 
     Raises
     ------
     ArgumentError
         If `fps` is not positive, or there is no task.
     ColumnNotFoundError
-        If observations or actions are missing, or no column separates episodes.
+        If observations or actions are missing, or no column delimits episodes.
     ColumnTypeError
-        If a column varies in shape, has more than 5 dimensions per row, or is not numeric.
+        If a column is not numeric, or has rows of varying shape or of more than 5 dimensions.
     ColumnMismatchError
-        If two columns map to one name, `task_index` is not an index of `task`, or flags are not 0 or 1.
+        If two columns map to the same name, `task_index` is not an index of `task`, or flags are not 0 or 1.
     SequenceError, EmptyBufferError
-        If steps of an episode are missing, or there are none.
+        If steps of an episode are missing, or there are no steps.
     StorageError, OSError
-        If the folder is not empty, or the folder cannot be written.
+        If the folder is not empty or cannot be written.
     """
     if isinstance(fps, bool) or not (math.isfinite(fps) and fps > 0):
         raise errors.ArgumentError(f"fps must be positive, got {fps!r}")
@@ -512,7 +514,7 @@ def write_lerobot(
 
 
 def _is_empty_infos(name: str, batch: SampleBatch) -> bool:
-    """Return whether a column contains only empty infos, as recorded by collectors."""
+    """Return whether a column contains only empty infos, which collectors record."""
     return name == names.INFOS and batch[name].dtype == object and not any(batch[name].tolist())
 
 
@@ -569,7 +571,7 @@ def _counters(steps: experience.Steps, fps: float, tasks: npt.NDArray[np.int64])
 
 
 def _feature(name: str, values: npt.NDArray[Any]) -> dict[str, Any]:
-    """Describe a column; a vector has names, which distinguish length 1 from a scalar."""
+    """Describe a column; elements of a vector have names, so that a vector of length 1 differs from a scalar."""
     if "/" in name:
         raise errors.ColumnTypeError(f"column {name!r} must have no '/' in its name in a LeRobot dataset; rename it")
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
@@ -611,7 +613,7 @@ def _info(steps: experience.Steps, features: Mapping[str, Any], fps: float, task
 
 @contextlib.contextmanager
 def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Create a temporary folder that replaces the target on success and is removed on failure."""
+    """Create a temporary folder, which replaces the target on success and is removed on failure."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise errors.StorageError(f"{str(target)!r} must be a new or empty folder")
@@ -650,14 +652,14 @@ def _write(
 
 
 def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
-    """Assign a file number to each episode, shape (k,); an episode that exceeds the file size starts a new file."""
+    """Assign a file number to each episode, shape (k,); an episode that would exceed the file size starts a file."""
     beyond = steps.bounds[:-1] * (nbytes / steps.batch.count) // (_FILE_MIB << 20)
     numbers: npt.NDArray[np.intp] = np.unique(beyond, return_inverse=True)[1].reshape(-1)
     return numbers
 
 
 def _arrow(values: npt.NDArray[Any]) -> pa.Array:
-    """Convert an array to nested lists, and vectors to fixed-size lists, as in LeRobot."""
+    """Convert an array to nested Arrow lists, as LeRobot does; vectors become fixed-size lists."""
     values = np.ascontiguousarray(values)
     array = pa.array(values.reshape(-1))
     shape = values.shape[1:]
@@ -697,7 +699,7 @@ def _episodes_table(
 
 
 def _statistics(values: npt.NDArray[Any]) -> Statistics:
-    """Compute statistics over all but the last dimension, as in LeRobot; a scalar has length 1."""
+    """Compute statistics over all dimensions except the last, as LeRobot does; a scalar has length 1."""
     width = values.shape[-1] if values.ndim > 1 else 1
     rows: npt.NDArray[Any] = values.reshape(-1, width).astype(np.float64)
     # Infinite values have no mean.
@@ -709,7 +711,7 @@ def _statistics(values: npt.NDArray[Any]) -> Statistics:
 
 
 def _join_statistics(rows: list[Statistics]) -> Statistics:
-    """Merge statistics of episodes; quantiles are averaged, as in LeRobot."""
+    """Merge the statistics of episodes; quantiles are averaged, as LeRobot does."""
     stacked = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
     count = stacked.pop("count")
     with np.errstate(invalid="ignore"):
@@ -725,7 +727,7 @@ def _join_statistics(rows: list[Statistics]) -> Statistics:
 
 
 def _tasks_table(tasks: list[str]) -> pa.Table:
-    """Create the table that pandas writes for a data frame indexed by task, which readers require."""
+    """Create the table that pandas would write for a data frame indexed by task, because readers require it."""
     column = {"name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     about = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], "pandas_version": "2.2.0"}

@@ -1,4 +1,4 @@
-"""Minari: reading and writing datasets of episodes."""
+"""Reading and writing of Minari datasets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = names.PEERS["minari"]
 
 
 def from_minari(dataset: minari.MinariDataset, *, episodes: Iterable[int] | None = None) -> SampleBatch:
-    """Read episodes of a Minari dataset into one batch, with one copy; see `episodes_from_minari`.
+    """Read episodes of a Minari dataset into a batch with one copy; see `episodes_from_minari`.
 
     Examples
     --------
@@ -42,13 +42,13 @@ def episodes_from_minari(
     dataset
         The dataset.
     episodes
-        Numbers of the episodes to read; None for all.
+        Numbers of the episodes to read; None for all episodes.
 
     Yields
     ------
     SampleBatch
-        An episode: `obs` and `new_obs` are views of the same observations, `infos` omits the reset's info, and `eps_id`
-        is Minari's episode number.
+        Steps of an episode. `obs` and `new_obs` are views of the same array, `infos` omits the info of the reset, and
+        `eps_id` is Minari's episode number.
     """
     for episode in dataset.iterate_episodes(episodes):
         columns = {name: getattr(episode, theirs) for name, theirs in _NAMES.items()}
@@ -81,16 +81,17 @@ def to_minari(
     """Write experience as a new Minari dataset.
 
     Actions are written in environment units. Minari stores observations, actions, rewards, flags and infos; other
-    columns are omitted. An unfinished episode is written as truncated, as by Minari's collector.
+    columns are omitted. An unfinished episode is written as truncated, as Minari's collector does.
 
     Parameters
     ----------
     source
-        A batch, a buffer, or an iterable of fragments. `infos` are arrays, or dicts with the same numbers in all steps.
+        A batch, a buffer, or an iterable of fragments. `infos` must be arrays, or dicts whose keys are the same in all
+        steps and whose values are numeric.
     dataset_id
         Name of the dataset, such as `"pole/expert-v0"`.
     env
-        Environment, its name or its spec, which defines the spaces.
+        Environment, environment id or environment spec that defines the spaces.
     observation_space, action_space
         Spaces, if `env` is None.
     jpeg_encoding
@@ -105,7 +106,7 @@ def to_minari(
     ColumnNotFoundError
         If a column is missing.
     ColumnTypeError
-        If rows vary in shape, or infos are not numeric.
+        If a column has rows of varying shape, or infos are not numeric.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are no steps.
     MissingExtraError
@@ -147,7 +148,7 @@ def _episode_values(episode: SampleBatch) -> dict[str, Any]:
 
 
 def _infos_of(episode: SampleBatch) -> Any:
-    """Return infos as arrays of shape (n + 1, ...), with zeros for the reset; None if there are none."""
+    """Return infos as arrays of shape (n + 1, ...), with zeros for the reset; None if the episode has no infos."""
     if names.INFOS not in episode:
         return None
     infos: Any = episode[names.INFOS]

@@ -1,4 +1,4 @@
-"""RLDS: episodes as dicts of steps, whose last step has only the final observation."""
+"""Conversion of RLDS episodes: dicts of steps, whose last step contains only the final observation."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ _REQUIRED = (_NAMES[names.OBS], _NAMES[names.ACTIONS], _LAST, _TERMINAL)
 def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
     """Return the steps of RLDS episodes; a single episode of arrays is not copied.
 
-    RLDS has n + 1 steps for n transitions. All entries of the last step except the observation are ignored.
+    An RLDS episode of n transitions has n + 1 steps. All entries of the last step except the observation are ignored.
 
     Parameters
     ----------
     episodes
-        Dicts whose `"steps"` are dicts of steps, or one dict of arrays, with `observation`, `action`, `is_last` and
-        `is_terminal`; `reward`, `discount` and others are also read.
+        Dicts whose entry `"steps"` is an iterable of one dict per step, or a single dict of arrays. Steps have the
+        entries `observation`, `action`, `is_last` and `is_terminal`; further entries, such as `reward` and `discount`,
+        are also read.
 
     Raises
     ------
     ColumnNotFoundError
         If an entry is missing.
     ColumnTypeError
-        If there is no episode, an episode is not a dict with steps, or values of an entry vary in shape.
+        If there is no episode, an episode is not a dict with steps, or the values of an entry have different shapes.
     ColumnLengthError
-        If an episode has no steps, or its entries differ in length.
+        If an episode has no steps, or its entries have different lengths.
     ColumnMismatchError
-        If steps of an episode differ in their entries.
+        If the steps of an episode have different entries.
 
     Examples
     --------
@@ -87,10 +88,10 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
 
 
 def to_rlds(source: experience.Source) -> Iterator[dict[str, Any]]:
-    """Yield episodes in RLDS form: dicts with `"steps"`, a dict of arrays with one more step than transitions.
+    """Yield RLDS episodes: dicts whose entry `"steps"` is a dict of arrays, with one more step than transitions.
 
-    Convert the steps with `tf.data.Dataset.from_tensor_slices(episode["steps"])`. The last step is zero except for the
-    observation and the flags. An unfinished episode also ends with a last step, which is not terminal.
+    Convert the steps with `tf.data.Dataset.from_tensor_slices(episode["steps"])`. All values of the last step are zero,
+    except the observation and the flags. An unfinished episode also has a last step, which is not terminal.
 
     Parameters
     ----------
@@ -100,9 +101,9 @@ def to_rlds(source: experience.Source) -> Iterator[dict[str, Any]]:
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
-        If a column is missing, or its rows vary in shape.
+        If a column is missing, or has rows of varying shape.
     SequenceError, EmptyBufferError
-        If steps of an episode are missing, or there are none.
+        If steps of an episode are missing, or there are no steps.
     """
     steps = experience.as_steps(source)
     experience.require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)

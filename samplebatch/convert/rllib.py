@@ -1,4 +1,4 @@
-"""RLlib: episodes of its new API stack, offline data in JSON, Parquet and msgpack, and Ray Data's datasets of steps."""
+"""Conversion of RLlib's episodes and offline data (JSON, Parquet and msgpack), and of Ray Data datasets of steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OWN = frozenset(
 
 
 class EpisodeParts(NamedTuple):
-    """Parts of a single-agent episode, as lists of steps or arrays, without the lookback."""
+    """Parts of a single-agent episode without the lookback: lists with one item per step, or arrays."""
 
     id: str
     observations: Any
@@ -61,7 +61,7 @@ class EpisodeParts(NamedTuple):
     t_started: int
 
     def to_batch(self) -> SampleBatch:
-        """Return the steps; arrays are shared, lists are stacked."""
+        """Return the steps as a batch; arrays are shared, and lists are stacked."""
         columns = {
             names.ACTIONS: _stack(self.actions, names.ACTIONS),
             names.REWARDS: _stack(self.rewards, names.REWARDS),
@@ -82,13 +82,14 @@ def from_rllib_episodes(
 ) -> SampleBatch | MultiAgentBatch:
     """Convert RLlib episodes to a batch of steps.
 
-    The id of an episode becomes `eps_id`. The lookback before its first step is omitted. Extra model outputs become
-    columns with the same names.
+    The id of an episode becomes `eps_id`. The lookback before the first step of an episode is omitted. Extra model
+    outputs become columns with the same names.
 
     Parameters
     ----------
     episodes
-        Episodes of one class, converted to NumPy or not. A single converted episode is not copied.
+        Episodes of the same class, with data as lists or as NumPy arrays. A single episode of NumPy arrays is not
+        copied.
 
     Returns
     -------
@@ -99,9 +100,9 @@ def from_rllib_episodes(
     Raises
     ------
     ColumnTypeError
-        If there is no episode, episodes differ in class, or values of a column vary in shape.
+        If there is no episode, episodes have different classes, or the values of a column have different shapes.
     ColumnMismatchError
-        If episodes differ in their columns, or steps in their structure.
+        If episodes have different columns, or steps have different structures.
 
     Examples
     --------
@@ -145,7 +146,7 @@ def parts_of(episode: Any) -> EpisodeParts:
 
 
 def trim(data: Any, lookback: int) -> Any:
-    """Remove the first rows of a list of steps, or of each array of a tree."""
+    """Remove the lookback: the first items of a list of steps, or the first rows of each array of a tree."""
     if isinstance(data, list):
         return data[lookback:]
     return experience.map_leaves(lambda _, leaf: leaf[lookback:], data, "")
@@ -175,7 +176,7 @@ def _from_several_agents(episodes: list[Any]) -> MultiAgentBatch:
 
 
 def _env_times(episode: Any, agent: Any) -> npt.NDArray[np.int64]:
-    """Return the environment times at which an agent observed, without the lookback."""
+    """Return the environment times of an agent's observations, without the lookback."""
     steps = episode.env_t_to_agent_t[agent]
     data = list(steps.data)[steps.lookback :]
     observed = [i for i, t in enumerate(data) if t != episode.SKIP_ENV_TS_TAG]
@@ -191,23 +192,24 @@ def to_rllib_episodes(
     """Convert steps to RLlib episodes in NumPy form.
 
     Columns unknown to RLlib (`action_logp`, `vf_preds`, ...) become extra model outputs. `state_in` of each step
-    becomes `state_out` of the previous step, which learners of recurrent modules read. Observations are not copied if
-    `obs` and `new_obs` are views of one array, as in the result of `from_rllib_episodes`.
+    becomes `state_out` of the previous step, because learners of recurrent modules read `state_out`. Observations are
+    not copied if `obs` and `new_obs` are views of the same array, as in the result of `from_rllib_episodes`.
 
     Parameters
     ----------
     source
-        A batch, a buffer, or an iterable of fragments. A MultiAgentBatch is converted to multi-agent episodes, whose
-        agents are named by `agent_id`, or else by `agent_index`; it must have `eps_id` and `t`.
+        A batch, a buffer, or an iterable of fragments. A MultiAgentBatch is converted to multi-agent episodes and must
+        have the columns `eps_id` and `t`. The agents are identified by the column `agent_id` if it exists, otherwise by
+        `agent_index`.
     observation_space, action_space
-        Spaces to store in the episodes; for several agents, dicts by agent.
+        Spaces to store in the episodes; for multi-agent episodes, dicts of spaces by agent id.
 
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
-        If a column is missing, or its rows vary in shape.
+        If a column is missing, or has rows of varying shape.
     SequenceError, EmptyBufferError
-        If steps of an agent's episode are missing, or there are no steps.
+        If steps of an agent in an episode are missing, or there are no steps.
     MissingExtraError
         If RLlib is not installed.
     """
@@ -241,10 +243,10 @@ def to_rllib_episodes(
 
 
 def _model_outputs(episode: SampleBatch, lookback: Any) -> dict[str, Any]:
-    """Return the other columns of an episode; recurrent states are shifted to the state after each step.
+    """Return the extra model outputs of an episode; states before steps become states after the previous steps.
 
-    The initial state becomes the lookback. The state after the last step is not recorded; it is replaced by the state
-    before the last step, because learners do not read it.
+    The initial state becomes the lookback. The state after the last step is not recorded. It is replaced by the state
+    before the last step, because learners do not read its value.
     """
     extras = [name for name in episode if name not in _OWN and name != names.STATE_IN]
     outputs = {name: lookback(experience.arrays_of(episode, name)) for name in extras}
@@ -274,7 +276,7 @@ def _infos(episode: SampleBatch) -> list[Any]:
 
 
 class _AgentSteps(NamedTuple):
-    """Steps of one agent in an episode, as rows."""
+    """Rows of one agent's steps in an episode."""
 
     agent: Any
     module: str
@@ -299,7 +301,8 @@ def _to_several_agents(source: MultiAgentBatch, observation_space: Any, action_s
 
 
 def _trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield the steps of each agent in each episode; environment time skips the steps in which the agent waits."""
+    """Yield the steps of each agent in each episode; `t` is renamed, because it has gaps where an agent does not act.
+    """
     if names.AGENT_INDEX not in batch and AGENT_ID in batch:
         batch = batch.copy(shallow=True)
         batch[names.AGENT_INDEX] = np.unique(np.asarray(batch[AGENT_ID]), return_inverse=True)[1].reshape(-1)
@@ -318,7 +321,7 @@ def _agent_steps(policy: str, part: SampleBatch) -> _AgentSteps:
 def _episode_of_agents(
     cls: Any, name: str, agents: list[_AgentSteps], observation_space: Any, action_space: Any
 ) -> MultiAgentEpisode:
-    """Order the steps of all agents by environment time, for RLlib's constructor."""
+    """Create a multi-agent episode from the steps of its agents, ordered by environment time."""
     start = min(steps.times[0] for steps in agents)
     length = max(steps.times[-1] for steps in agents) - start + 1
     columns: dict[str, list[dict[Any, Any]]] = {
@@ -366,7 +369,7 @@ _GROWTH = 32
 
 
 def pack(value: Any) -> str:
-    """Pack a value like RLlib's `pack`: a pickle, compressed with LZ4, in base64.
+    """Pack a value as RLlib's `pack` does: as a pickle that is compressed with LZ4 and encoded in base64.
 
     >>> pack([1, 2])[:5]
     'BCJNG'
@@ -382,19 +385,19 @@ def pack(value: Any) -> str:
 def read_rllib_json(
     path: str | os.PathLike[str], *, allow_pickle: bool = False, max_nbytes: int | None = None
 ) -> SampleBatch | MultiAgentBatch:
-    """Read and join the batches of RLlib's JSON files.
+    """Read the batches in RLlib's JSON files and concatenate them.
 
-    Packed columns are pickles. Pickled arrays and plain values are decoded as data, without unpickling.
+    Packed columns are pickles. Pickles of arrays and plain values are decoded as data, without unpickling.
 
     Parameters
     ----------
     path
         A file, or a folder of files that end in `.json`.
     allow_pickle
-        Whether to unpickle packed columns of other objects. Only for files from a trusted writer: a pickle can execute
-        arbitrary code.
+        Whether to unpickle packed columns of other objects. Unpickling can execute arbitrary code; allow it only for
+        files from a trusted source.
     max_nbytes
-        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
+        Maximum number of bytes to allocate per file; None for the larger of 256 MiB and 1024 times the file's size.
 
     Raises
     ------
@@ -403,7 +406,7 @@ def read_rllib_json(
     UntrustedPickleError
         If a column contains packed objects and `allow_pickle` is false.
     CapacityError, ColumnMismatchError
-        If more memory than `max_nbytes` would be allocated, or the batches differ in their columns.
+        If more memory than `max_nbytes` would be allocated, or batches have different columns.
     OSError
         If a file cannot be read.
     """
@@ -460,17 +463,17 @@ def write_rllib_json(
     source
         A batch of one or several policies, a buffer, or an iterable of fragments.
     path
-        The file; RLlib looks for names that end in `.json`.
+        Path of the file; RLlib reads files whose names end in `.json`.
     compress_columns
-        Columns to pack like RLlib, which preserves their dtypes; other columns become lists of numbers. Nested columns
-        are always packed.
+        Columns to pack as RLlib does, which preserves their dtypes. Other columns become lists of numbers, except
+        nested columns, which are always packed.
 
     Raises
     ------
     ColumnTypeError
-        If rows vary in shape, or contain objects that JSON cannot represent.
+        If a column has rows of varying shape, or contains objects that JSON cannot represent.
     EmptyBufferError, SequenceError
-        If there are no steps, or they are time-major.
+        If there are no steps, or the steps are time-major.
     OSError
         If the file cannot be written.
 
@@ -526,16 +529,17 @@ def read_rllib_parquet(
 ) -> SampleBatch:
     """Read the steps or episodes that RLlib's new API stack has written to Parquet files.
 
-    Packed values are pickles. Pickled arrays and plain values are decoded as data, without unpickling.
+    Packed values are pickles. Pickles of arrays and plain values are decoded as data, without unpickling.
 
     Parameters
     ----------
     path
         A file, or a folder that is searched recursively for files that end in `.parquet`.
     allow_pickle
-        Whether to unpickle other objects. Only for files from a trusted writer: a pickle can execute arbitrary code.
+        Whether to unpickle other objects. Unpickling can execute arbitrary code; allow it only for files from a trusted
+        source.
     max_nbytes
-        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
+        Maximum number of bytes to allocate per file; None for the larger of 256 MiB and 1024 times the file's size.
 
     Raises
     ------
@@ -546,7 +550,7 @@ def read_rllib_parquet(
     CapacityError
         If more memory than `max_nbytes` would be allocated.
     ColumnMismatchError
-        If files differ in their columns, or packed values of a column in their structure.
+        If files have different columns, or packed values of a column have different structures.
     MissingExtraError, OSError
         If a file contains episodes and msgpack is not installed, or a file cannot be read.
     """
@@ -622,7 +626,7 @@ def _parts_in(state: dict[str, Any]) -> EpisodeParts:
 
 
 def _decode(encoded: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
-    """Decode an array or number that `msgpack_numpy` has encoded as a dict."""
+    """Decode an array or a number that `msgpack_numpy` has encoded as a dict."""
     if encoded.get(b"complex") is True:
         return complex(encoded[b"data"])
     if b"nd" not in encoded:
@@ -638,7 +642,7 @@ def _decode(encoded: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
 def write_rllib_parquet(
     source: experience.Source, path: str | os.PathLike[str], *, compress_columns: Iterable[str] = _COMPRESSED
 ) -> None:
-    """Write steps as a Parquet file of rows for RLlib's offline stack (`input_read_method="read_parquet"`).
+    """Write steps as rows of a Parquet file for RLlib's offline stack (`input_read_method="read_parquet"`).
 
     Parameters
     ----------
@@ -647,14 +651,14 @@ def write_rllib_parquet(
     path
         The file.
     compress_columns
-        Columns to pack row by row, like RLlib; required for rows of two or more dimensions and nested columns.
+        Columns to pack row by row, as RLlib does; required for nested columns and for rows of two or more dimensions.
 
     Raises
     ------
     ColumnNotFoundError
-        If there are no rewards, or no column separates episodes.
+        If `rewards` is missing, or no column delimits episodes.
     ColumnTypeError
-        If a column that is not packed is nested, or has rows that vary in shape.
+        If a column that is not packed is nested, or has rows of varying shape.
     EmptyBufferError, SequenceError
         If there are no steps, or steps of an episode are missing.
     OSError
@@ -688,12 +692,12 @@ def _plain_rows(batch: SampleBatch, name: str) -> pa.Array:
 
 
 def write_rllib_episodes(source: experience.Source, path: str | os.PathLike[str]) -> None:
-    """Write episodes as a Parquet file of msgpack for RLlib's offline stack (`input_read_episodes=True`).
+    """Write episodes as msgpack in a Parquet file for RLlib's offline stack (`input_read_episodes=True`).
 
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError, EmptyBufferError, SequenceError
-        As `to_rllib_episodes`.
+        As in `to_rllib_episodes`.
     MissingExtraError
         If RLlib or msgpack is not installed.
     OSError
@@ -722,7 +726,7 @@ def _encode(value: Any) -> Any:
 
 
 def to_ray_dataset(source: Source) -> Dataset:
-    """Create a Ray Data dataset with one block per fragment; columns keep their Arrow types.
+    """Create a Ray Data dataset with one block per fragment; the Arrow types of columns are preserved.
 
     Parameters
     ----------
@@ -752,18 +756,20 @@ def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes
     dataset
         The dataset, which must fit into memory; use `dataset.limit` otherwise.
     allow_pickle
-        Whether to unpickle columns of Python objects that Arrow cannot represent. Only for data that you trust.
+        Whether to unpickle columns of Python objects that Arrow cannot represent. Unpickling can execute arbitrary
+        code; allow it only for data from a trusted source.
     max_nbytes
-        Maximum bytes of Python objects; None for the larger of 256 MiB and 1024 times the table's size.
+        Maximum number of bytes to allocate for Python objects; None for the larger of 256 MiB and 1024 times the
+        table's size.
 
     Raises
     ------
     ColumnTypeError
         If a column has nulls or an unsupported type.
     ColumnMismatchError
-        If blocks differ in their columns.
+        If blocks have different columns.
     UntrustedPickleError, CapacityError
-        As `SampleBatch.from_arrow`.
+        As in `SampleBatch.from_arrow`.
     EmptyBufferError, MissingExtraError
         If there are no steps, or Ray is not installed.
     """
@@ -788,7 +794,7 @@ _MAX_DIMENSIONS = 63
 def without_ray_types(table: pa.Table) -> pa.Table:
     """Convert Ray Data's tensor types to fixed-size or variable-size lists; other columns are unchanged.
 
-    Raises FormatError if a tensor is not in Ray's layout, contradicts its declared shape, or has rows that vary in
+    Raises FormatError if a tensor is not in Ray's layout, does not have its declared shape, or has rows of varying
     shape.
     """
     fields, columns = [], []
@@ -807,7 +813,7 @@ def without_ray_types(table: pa.Table) -> pa.Table:
 
 
 def _extension(field: pa.Field) -> tuple[str, bytes]:
-    """Return name and metadata of a field's extension type, registered or (without Ray) unregistered."""
+    """Return the name and metadata of a field's extension type, which is unregistered if Ray is not imported."""
     if isinstance(field.type, pa.BaseExtensionType):
         extension = field.type.extension_name
         return extension, field.type.__arrow_ext_serialize__() if extension in _FIXED else b""

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: conversion of its buffers, and buffers that replace its replay, hindsight and rollout buffers."""
+"""Conversion of Stable-Baselines3's buffers, and classes that replace its replay, hindsight and rollout buffers."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ _ESTIMATES = (names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_T
 
 
 def from_sb3(buffer: BaseBuffer) -> SampleBatch:
-    """Return the steps of a Stable-Baselines3 buffer, environment by environment, each in time order.
+    """Return the steps of a Stable-Baselines3 buffer, grouped by environment, in time order.
 
-    Actions of a replay buffer within [-1, 1] are in the unit of off-policy algorithms: scaled to the bounds of a Box.
-    For one environment and a ring that has not wrapped around, columns are views of the buffer's arrays. `env_id` is
-    the number of the environment, `eps_id` the number of the episode.
+    If all actions of a replay buffer are within [-1, 1] and the action space is a bounded Box, `action_unit` records
+    that they are scaled, as off-policy algorithms store them. If there is one environment and the ring has not wrapped
+    around, columns are views of the buffer's arrays. `env_id` is the index of the environment, and `eps_id` is the
+    index of the episode.
 
     Parameters
     ----------
     buffer
-        A `ReplayBuffer`, a `RolloutBuffer`, or a dict variant. A rollout buffer has `dones`, `vf_preds`,
-        `action_logp`, `advantages` and `value_targets`, but neither terminations nor next observations.
+        A `ReplayBuffer`, a `RolloutBuffer`, or the dict variant of either class. The steps of a rollout buffer have
+        `dones`, `vf_preds`, `action_logp`, `advantages` and `value_targets`, but neither `terminateds` nor `new_obs`.
 
     Raises
     ------
     ColumnTypeError
-        If the buffer is of another class.
+        If `buffer` is an object of another class.
 
     Examples
     --------
@@ -128,14 +129,14 @@ def _rollout_columns(buffer: Any) -> dict[str, Any]:
 
 
 def _spaced(values: Any, positions: Any, space: Any, *, flat: bool = False) -> Any:
-    """Return rows in the shape of their space: Stable-Baselines3 adds an axis of length 1 to scalars."""
+    """Return rows in the shape of their space; removes the axis that Stable-Baselines3 adds to scalars."""
     if isinstance(values, dict):
         return {name: _spaced(value, positions, space[name], flat=flat) for name, value in values.items()}
     return _rows(values, positions, space.shape, flat=flat)
 
 
 def _rows(values: Any, positions: Any, shape: tuple[int, ...] = (), *, flat: bool = False) -> npt.NDArray[Any]:
-    """Flatten an array of shape (size, n, ...) environment by environment to shape (T * n, ...)."""
+    """Reshape T rows of an array of shape (size, n, ...) to shape (T * n, ...), grouped by environment."""
     if not flat:
         values = values[positions].swapaxes(0, 1)
     flattened: npt.NDArray[Any] = values.reshape(-1, *shape)
@@ -156,9 +157,9 @@ def to_sb3_replay(
 ) -> ReplayBuffer:
     """Copy steps into a replay buffer of Stable-Baselines3, to initialize an off-policy algorithm.
 
-    Actions of a Box are scaled to [-1, 1], the unit of off-policy algorithms, if their unit is known; other actions
-    are copied unchanged. The buffer stores rewards and actions as 32-bit floats and observations in the dtype of their
-    space; floats are rounded. Columns that are not part of a transition are omitted.
+    If the unit of the actions is known, actions of a Box are scaled to [-1, 1], as off-policy algorithms require; other
+    actions are copied unchanged. The buffer stores rewards and actions as 32-bit floats, and observations in the dtype
+    of their space; floats are rounded. Columns that are not part of a transition are omitted.
 
     Parameters
     ----------
@@ -169,18 +170,19 @@ def to_sb3_replay(
     capacity
         Total capacity in steps; None for the number of steps in `source`.
     n_envs
-        Number of environments that will add steps; existing steps are split evenly, in time order.
+        Number of environments that will add steps. The given steps are divided evenly among the environments, in time
+        order.
     device
-        Device of samples.
+        Torch device of samples.
 
     Raises
     ------
     ArgumentError
-        If the steps cannot be split evenly.
+        If the number of steps is not divisible by `n_envs`.
     CapacityError
         If there are more steps than `capacity`.
     ColumnNotFoundError, ColumnMismatchError, ColumnTypeError
-        If a column is missing, or does not fit its space.
+        If a required column is missing, or its values do not match their space.
     MissingExtraError
         If Stable-Baselines3 is not installed.
     """
@@ -225,23 +227,23 @@ def to_sb3_rollout(
     Parameters
     ----------
     source
-        A batch, a buffer, or an iterable of fragments, with `vf_preds` and `action_logp`. Without `advantages` and
-        `value_targets`, call `compute_returns_and_advantage` on the result.
+        A batch, a buffer, or an iterable of fragments, with `vf_preds` and `action_logp`. If `source` has no
+        `advantages` and `value_targets`, call `compute_returns_and_advantage` on the result.
     observation_space, action_space
         Spaces of the environment; a Dict space creates a `DictRolloutBuffer`.
     n_envs
-        Number of environments; the steps are split evenly, in time order.
+        Number of environments, among which the steps are divided evenly, in time order.
     gamma, gae_lambda
-        Discount and lambda with which the buffer computes advantages.
+        Discount factor and GAE lambda with which the buffer computes advantages.
     device
-        Device of samples.
+        Torch device of samples.
 
     Raises
     ------
     ArgumentError
-        If the steps cannot be split evenly.
+        If the number of steps is not divisible by `n_envs`.
     ColumnNotFoundError, ColumnMismatchError, ColumnTypeError
-        If a column is missing, or does not fit its space.
+        If a required column is missing, or its values do not match their space.
     MissingExtraError
         If Stable-Baselines3 is not installed.
     """
@@ -263,7 +265,7 @@ def to_sb3_rollout(
 
 
 def _unit_of(space: Any) -> ActionUnit | None:
-    """Return the action unit of replay buffers: actions of a bounded Box are scaled to [-1, 1]."""
+    """Return the action unit in replay buffers: scaled to [-1, 1] for a bounded Box, otherwise None."""
     if not hasattr(space, "low") or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         return None
     return ActionUnit("scale", space.low, space.high)
@@ -278,7 +280,7 @@ def _share(n: int, n_envs: int) -> int:
 
 
 def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
-    """Copy rows to the start of arrays of shape (size, n_envs, ...), environment by environment."""
+    """Copy rows, which are grouped by environment, to the start of arrays of shape (size, n_envs, ...)."""
     if isinstance(theirs, dict):
         if not isinstance(values, dict) or values.keys() != theirs.keys():
             raise errors.ColumnMismatchError(f"column {name!r} must have the parts of its space, {', '.join(theirs)}")
@@ -307,9 +309,9 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
     """Replay buffer for `replay_buffer_class` of Stable-Baselines3's DQN, SAC, TD3 and DDPG.
 
     Pass `n_steps`, `alpha`, `beta`, `compress` and other options in `replay_buffer_kwargs`. Uniform sampling draws the
-    same rows as Stable-Baselines3, so an algorithm with the same seed learns the same parameters. Its algorithms apply
-    n-step returns, but importance weights and `update_priorities` require your own `train` method. For goals, use
-    `SB3HerReplayBuffer`.
+    same rows as Stable-Baselines3, so an algorithm with the same seed learns the same parameters. Stable-Baselines3's
+    algorithms apply n-step returns, but to use importance weights and `update_priorities`, override the `train` method
+    of the algorithm. For goal-conditioned environments, use `SB3HerReplayBuffer`.
 
     Parameters
     ----------
@@ -357,7 +359,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
         batch_size
             Number of transitions.
         env
-            A `VecNormalize` that normalizes observations and rewards; None returns them as stored.
+            A `VecNormalize` that normalizes observations and rewards; None returns the stored values.
 
         Raises
         ------
@@ -397,21 +399,21 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     """Replay buffer with hindsight goals for `replay_buffer_class` of Stable-Baselines3 (arXiv:1707.01495).
 
     Accepts the arguments of `HerReplayBuffer`; algorithms also pass their environment. Only finished episodes whose
-    steps are all stored are sampled. With one environment and a ring that is not yet full, the same transitions are
-    drawn as by Stable-Baselines3; otherwise they have the same distribution.
+    steps are all stored are sampled. With one environment and a ring that is not full yet, the buffer samples the same
+    transitions as Stable-Baselines3; otherwise, transitions have the same distribution.
 
     Parameters
     ----------
     buffer_size, observation_space, action_space
-        As in `SB3ReplayBuffer`; the observation space has `observation`, `achieved_goal` and `desired_goal`.
+        As in `SB3ReplayBuffer`; the observation space is a Dict with `observation`, `achieved_goal` and `desired_goal`.
     env
-        Environment whose `compute_reward(achieved, desired, infos)` returns the rewards of new goals; `infos` are
-        empty dicts. The environment is not pickled.
+        Environment whose `compute_reward(achieved, desired, infos)` returns the rewards for relabelled goals; `infos`
+        are empty dicts. The environment is not pickled.
     n_sampled_goal
-        Relabelled transitions per transition with its own goal.
+        Number of relabelled transitions per transition with its original goal.
     goal_selection_strategy
-        Step whose achieved goal is used: `"future"` for the same or a later step, `"final"` for the last step,
-        `"episode"` for any step.
+        Step whose achieved goal replaces the desired goal: `"future"` for the same or a later step, `"final"` for the
+        last step, or `"episode"` for any step of the episode.
     **kwargs
         As in `SB3ReplayBuffer`, without `n_steps`, `alpha` and `beta`.
 
@@ -468,7 +470,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         errors.require("stable_baselines3.her", "sb3").HerReplayBuffer.register(SB3HerReplayBuffer)
 
     def set_env(self, env: Any) -> None:
-        """Set the environment that computes rewards, after unpickling.
+        """Set the environment that computes rewards, which is required after unpickling.
 
         Raises
         ------
@@ -480,7 +482,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         self.env = env
 
     def truncate_last_trajectory(self) -> None:
-        """Truncate the running episodes, so that they can be sampled."""
+        """Truncate the running episodes, so that their steps can be sampled."""
         with self.buffer._table.lock:
             for index in self.buffer.unfinished_index().tolist():
                 self.buffer._table.truncate_newest(index)
@@ -492,9 +494,10 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         Parameters
         ----------
         batch_size
-            Number of transitions; a fraction of `n_sampled_goal / (n_sampled_goal + 1)`, rounded down, is relabelled.
+            Number of transitions; `batch_size * n_sampled_goal / (n_sampled_goal + 1)` of them, rounded down, are
+            relabelled.
         env
-            A `VecNormalize` that normalizes observations and rewards; None returns them as stored.
+            A `VecNormalize` that normalizes observations and rewards; None returns the stored values.
 
         Raises
         ------
@@ -532,7 +535,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         return shift_slots(rings, first[episode], offset)[order]
 
     def _draw_goals(self, offset: Ints, length: Ints) -> Ints:
-        """Draw the steps whose achieved goals replace the desired goals, as offsets in their episodes."""
+        """Draw the steps whose achieved goals replace the desired goals; return their offsets within the episodes."""
         if self.goal_selection_strategy == "final" or not len(offset):
             return length - 1
         low = offset if self.goal_selection_strategy == "future" else 0
@@ -568,7 +571,7 @@ _FLOAT = np.dtype(np.float32)
 
 
 class RolloutSamples(NamedTuple):
-    """A minibatch of a rollout as tensors, with the field names of Stable-Baselines3."""
+    """Minibatch of a rollout as tensors, with the field names of Stable-Baselines3."""
 
     observations: Any
     """Shape (n, ...); a dict of tensors for a Dict space."""
@@ -593,13 +596,13 @@ class SB3RolloutBuffer:
     Parameters
     ----------
     buffer_size
-        Steps per environment and rollout.
+        Number of steps per environment in a rollout.
     observation_space, action_space
         Spaces of a single environment.
     device
-        Device of minibatches; `"auto"` is the GPU if there is one.
+        Torch device of minibatches; `"auto"` is the GPU if one is available.
     gae_lambda, gamma
-        Decay of the advantage estimates, and discount per step.
+        GAE lambda (decay of the advantage estimates), and discount factor per step.
     n_envs
         Number of environments.
 
@@ -643,7 +646,7 @@ class SB3RolloutBuffer:
         self.reset()
 
     def reset(self) -> None:
-        """Remove all steps; batches of earlier rollouts keep their memory."""
+        """Remove all steps and allocate new memory, so that batches of earlier rollouts stay valid."""
         self.pos = 0
         # Rows are stored environment by environment, so that flattening a rollout needs no copy.
         self._columns: dict[str, Any] = {names.OBS: self._allocate(self.observation_space)}
@@ -679,7 +682,7 @@ class SB3RolloutBuffer:
         CapacityError
             If the buffer is full; call `reset`.
         ColumnMismatchError
-            If an argument does not have the shape of its space.
+            If the shape of an argument does not match its space.
         """
         if self.full:
             raise errors.CapacityError(
@@ -718,7 +721,7 @@ class SB3RolloutBuffer:
         EmptyBufferError
             If the rollout is incomplete.
         ColumnMismatchError
-            If an argument does not have one value per environment.
+            If an argument does not contain one value per environment.
         """
         self._require_full()
         values = self._columns[names.VF_PREDS]
@@ -748,7 +751,7 @@ class SB3RolloutBuffer:
         Parameters
         ----------
         batch_size
-            Steps per minibatch; None for a single minibatch.
+            Number of steps per minibatch; None for a single minibatch.
 
         Raises
         ------
@@ -791,7 +794,7 @@ class SB3RolloutBuffer:
             )
 
     def to_sample_batch(self) -> SampleBatch:
-        """Return a complete rollout under RLlib's names, environment by environment, without a copy.
+        """Return a complete rollout under RLlib's names, grouped by environment, without a copy.
 
         Raises
         ------
@@ -821,22 +824,22 @@ class SB3RolloutBuffer:
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
-        """Value estimates, environment by environment, shape (buffer_size * n_envs,)."""
+        """Value estimates, grouped by environment, shape (buffer_size * n_envs,)."""
         return as_array(self._flat(names.VF_PREDS))
 
     @property
     def returns(self) -> npt.NDArray[np.float32]:
-        """Value targets, environment by environment, shape (buffer_size * n_envs,)."""
+        """Value targets, grouped by environment, shape (buffer_size * n_envs,)."""
         return as_array(self._flat(names.VALUE_TARGETS))
 
     @property
     def advantages(self) -> npt.NDArray[np.float32]:
-        """Advantages, environment by environment, shape (buffer_size * n_envs,)."""
+        """Advantages, grouped by environment, shape (buffer_size * n_envs,)."""
         return as_array(self._flat(names.ADVANTAGES))
 
 
 def _select(column: Any, rows: Any) -> Any:
-    """Select flat rows of a column or of a dict of columns, shape (n_envs, buffer_size, ...) each."""
+    """Select rows of a column, or of a dict of columns, of shape (n_envs, buffer_size, ...) by flat index."""
     if isinstance(column, dict):
         return {name: _select(part, rows) for name, part in column.items()}
     return column.reshape(-1, *column.shape[2:])[rows]

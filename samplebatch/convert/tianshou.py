@@ -1,4 +1,4 @@
-"""Tianshou: batches, and replay buffers with their rows, cursors and priorities."""
+"""Conversion of Tianshou's batches and replay buffers, including rows, cursors and priorities."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _REWARD_FUNCTION = "compute_reward_fn"
 def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> Any:
     """Convert a Tianshou batch or replay buffer to the library's class, without a copy.
 
-    The class, rows, cursors, open episodes and priorities of a buffer are preserved, but not its random generator. Use
-    only one of the two buffers afterwards: added steps overwrite rows of both.
+    The class, rows, cursors, unfinished episodes and priorities of a buffer are preserved, but not its random
+    generator. Use only one of the two buffers after the conversion, because both write to the same memory.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     Returns
     -------
     Batch or ReplayBuffer
-        Object of the library's class with the same name.
+        Object of the library's class of the same name.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
 
 
 class _Attributes:
-    """Reader of a buffer's in-memory attributes, with the interface of file readers."""
+    """Reader of the attributes of a buffer in memory, with the interface of file readers."""
 
     allow_pickle = True
 
@@ -114,10 +114,11 @@ def _buffer_of(theirs: Any) -> ReplayBuffer:
 
 
 def to_tianshou(source: Any) -> Any:
-    """Convert a batch or a buffer to Tianshou's class: a batch over the same arrays, or a copy of a buffer.
+    """Convert a batch or a buffer to Tianshou's class; arrays of a batch are shared, and a buffer is copied.
 
-    The class, rows, cursors, open episodes and priorities of a buffer are preserved. Final observations of buffers
-    without next observations are omitted and compressed rows are decompressed, because Tianshou cannot store them.
+    The class, rows, cursors, unfinished episodes and priorities of a buffer are preserved. Final observations of
+    buffers without next observations are omitted and compressed rows are decompressed, because Tianshou cannot store
+    them.
 
     Parameters
     ----------
@@ -162,7 +163,7 @@ def _their_buffer(ours: Any, data: Any) -> Any:
 
 
 def _realize(value: Any, objects: dict[int, tuple[Standing, Any]]) -> Any:
-    """Create the Tianshou object of each placeholder once; `objects` caches them by id."""
+    """Create one Tianshou object per placeholder; `objects` caches the objects by placeholder id."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         realized = np.empty(value.shape, object)
         realized[...] = [_realize(item, objects) for item in value]

@@ -1,4 +1,4 @@
-"""Tokenized datasets of Hugging Face and TRL, and lists of dicts."""
+"""Conversion of tokenized datasets of Hugging Face and TRL, and of lists of dicts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from samplebatch.errors import ColumnMismatchError, ColumnTypeError, require
 
 
 def from_token_dataset(dataset: Any, columns: Sequence[str] | None = None) -> SampleBatch:
-    """View the rows of a Hugging Face dataset, such as the output of TRL's tokenization, as a batch.
+    """Convert a Hugging Face dataset, such as the output of TRL's tokenization, to a batch.
 
     Lists of numbers become ragged columns, without a copy if the dataset has one chunk and no row selection. Strings
-    become text; lists of messages become objects.
+    become text columns; lists of messages become columns of objects.
 
     Parameters
     ----------
     dataset
         A `datasets.Dataset`, or an Arrow table.
     columns
-        Names of the columns to read; None for all.
+        Names of the columns to read; None for all columns.
 
     Raises
     ------
     ColumnTypeError
-        If `dataset` is another object, such as a streaming dataset, or a column has missing numbers.
+        If `dataset` is neither a dataset nor a table, for example a streaming dataset, or a column has missing numbers.
     ColumnNotFoundError
         If a column is missing.
 
@@ -87,14 +87,14 @@ def to_token_dataset(batch: SampleBatch[Any]) -> Any:
 
 
 def _short_lists(lists: pa.Array) -> pa.Array:
-    """Cast lists to 32-bit offsets, which other libraries expect, if they fit."""
+    """Cast lists to 32-bit offsets, which other libraries expect, if the offsets fit into 32 bits."""
     if not pa.types.is_large_list(lists.type) or len(lists.values) > np.iinfo(np.int32).max:
         return lists
     return lists.cast(pa.list_(lists.type.value_type))
 
 
 def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> SampleBatch:
-    """Create a batch from one dict per row, such as rollout results.
+    """Create a batch from a list of dicts, one per row, such as rollout results.
 
     Lists and arrays of numbers become ragged columns, even if their lengths are equal.
 
@@ -103,14 +103,14 @@ def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> Sample
     rows
         Dicts with the same keys.
     ragged
-        Ragged columns and the dtypes of their elements, as in `SampleBatch`.
+        Names of ragged columns and dtypes of their elements, as in `SampleBatch`.
 
     Raises
     ------
     ColumnTypeError
         If a row is not a dict, or the values of a column have an unsupported type.
     ColumnMismatchError
-        If the keys of a row differ from the first row.
+        If the keys of a row differ from the keys of the first row.
 
     Examples
     --------

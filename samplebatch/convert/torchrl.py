@@ -1,4 +1,4 @@
-"""TorchRL: TensorDicts of steps without copies, and a replay buffer that stores and samples them."""
+"""Conversion of TorchRL's TensorDicts without copies, and a replay buffer that stores and samples TensorDicts."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _SINGLE = frozenset((names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.D
 def to_tensordict(source: Source) -> TensorDict:
     """Return steps as a TensorDict under TorchRL's names, without a copy if torch supports the layout.
 
-    `obs` becomes `observation` and `new_obs` becomes `("next", "observation")`. Each part of nested observations is an
-    entry of the root and of `"next"`, as in TorchRL's environments. Rewards and flags have shape (n, 1), and `done` is
-    added. `eps_id` becomes `("collector", "traj_ids")`. Other columns keep their names; objects become non-tensor
-    data.
+    `obs` becomes `observation` and `new_obs` becomes `("next", "observation")`. With nested observations, each part is
+    an entry of the root and of `"next"`, as in TorchRL's environments. Rewards and flags have shape (n, 1), and the
+    entry `done` is added. `eps_id` becomes `("collector", "traj_ids")`. Other columns keep their names; objects become
+    non-tensor data.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def to_tensordict(source: Source) -> TensorDict:
 
 
 def _entry(batch: SampleBatch, path: str, value: Any) -> Any:
-    """Convert a column to a tensor, a tree of tensors, or non-tensor data if torch lacks the dtype."""
+    """Convert a column to a tensor, a tree of tensors, or, if torch does not support the dtype, non-tensor data."""
     if isinstance(value, tuple):
         value = {str(index): item for index, item in enumerate(value)}
     if isinstance(value, Mapping):
@@ -111,9 +111,9 @@ def _put(entries: dict[str, Any], path: tuple[str, ...], value: Any, column: str
 def from_tensordict(td: TensorDict) -> SampleBatch:
     """Return the steps of a TensorDict under RLlib's names; columns share memory with its tensors.
 
-    Entries in both the root and `"next"` are observations: `observation` alone becomes `obs` and `new_obs`, several
-    become nested columns. Rewards and flags are read from `"next"` and reshaped to (n,). The last batch dimension is
-    time; rows of the other batch dimensions are numbered by `env_id`.
+    Entries in both the root and `"next"` are observations: a single entry `observation` becomes `obs` and `new_obs`,
+    and several entries become nested columns. Rewards and flags are read from `"next"` and reshaped to (n,). The last
+    batch dimension is time; `env_id` numbers the positions in the other batch dimensions.
 
     Parameters
     ----------
@@ -191,22 +191,22 @@ def _single(value: Any) -> Any:
 class TorchRLReplayBuffer:
     """Replay buffer for TorchRL's training loops, backed by one of the library's buffers.
 
-    `extend` accepts the TensorDicts of a collector, `sample` returns TensorDicts for loss modules. Tensors are passed
-    without a copy in both directions; each row is copied once into the ring, and once when sampled.
+    `extend` accepts the TensorDicts of a collector, and `sample` returns TensorDicts for loss modules. Each row is
+    copied once when it is written to the ring, and once when it is sampled; the conversion itself does not copy.
 
     Parameters
     ----------
     buffer
-        A buffer of one or several rings; several environments in the first batch dimension require one ring each, or
-        `("collector", "traj_ids")`.
+        A buffer with one or more rings. If the first batch dimension has several environments, the buffer must have one
+        ring per environment, or the data must contain `("collector", "traj_ids")`.
     batch_size
-        Default number of steps of `sample`.
+        Default number of steps that `sample` returns.
     n_step
-        Maximum steps per row; rewards are then n-step returns with `steps_to_next_obs`.
+        Maximum number of steps per row. If set, rewards are n-step returns, and samples contain `steps_to_next_obs`.
     gamma
-        Discount per step of n-step returns.
+        Discount factor per step of n-step returns.
     device
-        Device of samples; None for the CPU.
+        Torch device of samples; None for the CPU.
 
     Raises
     ------
@@ -254,7 +254,7 @@ class TorchRLReplayBuffer:
         self.device = device
 
     def extend(self, td: TensorDict) -> torch.Tensor:
-        """Add steps; return their indices, shape (n,).
+        """Add steps, and return their indices, shape (n,).
 
         Parameters
         ----------
@@ -264,9 +264,10 @@ class TorchRLReplayBuffer:
         Raises
         ------
         ArgumentError
-            If several environments have neither one ring each nor `("collector", "traj_ids")`.
+            If `td` has several environments, but the buffer does not have one ring per environment, and `td` has no
+            `("collector", "traj_ids")`.
         ColumnTypeError, ColumnNotFoundError, ColumnMismatchError
-            If `td` has no batch dimension, or a required entry is missing or does not fit.
+            If `td` has no batch dimension, or a required entry is missing or does not match the stored rows.
         """
         import torch
 
@@ -280,7 +281,7 @@ class TorchRLReplayBuffer:
         return torch.from_numpy(self.buffer.extend(steps))
 
     def add(self, td: TensorDict) -> int:
-        """Add one step, a TensorDict without batch dimensions; return its index. Raises the same errors as `extend`."""
+        """Add one step, a TensorDict without batch dimensions, and return its index; raises the errors of `extend`."""
         return int(self.extend(td.unsqueeze(0))[0])
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
@@ -289,12 +290,12 @@ class TorchRLReplayBuffer:
         Parameters
         ----------
         batch_size
-            Number of steps; None for the default.
+            Number of steps; None for `batch_size` of the buffer.
 
         Raises
         ------
         ArgumentError
-            If `batch_size` is None without a default, or is not an integer of at least 1.
+            If `batch_size` is not an integer of at least 1, or is None without a default.
         EmptyBufferError
             If the buffer is empty.
         """
@@ -330,7 +331,7 @@ class TorchRLReplayBuffer:
     def update_tensordict_priority(self, td: TensorDict) -> None:
         """Set priorities from the entry `td_error` that a loss module has written to a sample.
 
-        Priorities of rows that have been overwritten since they were sampled are not updated.
+        The priority of a row that has been overwritten since it was sampled is not updated.
 
         Raises
         ------

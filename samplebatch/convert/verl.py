@@ -1,6 +1,6 @@
-"""verl's `DataProto`: padded tensors of prompts and responses, from and to ragged columns.
+"""Conversion of verl's `DataProto`: padded tensors of prompts and responses from and to ragged columns.
 
-The class is recognised by its attributes `batch`, `non_tensor_batch` and `meta_info`; verl itself is not imported.
+A `DataProto` is recognized by its attributes `batch` and `non_tensor_batch`; verl is not imported.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ _TOKENS: Final = ("input_ids", "prompts", "responses")
 
 
 def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
-    """Return the rows of a `DataProto`, with padded tensors as ragged columns.
+    """Convert a `DataProto` to a batch, with padded tensors as ragged columns.
 
-    Padding is removed from tensors as wide as `attention_mask`, `prompts` or `responses`. The mask is omitted, because
-    row lengths replace it. Other tensors and non-tensor columns are unchanged. `data.meta_info` is ignored.
+    Padding is removed from tensors of the same width as `attention_mask`, `prompts` or `responses`. `attention_mask` is
+    omitted, because row lengths replace it. Other tensors and non-tensor columns are unchanged. `data.meta_info` is
+    ignored.
 
     Parameters
     ----------
     data
-        A `DataProto`, or any object with attributes `batch` and `non_tensor_batch`.
+        A `DataProto`, or any object with the attributes `batch` and `non_tensor_batch`.
     padded
-        Whether to return all tensors padded, without a copy, with the mask.
+        Whether to return all tensors padded and without a copy, including `attention_mask`.
 
     Raises
     ------
@@ -97,23 +98,23 @@ def to_verl(
 ) -> Any:
     """Convert a batch to a `DataProto`, with ragged columns padded according to verl's conventions.
 
-    Prompts are padded on the left, responses on the right, and columns that span both on both sides. `attention_mask`
-    and `position_ids` are added, and `input_ids` if there are prompts and responses. Columns of strings and objects
-    become non-tensor columns.
+    Prompts are padded on the left, responses on the right, and columns that contain prompts and responses on both
+    sides. `attention_mask` and `position_ids` are added, and `input_ids` if there are prompts and responses. Columns of
+    strings and objects become non-tensor columns.
 
     Parameters
     ----------
     batch
-        A batch with ragged columns `prompts` and `responses`, or with other ragged columns of equal lengths, which are
-        padded on the right.
+        A batch with ragged columns `prompts` and `responses`; or with other ragged columns of equal row lengths, which
+        are padded on the right.
     data_proto
-        The class `verl.DataProto`, or any class with the same method `from_dict`.
+        The class `verl.DataProto`, or any class with an equivalent method `from_dict`.
     meta_info
         Metadata of the `DataProto`.
     pad_token_id
-        Padding token; columns that are not tokens are padded with 0.
+        Token id for padding; columns that do not contain tokens are padded with 0.
     prompt_length, response_length
-        Padded widths; None for the longest row.
+        Padded widths of prompts and responses; None for the length of the longest row.
 
     Raises
     ------
