@@ -142,7 +142,7 @@ class CleanRLReplayBuffer:
         self.n_steps = None if n_steps is None else whole("n_steps", n_steps, 1)
         self.gamma = fraction("gamma", gamma)
         if (alpha is None) != (beta is None):
-            raise ArgumentError(f"alpha and beta must be given together, got alpha={alpha} and beta={beta}")
+            raise ArgumentError(f"alpha and beta must be passed together, got alpha={alpha} and beta={beta}")
         self._action_dim = int(np.prod(action_space.shape, dtype=int))
         options = {"ignore_obs_next": self.optimize_memory_usage, **kwargs}
         total = self.buffer_size * self.n_envs
@@ -240,7 +240,7 @@ class CleanRLReplayBuffer:
     def _draw(self, batch_size: int) -> Ints:
         buffer = self.buffer
         if not len(buffer):
-            raise EmptyBufferError("a buffer must have rows to draw from, got none; add steps first")
+            raise EmptyBufferError("a buffer must contain rows before sampling, got none; add steps first")
         if isinstance(buffer, PrioritizedVectorReplayBuffer):
             return buffer.sample_indices(batch_size)
         sizes = buffer._table.rings.sizes_of_all()
@@ -323,7 +323,7 @@ class CleanRLReplayBuffer:
             As in `PrioritizedReplayBuffer.update_weight`.
         """
         if not isinstance(self.buffer, PrioritizedVectorReplayBuffer):
-            raise PriorityError("a buffer must have alpha and beta to update priorities, got a uniform buffer")
+            raise PriorityError("alpha and beta must be set to update priorities, got a buffer with uniform sampling")
         self.buffer.update_weight(as_array(indices), as_array(priorities).reshape(-1), generation=generation)
 
     # State
@@ -405,7 +405,7 @@ def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
         flags = infos.get("TimeLimit.truncated", False)
         return np.broadcast_to(np.asarray(flags, np.bool_), (n_envs,)).copy()
     if len(infos) != n_envs:
-        raise ArgumentError(f"infos must have one dict per environment, {n_envs}, got {len(infos)}")
+        raise ArgumentError(f"infos must contain {n_envs} dicts, one per environment, got {len(infos)}")
     return np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos], np.bool_)
 
 

@@ -32,7 +32,7 @@ def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
         If the buffer has no steps, or `done` contains a value other than 0 and 1.
     """
     if not buffer.get_stored_size():
-        raise EmptyBufferError("a cpprb buffer must have steps to be converted, got none")
+        raise EmptyBufferError("a cpprb buffer must contain steps, got none")
     transitions = buffer.get_all_transitions()
     first = buffer.get_next_index() if buffer.get_stored_size() == buffer.get_buffer_size() else 0
     columns: dict[str, Any] = {}
@@ -76,10 +76,10 @@ def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuff
     columns[names.TERMINATEDS] = flags_of(batch)[0]
     for name, values in columns.items():
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
-            raise ColumnTypeError(f"column {name!r} must be one array of numbers for a cpprb buffer; drop it")
+            raise ColumnTypeError(f"column {name!r} must be a single numeric array for a cpprb buffer; drop it")
     room = batch.count if capacity is None else whole("capacity", capacity, 1)
     if room < batch.count:
-        raise CapacityError(f"capacity must be at least the number of steps, {batch.count}, got {room}")
+        raise CapacityError(f"capacity must be at least {batch.count}, the number of steps, got {room}")
     rows = {_NAMES.get(name, name): values for name, values in columns.items()}
     about = {name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in rows.items()}
     buffer: cpprb.ReplayBuffer = module.ReplayBuffer(room, about)

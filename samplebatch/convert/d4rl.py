@@ -57,7 +57,7 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
         for name in (names.OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS):
             if _NAMES[name] not in children:
                 raise ColumnNotFoundError(
-                    f"a D4RL file must have dataset {_NAMES[name]!r}; {near_names(_NAMES[name], children)}"
+                    f"a D4RL file must contain dataset {_NAMES[name]!r}; {near_names(_NAMES[name], children)}"
                 )
         columns = {
             _TO_FLAT.get(name, name): _read(reader, child) for name, child in children.items() if name != _METADATA
@@ -121,7 +121,7 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     columns |= {names.TERMINATEDS: terminated, names.TRUNCATEDS: truncated}
     for name, values in columns.items():
         if name != names.INFOS and not isinstance(values, np.ndarray):
-            raise ColumnTypeError(f"column {name!r} must be one array in a D4RL file, got nested columns")
+            raise ColumnTypeError(f"column {name!r} must be a single array in a D4RL file, got nested columns")
         experience.map_leaves(_check_numbers, values, name)
     with hdf5_writer(path) as file:
         for name, values in columns.items():

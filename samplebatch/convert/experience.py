@@ -146,7 +146,7 @@ def as_flat(source: Source) -> SampleBatch:
 def _flat(source: Source) -> SampleBatch:
     batch = _without_sequences(_steps_in(source) if isinstance(source, ReplayBuffer) else _join(source))
     if not batch.count:
-        raise errors.EmptyBufferError("experience must have steps to be converted, got none")
+        raise errors.EmptyBufferError("experience must contain steps, got none")
     return batch
 
 
@@ -169,7 +169,7 @@ def _join(source: Any) -> SampleBatch:
         if len(source.policy_batches) != 1:
             listed = ", ".join(map(repr, source.policy_batches)) or "none"
             raise errors.ColumnTypeError(
-                f"experience must be of one policy to be converted, got {listed}; convert each alone"
+                f"experience must contain steps of one policy, got {listed}; convert each policy separately"
             )
         return next(iter(source.policy_batches.values()))
     if values_of(source) is not None:
@@ -187,7 +187,7 @@ def _without_sequences(batch: SampleBatch) -> SampleBatch:
     if names.SEQ_LENS not in batch:
         return batch
     if batch.time_major:
-        raise errors.SequenceError("experience must be batch-major to be converted; call to_batch_major() first")
+        raise errors.SequenceError("experience must be batch-major; call to_batch_major() first")
     columns = {name: column for name, column in rowwise(batch).items() if not names.is_per_sequence(name)}
     flags = replace(batch._flags, zero_padded=False, max_seq_len=None, per_sequence=())
     return batch._of(columns, select(batch._nested, columns), flags)
@@ -364,7 +364,7 @@ def open_source(source: Any) -> Any:
     """
     if not isinstance(source, str | os.PathLike):
         if not callable(getattr(source, "sample", None)):
-            raise errors.ArgumentError(f"source must be a buffer, a dataset or a path, got {type(source).__name__}")
+            raise errors.ArgumentError(f"source must be a buffer, a dataset or a path, got a {type(source).__name__}")
         return source
     if CommitLog(Path(source)).path is not None:
         return Dataset(source)
@@ -382,7 +382,7 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
         names = file.schema.names
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
-            raise errors.FormatError(f"{str(file_path)!r} must have column {duplicate!r} once, got a duplicate")
+            raise errors.FormatError(f"{str(file_path)!r} must contain column {duplicate!r} only once, got a duplicate")
         table = file.read(range(file.num_groups), names, bound)
         try:
             table.validate(full=True)

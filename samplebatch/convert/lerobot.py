@@ -91,10 +91,10 @@ class Layout:
         info = self._load()
         version = info.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
-            raise self._fault("must be of version 3 of the layout; convert older datasets with LeRobot")
+            raise self._fault(f"must have layout version 3, got {version!r}; convert older datasets with LeRobot")
         features = info.get("features")
         if not isinstance(features, dict):
-            raise self._fault("must have 'features', an object")
+            raise self._fault(f"must have an object as 'features', got a {type(features).__name__}")
         self.features = {name: self._feature(name, about) for name, about in features.items()}
         for name in (EPISODE, FRAME):
             if name not in self.features:
@@ -123,16 +123,16 @@ class Layout:
         try:
             info = json.loads(Path(self._name).read_bytes())
         except (ValueError, RecursionError) as error:
-            raise self._fault("must be JSON") from error
+            raise self._fault("must be valid JSON") from error
         if not isinstance(info, dict):
-            raise self._fault("must be a JSON object")
+            raise self._fault(f"must be a JSON object, got a {type(info).__name__}")
         return info
 
     def _feature(self, name: str, about: Any) -> Feature:
         fields = about if isinstance(about, Mapping) else {}
         dtype, shape = fields.get("dtype"), fields.get("shape")
         if not isinstance(dtype, str) or not isinstance(shape, list) or not all(map(_is_size, shape)):
-            raise self._fault(f"must give feature {name!r} a dtype and a shape of positive integers")
+            raise self._fault(f"must define a dtype and a shape of positive integers for feature {name!r}")
         if shape == [1] and fields.get("names") is None:
             shape = []
         return Feature(dtype, tuple(shape))
@@ -148,7 +148,9 @@ class Layout:
             inside = not path.is_absolute() and ".." not in path.parts
             if inside and not set(plain) & set("{}\\:\0") and plain.endswith(".parquet"):
                 return template
-        raise self._fault("must have a 'data_path' of Parquet files in its folder, with chunk_index and file_index")
+        raise self._fault(
+            f"must have a 'data_path' to Parquet files in the folder, with chunk_index and file_index, got {template!r}"
+        )
 
     def _fault(self, must: str) -> errors.FormatError:
         return errors.FormatError(f"{self._name!r} {must}")
@@ -252,7 +254,7 @@ def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | N
     selected = {name: features[name] for name in dict.fromkeys((*listed, EPISODE, FRAME))}
     for name, feature in selected.items():
         if feature.dtype == "video":
-            raise errors.ColumnTypeError(f"column {name!r} must not be a video; name the other features in columns=")
+            raise errors.ColumnTypeError(f"column {name!r} must not be a video; list the other features in columns")
         if feature.dtype not in ("image", "string") and not _holds_numbers(feature.dtype):
             raise errors.ColumnTypeError(
                 f"column {name!r} must contain numbers, strings or images, got {feature.dtype!r}"
@@ -275,7 +277,8 @@ def _check_places(features: Iterable[str]) -> None:
         column = _place(name)
         if column in features_by_column:
             raise errors.FormatError(
-                f"column {name!r} must not map to the same column as {features_by_column[column]!r}; read only one"
+                f"column {name!r} must not map to the same column as {features_by_column[column]!r}; read only one of "
+                "the two"
             )
         features_by_column[column] = name
     for column, name in features_by_column.items():
@@ -323,14 +326,14 @@ def _read_file(
     table = file.read(range(file.num_groups), listed, bound)
     # Compare each length first, because the sum may overflow.
     if np.any(episodes.length > table.num_rows) or int(episodes.length.sum()) != table.num_rows:
-        raise errors.FormatError(f"{path!r} must have the rows of its episodes, got {table.num_rows} rows")
+        raise errors.FormatError(f"{path!r} must contain one row per frame of its episodes, got {table.num_rows} rows")
     expected = {
         EPISODE: np.repeat(episodes.number, episodes.length),
         FRAME: np.arange(table.num_rows) - np.repeat(np.cumsum(episodes.length) - episodes.length, episodes.length),
     }
     for name, numbers in expected.items():
         if not np.array_equal(_values(table[name], name, features[name], bound), numbers):
-            raise errors.FormatError(f"column {name!r} of {path!r} must number its episodes' frames in order")
+            raise errors.FormatError(f"column {name!r} of {path!r} must agree with the episodes in {EPISODES}")
     if not chosen.all():
         table = table.filter(pa.array(np.repeat(chosen, episodes.length)))
     return SampleBatch(
@@ -352,7 +355,9 @@ def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryB
             )
         array = array.flatten()
     if array.null_count or _is_list(array.type):
-        raise errors.FormatError(f"column {name!r} must have no nulls, and rows of shape {feature.shape}")
+        raise errors.FormatError(
+            f"column {name!r} must have no nulls and rows of shape {feature.shape}, got {array.type}"
+        )
     return _cast(array, name, feature, bound).reshape(rows, *feature.shape)
 
 
@@ -361,16 +366,18 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
     try:
         image = errors.require("PIL.Image", "lerobot")
     except errors.MissingExtraError as error:
-        raise errors.MissingExtraError(f"column {name!r} has images: {error}") from error
+        raise errors.MissingExtraError(f"column {name!r} must be decoded with Pillow: {error}") from error
     if not pa.types.is_struct(array.type) or array.type.get_field_index("bytes") < 0 or array.null_count:
-        raise errors.FormatError(f"column {name!r} must contain embedded images, as bytes")
+        raise errors.FormatError(f"column {name!r} must contain images that are embedded as bytes, got {array.type}")
     if len(shape) != 3:
-        raise errors.FormatError(f"column {name!r} must have images of three dimensions, got {shape} in meta/info.json")
+        raise errors.FormatError(
+            f"column {name!r} must have images of three dimensions, got shape {shape} in meta/info.json"
+        )
     height, width, channels = shape if shape[2] in _MODES else (*shape[1:], shape[0])
     mode = _MODES.get(channels)
     if mode is None:
         raise errors.FormatError(
-            f"column {name!r} must have images of 1, 3 or 4 channels, got {shape} in meta/info.json"
+            f"column {name!r} must have images of 1, 3 or 4 channels, got shape {shape} in meta/info.json"
         )
     data = array.field("bytes")
     bound.take(len(data) * height * width * channels, f"column {name!r}")
@@ -386,7 +393,7 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
         except (OSError, ValueError, SyntaxError, TypeError, image.DecompressionBombError, Warning) as error:
             raise errors.FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG") from error
         if not has_shape:
-            raise errors.FormatError(f"row {row} of column {name!r} must be an image of {width} by {height}")
+            raise errors.FormatError(f"row {row} of column {name!r} must be an image of {width} by {height} pixels")
     return images
 
 
@@ -401,7 +408,9 @@ def _has_lists_of(array: pa.Array, size: int) -> bool:
 def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> npt.NDArray[Any]:
     text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
     if text != (feature.dtype == "string"):
-        raise errors.FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
+        raise errors.FormatError(
+            f"column {name!r} must contain {feature.dtype}, as declared in meta/info.json, got {array.type}"
+        )
     if text:
         rows: list[str] = array.to_pylist()
         # Each row occupies the bytes of the longest one, 4 per character.
@@ -410,7 +419,9 @@ def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> n
     values = array.to_numpy(zero_copy_only=False)
     dtype = np.dtype(feature.dtype)
     if not np.can_cast(values.dtype, dtype, "same_kind"):
-        raise errors.FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
+        raise errors.FormatError(
+            f"column {name!r} must contain {feature.dtype}, as declared in meta/info.json, got {array.type}"
+        )
     cast: npt.NDArray[Any] = values.astype(dtype, copy=False)
     return cast
 
@@ -543,9 +554,9 @@ def _add(columns: Columns, name: str, values: npt.NDArray[Any]) -> None:
 
 def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.NDArray[np.int64]:
     if not tasks:
-        raise errors.ArgumentError("task must contain at least one task, got none")
+        raise errors.ArgumentError("task must contain at least one description, got none")
     if len(set(tasks)) < len(tasks):
-        raise errors.ArgumentError("task must contain each task once, got duplicates")
+        raise errors.ArgumentError("task must contain each description only once, got duplicates")
     if single:
         return np.zeros(batch.count, np.int64)
     experience.require_columns(batch, TASK)
@@ -555,7 +566,7 @@ def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.
         or numbers.dtype.kind not in "iu"
         or not np.all((numbers >= 0) & (numbers < len(tasks)))
     ):
-        raise errors.ColumnMismatchError(f"column {TASK!r} must be an index of the {len(tasks)} tasks in task=")
+        raise errors.ColumnMismatchError(f"column {TASK!r} must contain indices of task, from 0 to {len(tasks) - 1}")
     return numbers.astype(np.int64)
 
 

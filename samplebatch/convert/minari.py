@@ -114,7 +114,9 @@ def to_minari(
     """
     minari = require("minari", "minari")
     if env is None and (observation_space is None or action_space is None):
-        raise ArgumentError("env, or observation_space and action_space, must be given, as Minari stores the spaces")
+        raise ArgumentError(
+            "env, or observation_space and action_space, must be passed, because Minari stores the spaces"
+        )
     steps = experience.as_steps(source)
     experience.require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
     episode_buffer = require("minari.data_collector", "minari").EpisodeBuffer
@@ -157,7 +159,7 @@ def _infos_of(episode: SampleBatch) -> Any:
         if not any(rows):
             return None
         if len({tuple(row) for row in rows}) > 1:
-            raise ColumnTypeError(f"column {names.INFOS!r} must have the same names in all steps; drop it")
+            raise ColumnTypeError(f"column {names.INFOS!r} must have the same keys in all steps; drop it")
         infos = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
     return experience.map_leaves(_with_reset, infos, names.INFOS)
 

@@ -122,7 +122,9 @@ def from_rllib_episodes(
     if listed and all(hasattr(episode, "agent_episodes") for episode in listed):
         return _from_several_agents(listed)
     if not listed or not all(hasattr(episode, "extra_model_outputs") for episode in listed):
-        raise errors.ColumnTypeError("episodes must be at least one RLlib episode, all of one class")
+        raise errors.ColumnTypeError(
+            "episodes must contain at least one RLlib episode, and only episodes of the same class"
+        )
     return experience.join_episodes([parts_of(episode).to_batch() for episode in listed])
 
 
@@ -301,8 +303,7 @@ def _to_several_agents(source: MultiAgentBatch, observation_space: Any, action_s
 
 
 def _trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield the steps of each agent in each episode; `t` is renamed, because it has gaps where an agent does not act.
-    """
+    """Yield the steps of each agent in each episode; `t` is renamed because of gaps where an agent does not act."""
     if names.AGENT_INDEX not in batch and AGENT_ID in batch:
         batch = batch.copy(shallow=True)
         batch[names.AGENT_INDEX] = np.unique(np.asarray(batch[AGENT_ID]), return_inverse=True)[1].reshape(-1)
@@ -421,7 +422,7 @@ def read_rllib_json(
             except UnicodeDecodeError as error:
                 raise errors.FormatError(f"{str(file)!r} must be UTF-8 text: {error}") from error
     if not batches:
-        raise errors.FormatError(f"{os.fspath(path)!r} must have batches of RLlib, got none")
+        raise errors.FormatError(f"{os.fspath(path)!r} must contain RLlib batches, got none")
     return concat_samples(batches)
 
 
@@ -430,12 +431,12 @@ def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) ->
     try:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise errors.FormatError(f"{where} must be JSON: {error}") from error
+        raise errors.FormatError(f"{where} must be valid JSON: {error}") from error
     kind = document.pop("type", None) if isinstance(document, dict) else None
 
     def batch_of(columns: Any) -> SampleBatch:
         if not isinstance(columns, dict):
-            raise errors.FormatError(f"{where} must have columns by name, got a {type(columns).__name__}")
+            raise errors.FormatError(f"{where} must contain columns by name, got a {type(columns).__name__}")
         return SampleBatch({name: unpacked(value, name) for name, value in columns.items()})
 
     def unpacked(value: Any, name: str) -> Any:
@@ -446,7 +447,7 @@ def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) ->
         return batch_of(document)
     policies = document.get("policy_batches") if isinstance(document, dict) else None
     if kind != "MultiAgentBatch" or not isinstance(policies, dict):
-        raise errors.FormatError(f"{where} must be a SampleBatch or MultiAgentBatch of RLlib, got type {kind!r}")
+        raise errors.FormatError(f"{where} must be an RLlib SampleBatch or MultiAgentBatch, got type {kind!r}")
     count = document.get("count")
     if type(count) is not int or count < 0:
         raise errors.FormatError(f"{where} must have a count of environment steps, got {count!r}")
@@ -634,7 +635,7 @@ def _decode(encoded: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
     if encoded.get(b"kind") == b"O":
         return unpickle([encoded[b"data"]], subject, allow_pickle=allow_pickle)[0]
     if encoded.get(b"kind") == b"V" or not isinstance(encoded[b"type"], str):
-        raise errors.FormatError(f"{subject} must have arrays of numbers, got other dtypes")
+        raise errors.FormatError(f"{subject} must contain numeric arrays, got type {encoded[b'type']!r}")
     values = np.frombuffer(encoded[b"data"], named_dtype(encoded[b"type"]))
     return values.reshape(encoded[b"shape"]) if encoded[b"nd"] is True else values[0]
 
@@ -719,7 +720,7 @@ def _encode(value: Any) -> Any:
         return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, b"data": value.tobytes()}
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
-    raise TypeError(f"an episode must have values that msgpack can represent, got a {type(value).__name__}")
+    raise TypeError(f"an episode must contain values that msgpack can represent, got a {type(value).__name__}")
 
 
 # Ray Data
@@ -776,7 +777,7 @@ def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes
     ray = errors.require("ray", "ray")
     blocks: list[Any] = [block for block in ray.get(dataset.to_arrow_refs()) if block.num_rows]
     if not blocks:
-        raise errors.EmptyBufferError("a Ray dataset must have steps to be converted, got none")
+        raise errors.EmptyBufferError("a Ray dataset must contain steps, got none")
     try:
         table = pa.concat_tables(map(without_ray_types, blocks), promote_options="permissive")
     except pa.ArrowException as error:
@@ -857,7 +858,7 @@ def _lists(chunk: pa.Array, name: str) -> pa.Array:
         raise errors.FormatError(f"column {name!r} must have fields 'data' and 'shape' for each tensor")
     data, shapes = map(storage.field, field_indices)
     if not _is_list(shapes.type) or shapes.null_count or not np.all(_lengths(shapes) <= 1):
-        raise errors.FormatError(f"column {name!r} must have tensors of equal shape, or of one dimension")
+        raise errors.FormatError(f"column {name!r} must have tensors of equal shape, or one-dimensional tensors")
     return data
 
 

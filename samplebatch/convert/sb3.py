@@ -77,7 +77,7 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
         columns = _replay_columns(buffer)
     else:
         raise errors.ColumnTypeError(
-            f"buffer must be a replay or rollout buffer of Stable-Baselines3, got a {type(buffer).__name__}"
+            f"buffer must be a Stable-Baselines3 replay or rollout buffer, got a {type(buffer).__name__}"
         )
     n, envs = len(columns[names.REWARDS]), buffer.n_envs
     env_id = np.repeat(np.arange(envs), n // envs)
@@ -193,7 +193,7 @@ def to_sb3_replay(
     length = _share(n, n_envs)
     size = n if capacity is None else whole("capacity", capacity, 1)
     if size // n_envs < length:
-        raise errors.CapacityError(f"capacity must be at least the number of steps, {n}, got {size}")
+        raise errors.CapacityError(f"capacity must be at least {n}, the number of steps, got {size}")
     kind = buffers.DictReplayBuffer if hasattr(observation_space, "spaces") else buffers.ReplayBuffer
     buffer: ReplayBuffer = kind(size, observation_space, action_space, device, n_envs)
     terminated, truncated = flags_of(steps.batch)
@@ -289,7 +289,7 @@ def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
         return
     if isinstance(values, dict | tuple):
         raise errors.ColumnMismatchError(
-            f"column {name!r} must be one array for a space other than Dict, got nested columns"
+            f"column {name!r} must be a single array for a space other than Dict, got nested columns"
         )
     n, size = len(values), int(np.prod(theirs.shape[2:], dtype=int))
     if values[0].size != size:
@@ -297,7 +297,9 @@ def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
             f"column {name!r} must have rows of shape {theirs.shape[2:]} to fit its space, got {values.shape[1:]}"
         )
     if not np.can_cast(values.dtype, theirs.dtype, "same_kind") and values.dtype.kind != "b":
-        raise errors.ColumnTypeError(f"column {name!r} must fit {theirs.dtype} of its space, got {values.dtype}")
+        raise errors.ColumnTypeError(
+            f"column {name!r} must be convertible to {theirs.dtype}, the dtype of its space, got {values.dtype}"
+        )
     rows = values.reshape(n // length, length, *theirs.shape[2:]).swapaxes(0, 1)
     theirs[:length] = rows
 
@@ -454,7 +456,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         super().__init__(buffer_size, observation_space, action_space, *args, **kwargs)
         if self.n_steps is not None or "alpha" in kwargs:
             raise errors.ArgumentError(
-                "n_steps, alpha and beta must be None for a buffer with goals; use SB3ReplayBuffer"
+                "n_steps, alpha and beta must be None for SB3HerReplayBuffer; use SB3ReplayBuffer"
             )
         self.env: Any = env
         self.n_sampled_goal = whole("n_sampled_goal", n_sampled_goal)
@@ -511,14 +513,14 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
 
     def _draw(self, batch_size: int) -> Ints:
         if self.env is None:
-            raise errors.ArgumentError("an environment must be set to compute rewards of new goals; call set_env")
+            raise errors.ArgumentError("env must be set to compute rewards of relabelled goals, got None; call set_env")
         table = self.buffer._table
         rings = table.rings
         episodes = find_episodes(rings, table.done)
         candidates = np.flatnonzero(episodes.whole & episodes.finished)
         if not len(candidates):
             raise errors.EmptyBufferError(
-                "a buffer with goals must have a finished episode to draw from, got none; set learning_starts "
+                "a buffer must contain a finished episode before sampling, got none; set learning_starts "
                 "above the length of an episode"
             )
         first, length = episodes.first[candidates], episodes.length[candidates]
@@ -686,7 +688,7 @@ class SB3RolloutBuffer:
         """
         if self.full:
             raise errors.CapacityError(
-                f"a rollout must have at most {self.buffer_size} steps per environment; call reset"
+                f"a rollout must contain at most {self.buffer_size} steps per environment; call reset"
             )
         lead = (self.n_envs,)
         actions = fit_rows("action", action, (np.dtype(self.action_space.dtype), (*lead, self._action_dim)))
@@ -790,7 +792,7 @@ class SB3RolloutBuffer:
     def _require_full(self) -> None:
         if not self.full:
             raise errors.EmptyBufferError(
-                f"a rollout must have {self.buffer_size} steps per environment, got {self.pos}"
+                f"a rollout must contain {self.buffer_size} steps per environment, got {self.pos}"
             )
 
     def to_sample_batch(self) -> SampleBatch:

@@ -74,7 +74,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     if hasattr(thing, "maxsize") and hasattr(thing, "_meta"):
         return _buffer_of(thing)
     if values_of(thing) is None:
-        raise ColumnTypeError(f"thing must be a Batch or a buffer of Tianshou, got a {type(thing).__name__}")
+        raise ColumnTypeError(f"thing must be a Tianshou Batch or buffer, got a {type(thing).__name__}")
     batch: Any = thing
     return Batch(batch)
 

@@ -49,8 +49,8 @@ def from_token_dataset(dataset: Any, columns: Sequence[str] | None = None) -> Sa
         table = dataset.with_format("arrow")[:]
     else:
         raise ColumnTypeError(
-            f"dataset must be a Dataset of Hugging Face or an Arrow table, got {type(dataset).__name__}; of a stream, "
-            "give a list of rows to from_dicts"
+            f"dataset must be a Hugging Face Dataset or an Arrow table, got a {type(dataset).__name__}; of a stream, "
+            "pass a list of rows to from_dicts"
         )
     batch = SampleBatch.from_arrow(table)
     return batch if columns is None else batch.select(*columns)
@@ -124,7 +124,7 @@ def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> Sample
             raise ColumnTypeError(f"rows must be dicts, got a {type(row).__name__} in row {i}")
         if row.keys() != listed[0].keys():
             differing = ", ".join(sorted(map(repr, row.keys() ^ listed[0].keys())))
-            raise ColumnMismatchError(f"rows must have the same keys, got row {i} that differs in {differing}")
+            raise ColumnMismatchError(f"rows must have the same keys, got row {i} with other keys: {differing}")
     columns: dict[str, Any] = {}
     for name in listed[0] if listed else ():
         values = [row[name] for row in listed]

@@ -246,7 +246,7 @@ class TorchRLReplayBuffer:
     ) -> None:
         errors.require("tensordict", "tensordict")
         if not isinstance(buffer, ReplayBuffer):
-            raise errors.ColumnTypeError(f"buffer must be a ReplayBuffer of the library, got a {type(buffer).__name__}")
+            raise errors.ColumnTypeError(f"buffer must be a samplebatch ReplayBuffer, got a {type(buffer).__name__}")
         self.buffer = buffer
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         self.n_step = None if n_step is None else whole("n_step", n_step, 1)
@@ -275,7 +275,7 @@ class TorchRLReplayBuffer:
         rings = len(self.buffer.subbuffer_edges) - 1
         environments = 1 if td.batch_dims == 1 else td.numel() // max(td.batch_size[-1], 1)
         if environments > 1 and rings != environments and names.EPS_ID not in steps:
-            raise errors.ArgumentError(f"the buffer must have one ring per environment, {environments}, got {rings}")
+            raise errors.ArgumentError(f"the buffer must have {environments} rings, one per environment, got {rings}")
         if rings != environments:
             steps.pop(names.ENV_ID, None)
         return torch.from_numpy(self.buffer.extend(steps))
@@ -302,7 +302,7 @@ class TorchRLReplayBuffer:
         import torch
 
         if batch_size is None and self.batch_size is None:
-            raise errors.ArgumentError("batch_size must be given to the buffer or to sample, got None")
+            raise errors.ArgumentError("batch_size must be passed to the buffer or to sample, got None")
         count = whole("batch_size", self.batch_size if batch_size is None else batch_size, 1)
         buffer, table = self.buffer, self.buffer._table
         with table.lock:

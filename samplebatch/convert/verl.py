@@ -75,7 +75,9 @@ def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
     width = is_token.shape[1]
     answer = tensors["responses"].shape[1] if "responses" in tensors else width
     if answer > width:
-        raise ColumnMismatchError(f"'responses' must be no wider than 'attention_mask', {width}, got {answer}")
+        raise ColumnMismatchError(
+            f"'responses' must be at most {width} wide, the width of 'attention_mask', got {answer}"
+        )
     masks = {width - answer: is_token[:, : width - answer], answer: is_token[:, width - answer :], width: is_token}
     columns: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -160,7 +162,7 @@ def to_verl(
             tensors[name] = column.pad(value, side="left", length=left)
         else:
             raise ColumnLengthError(
-                f"column {name!r} must have rows as long as the prompts, the responses or both together"
+                f"column {name!r} must have rows of the same lengths as the prompts, the responses, or their sums"
             )
     if responses is not None:
         masks = [] if prompts is None else [prompts.mask(side="left", length=left)]

@@ -102,7 +102,7 @@ def test_gymnasium_infos_report_time_limits() -> None:
     rb.add(ones, ones, ones, np.ones(2), np.ones(2, bool), {"TimeLimit.truncated": np.array([True, False])})
     assert rb.buffer[:].truncated.tolist() == [True, False]
     assert rb.dones.sum() == 2
-    with pytest.raises(PriorityError, match="must have alpha and beta to update priorities"):
+    with pytest.raises(PriorityError, match="alpha and beta must be set to update priorities"):
         rb.update_priorities([0], [1.0])
 
 

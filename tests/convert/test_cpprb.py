@@ -35,11 +35,11 @@ def test_steps_of_a_full_buffer_are_in_time_order() -> None:
 
 
 def test_what_does_not_fit_is_rejected_by_name() -> None:
-    with pytest.raises(ColumnTypeError, match="column 'obs' must be one array of numbers for a cpprb buffer"):
+    with pytest.raises(ColumnTypeError, match="column 'obs' must be a single numeric array for a cpprb buffer"):
         to_cpprb(two_episodes(nested=True))
     with pytest.raises(ColumnNotFoundError, match="column 'rewards' must exist"):
         to_cpprb(two_episodes().drop("rewards"))
-    with pytest.raises(CapacityError, match="capacity must be at least the number of steps, 5, got 4"):
+    with pytest.raises(CapacityError, match="capacity must be at least 5, the number of steps, got 4"):
         to_cpprb(two_episodes(), capacity=4)
-    with pytest.raises(EmptyBufferError, match="a cpprb buffer must have steps"):
+    with pytest.raises(EmptyBufferError, match="a cpprb buffer must contain steps"):
         from_cpprb(cpprb.ReplayBuffer(4, {"obs": {}}))

@@ -81,8 +81,8 @@ def test_the_end_of_an_unfinished_episode_is_a_timeout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"rewards": None}, ColumnNotFoundError, "must have dataset 'rewards'"),
-        ({"terminals": None}, ColumnNotFoundError, "must have dataset 'terminals'"),
+        ({"rewards": None}, ColumnNotFoundError, "must contain dataset 'rewards'"),
+        ({"terminals": None}, ColumnNotFoundError, "must contain dataset 'terminals'"),
         ({"rewards": np.ones(4)}, ColumnLengthError, "'rewards' must have 5 rows"),
         ({"terminals": np.full(5, 0.5)}, ColumnMismatchError, "column 'terminateds' must have flags"),
         ({"observations": np.float32(1)}, ColumnTypeError, "column 'obs'"),
@@ -108,7 +108,7 @@ def test_foreign_and_lying_files_are_rejected(tmp_path: Path) -> None:
 
 
 def test_what_d4rl_has_no_place_for_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ColumnTypeError, match="column 'obs' must be one array in a D4RL file, got nested columns"):
+    with pytest.raises(ColumnTypeError, match="column 'obs' must be a single array in a D4RL file, got nested columns"):
         write_d4rl(two_episodes(nested=True), tmp_path / "a.hdf5")
     batch = two_episodes()
     batch["infos"] = [{"lives": 3}] * 5

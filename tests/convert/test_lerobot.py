@@ -139,7 +139,7 @@ def test_tasks_of_several_are_preserved(tmp_path: Path) -> None:
     write_lerobot(batch, tmp_path / "walk", fps=10, task=["walk", "run"])
     assert read_lerobot(tmp_path / "walk")["task_index"].tolist() == [0, 0, 0, 1, 1]
     assert parquet.read_table(tmp_path / "walk" / EPISODES)["tasks"].to_pylist() == [["walk"], ["run"]]
-    with pytest.raises(ColumnMismatchError, match="column 'task_index' must be an index of the 1 tasks"):
+    with pytest.raises(ColumnMismatchError, match="column 'task_index' must contain indices of task, from 0 to 0"):
         write_lerobot(batch, tmp_path / "run", fps=10, task=["walk"])
 
 
@@ -230,7 +230,7 @@ def test_images_without_pillow_are_rejected_by_name(folder: Path, monkeypatch: p
     add_images(folder, [png(i) for i in range(5)], [2, 5, 3])
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with pytest.raises(
-        MissingExtraError, match=r"column 'observation.images.top' has images: .*samplebatch\[lerobot\]"
+        MissingExtraError, match=r"'observation.images.top' must be decoded with Pillow: .*samplebatch\[lerobot\]"
     ):
         read_lerobot(folder)
     assert len(read_lerobot(folder, columns=["observation.state"])) == 5
@@ -261,7 +261,7 @@ def test_videos_are_rejected_by_name_unless_left_out(folder: Path) -> None:
 )
 def test_paths_that_lead_out_of_the_folder_are_rejected(folder: Path, path: Any) -> None:
     change_info(folder, data_path=path)
-    with pytest.raises(FormatError, match="must have a 'data_path' of Parquet files in its folder"):
+    with pytest.raises(FormatError, match="must have a 'data_path' to Parquet files in the folder"):
         read_lerobot(folder)
 
 
@@ -273,11 +273,11 @@ def test_another_path_in_the_folder_is_followed(folder: Path) -> None:
 
 def test_a_description_of_another_form_is_rejected(folder: Path) -> None:
     for changed, message in (
-        ({"codebase_version": "v2.1"}, "must be of version 3 of the layout"),
-        ({"features": []}, "must have 'features', an object"),
+        ({"codebase_version": "v2.1"}, "must have layout version 3"),
+        ({"features": []}, "must have an object as 'features'"),
         (
             {"features": {"action": {"dtype": "float32", "shape": [0]}}},
-            "must give feature 'action' a dtype and a shape",
+            "must define a dtype and a shape of positive integers for feature 'action'",
         ),
         ({"features": {"action": {"dtype": "float32", "shape": [1]}}}, "must have feature 'episode_index'"),
     ):
@@ -297,9 +297,9 @@ def test_features_with_false_values_are_rejected_by_name(folder: Path) -> None:
         ("observation.state", {"shape": [3]}, r"column 'observation.state' must have rows of shape \(3,\)"),
         ("observation.state", {"shape": [2, 1]}, r"column 'observation.state' must have rows of shape \(2, 1\)"),
         ("next.reward", {"shape": [2]}, r"column 'next.reward' must have rows of shape \(2,\)"),
-        ("next.reward", {"dtype": "int64"}, "column 'next.reward' must contain int64 as in .* got double"),
-        ("next.reward", {"dtype": "string"}, "column 'next.reward' must contain string as in .* got double"),
-        ("action", {"dtype": "image", "shape": [2, 5, 3]}, "column 'action' must contain embedded images"),
+        ("next.reward", {"dtype": "int64"}, "column 'next.reward' must contain int64, as declared in .* got double"),
+        ("next.reward", {"dtype": "string"}, "column 'next.reward' must contain string, as declared in .* got double"),
+        ("action", {"dtype": "image", "shape": [2, 5, 3]}, "column 'action' must contain images that are embedded"),
         ("effort", {"dtype": "float32", "shape": [1]}, "must have column 'effort', which meta/info.json lists"),
         ("action.x", {"dtype": "float32", "shape": [1]}, "column 'action.x' must not be nested in 'action'"),
         (
@@ -338,10 +338,10 @@ def test_strings_are_read_within_the_bound(folder: Path) -> None:
 def test_rows_that_are_not_those_of_the_episodes_are_rejected(folder: Path) -> None:
     for lengths in ([3, 3], [1 << 62, 1 << 62], [2, 2]):
         change_column(folder / EPISODES, "length", [pa.array(lengths)])
-        with pytest.raises(FormatError, match="must have the rows of its episodes, got 5"):
+        with pytest.raises(FormatError, match="must contain one row per frame of its episodes, got 5"):
             read_lerobot(folder)
     change_column(folder / EPISODES, "length", [pa.array([2, 3])])
-    with pytest.raises(FormatError, match=r"column 'episode_index' of .* must number its episodes' frames in order"):
+    with pytest.raises(FormatError, match=r"'episode_index' of .* must agree with the episodes in meta/episodes"):
         read_lerobot(folder)
     for name, values, message in (
         ("length", [0, 5], "column 'length' of .* must contain only integers of at least 1"),
@@ -357,7 +357,7 @@ def test_rows_that_are_not_those_of_the_episodes_are_rejected(folder: Path) -> N
 
 def test_frames_out_of_order_are_rejected(folder: Path) -> None:
     change_column(folder / DATA, "frame_index", [pa.array([0, 2, 1, 0, 1])])
-    with pytest.raises(FormatError, match=r"column 'frame_index' of .* must number its episodes' frames in order"):
+    with pytest.raises(FormatError, match=r"column 'frame_index' of .* must agree with the episodes in meta/episodes"):
         read_lerobot(folder)
 
 
@@ -407,7 +407,7 @@ def test_what_the_layout_cannot_keep_is_rejected_by_name(tmp_path: Path) -> None
     for fps in (0, float("nan"), True):
         with pytest.raises(ArgumentError, match="fps must be positive"):
             write_lerobot(two_episodes(), tmp_path / "walk", fps=fps)
-    for tasks, message in (([], "at least"), (["a", "a"], "each task once")):
+    for tasks, message in (([], "at least"), (["a", "a"], "each description only once")):
         with pytest.raises(ArgumentError, match=message):
             write_lerobot(two_episodes(), tmp_path / "walk", fps=10, task=tasks)
     assert not list(tmp_path.iterdir())

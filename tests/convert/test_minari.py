@@ -93,7 +93,7 @@ def test_infos_are_those_of_the_steps() -> None:
 
 def test_what_minari_cannot_keep_is_rejected_by_name() -> None:
     for infos, message in (
-        ([{"a": 1}, {}, {}, {}, {}], "column 'infos' must have the same names in all steps; drop it"),
+        ([{"a": 1}, {}, {}, {}, {}], "column 'infos' must have the same keys in all steps; drop it"),
         ([{"name": "x"}] * 5, "column 'infos.name' must be numeric to be stored by Minari"),
     ):
         batch = two_episodes()
@@ -102,7 +102,7 @@ def test_what_minari_cannot_keep_is_rejected_by_name() -> None:
             write(batch)
     with pytest.raises(ColumnNotFoundError, match="column 'rewards' must exist to be converted"):
         write(two_episodes().drop("rewards"))
-    with pytest.raises(ArgumentError, match="env, or observation_space and action_space, must be given"):
+    with pytest.raises(ArgumentError, match="env, or observation_space and action_space, must be passed"):
         to_minari(two_episodes(), "line/test-v0", observation_space=LINE)
     assert not minari.list_local_datasets()
 

@@ -58,7 +58,7 @@ assert found["rewards"][order].tolist() == (batch["rewards"] * 2).tolist()
 assert found["obs.camera"].shape == (5, 4, 1) and found["obs.camera"].dtype == np.uint8
 assert found["terminateds"][order].tolist() == batch["terminateds"].tolist()
 assert [row.tolist() for row in found["ragged"]] == [list(map(float, row)) for row in batch["ragged"]]
-with pytest.raises(EmptyBufferError, match="must have steps to be converted"):
+with pytest.raises(EmptyBufferError, match="must contain steps"):
     from_ray_dataset(dataset.filter(lambda row: False))
 ray.shutdown()
 print("all of it")

@@ -105,7 +105,7 @@ def test_an_episode_is_restored_with_infos_and_time() -> None:
 
 def test_what_is_no_episode_is_rejected() -> None:
     for given in ([], [1], [episode(), MultiAgentEpisode()]):
-        with pytest.raises(ColumnTypeError, match="episodes must be at least one RLlib episode"):
+        with pytest.raises(ColumnTypeError, match="episodes must contain at least one RLlib episode"):
             from_rllib_episodes(given)
     with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         to_rllib_episodes(two_episodes().drop("new_obs"))

@@ -108,18 +108,18 @@ def test_packing_is_rllibs() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("nonsense", "line 1 of .* must be JSON"),
-        ('{"type": "Episode"}', "line 1 of .* must be a SampleBatch or MultiAgentBatch"),
-        ("[" * 100_000, "line 1 of .* must be JSON"),
-        ("[1]", "line 1 of .* must be a SampleBatch or MultiAgentBatch"),
+        ("nonsense", "line 1 of .* must be valid JSON"),
+        ('{"type": "Episode"}', "line 1 of .* must be an RLlib SampleBatch or MultiAgentBatch"),
+        ("[" * 100_000, "line 1 of .* must be valid JSON"),
+        ("[1]", "line 1 of .* must be an RLlib SampleBatch or MultiAgentBatch"),
         ('{"type": "MultiAgentBatch", "policy_batches": {}, "count": "x"}', "must have a count of environment steps"),
-        ('{"type": "MultiAgentBatch", "policy_batches": {"a": 3}, "count": 3}', "must have columns by name"),
+        ('{"type": "MultiAgentBatch", "policy_batches": {"a": 3}, "count": 3}', "must contain columns by name"),
         (
             '{"type": "SampleBatch", "obs": "BCJNGGRA"}',
             "column 'obs' in line 1 of .* must have rows packed by RLlib",
         ),
         ('{"type": "SampleBatch", "obs": "é"}', "column 'obs' in line 1 of .* must have rows packed by RLlib"),
-        ("", "must have batches of RLlib, got none"),
+        ("", "must contain RLlib batches, got none"),
     ],
 )
 def test_damaged_json_is_rejected(tmp_path: Path, line: str, message: str) -> None:
@@ -268,5 +268,5 @@ def test_columns_that_occur_twice_are_rejected(tmp_path: Path) -> None:
     write_rllib_parquet(two_episodes(), path)
     table = parquet.read_table(path)
     parquet.write_table(table.append_column("t", table.column("t")), path)
-    with pytest.raises(FormatError, match=r"steps.parquet' must have column 't' once, got a duplicate"):
+    with pytest.raises(FormatError, match=r"steps.parquet' must contain column 't' only once, got a duplicate"):
         read_rllib_parquet(path)

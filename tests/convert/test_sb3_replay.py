@@ -217,20 +217,20 @@ def test_a_saved_buffer_is_loaded_into_a_model(tmp_path: Path) -> None:
     goals.load_replay_buffer(tmp_path / "goals")
     assert len(goals.replay_buffer) == held
     goals.replay_buffer.sample(10)
-    with pytest.raises(ArgumentError, match="environment must be set"):
+    with pytest.raises(ArgumentError, match="env must be set"):
         pickle.loads(pickle.dumps(goals.replay_buffer)).sample(1)
 
 
 def test_what_does_not_fit_is_named() -> None:
     buffer = SB3ReplayBuffer(40, LINE, spaces.Discrete(3), "cpu", n_envs=2)
-    with pytest.raises(EmptyBufferError, match="must have rows"):
+    with pytest.raises(EmptyBufferError, match="must contain rows"):
         buffer.sample(1)
     step = next(steps_of(3, 0))
     with pytest.raises(ValueError, match=r"obs must have shape \(2, 2\), got \(3, 2\)"):
         buffer.add(*step)
-    with pytest.raises(ArgumentError, match="infos must have one dict per environment, 2, got 1"):
+    with pytest.raises(ArgumentError, match="infos must contain 2 dicts, one per environment, got 1"):
         buffer.add(*(part[:2] for part in step[:4]), np.ones(2, bool), [{}])
-    with pytest.raises(ArgumentError, match="alpha and beta must be given together"):
+    with pytest.raises(ArgumentError, match="alpha and beta must be passed together"):
         SB3ReplayBuffer(40, LINE, spaces.Discrete(3), alpha=0.6)
     with pytest.raises(ArgumentError, match="goal_selection_strategy must be"):
         SB3HerReplayBuffer(40, LINE, spaces.Discrete(3), None, goal_selection_strategy="past")  # type: ignore[arg-type]

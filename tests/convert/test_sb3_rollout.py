@@ -85,11 +85,11 @@ def test_a_rollout_is_a_batch_over_the_same_memory() -> None:
 def test_what_does_not_fit_is_named() -> None:
     buffer = SB3RolloutBuffer(2, LINE, spaces.Discrete(3), "cpu")
     step = (np.zeros((1, 2)), np.zeros(1), np.zeros(1), np.ones(1), torch.zeros(1), torch.zeros(1))
-    with pytest.raises(EmptyBufferError, match="must have 2 steps per environment, got 0"):
+    with pytest.raises(EmptyBufferError, match="must contain 2 steps per environment, got 0"):
         buffer.get(2)
     with pytest.raises(ColumnMismatchError, match=r"obs must have shape \(1, 2\), got \(3, 2\)"):
         buffer.add(np.zeros((3, 2)), *step[1:])
     buffer.add(*step)
     buffer.add(*step)
-    with pytest.raises(CapacityError, match="must have at most 2 steps per environment"):
+    with pytest.raises(CapacityError, match="must contain at most 2 steps per environment"):
         buffer.add(*step)

@@ -102,13 +102,13 @@ def test_a_buffer_without_next_observations_has_the_final_ones() -> None:
 def test_what_is_no_experience_is_rejected() -> None:
     two = MultiAgentBatch({"a": two_episodes(), "b": two_episodes()}, 5)
     with pytest.raises(
-        ColumnTypeError, match="must be of one policy to be converted, got 'a', 'b'; convert each alone"
+        ColumnTypeError, match="must contain steps of one policy, got 'a', 'b'; convert each policy separately"
     ):
         as_steps(two)
     with pytest.raises(ColumnTypeError, match="must be a batch, a buffer or columns by name, got a str"):
         as_steps("steps.arrow")
     for empty in (SampleBatch(), ReplayBuffer(3), []):
-        with pytest.raises(EmptyBufferError, match="must have steps to be converted, got none"):
+        with pytest.raises(EmptyBufferError, match="must contain steps, got none"):
             as_steps(empty)  # type: ignore[arg-type]
 
 

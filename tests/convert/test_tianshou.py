@@ -142,7 +142,7 @@ def test_a_flat_batch_gets_tianshous_names() -> None:
 
 
 def test_anything_else_is_rejected() -> None:
-    with pytest.raises(ColumnTypeError, match="thing must be a Batch or a buffer of Tianshou, got a int"):
+    with pytest.raises(ColumnTypeError, match="thing must be a Tianshou Batch or buffer, got a int"):
         from_tianshou(3)  # type: ignore[arg-type]
     with pytest.raises(ColumnTypeError, match="source must be a batch or a buffer, got a int"):
         to_tianshou(3)

@@ -103,14 +103,14 @@ def test_verl_without_prompts_is_padded_on_the_right():
 
 def test_verl_rejects_what_does_not_fit():
     batch = rollouts()
-    with pytest.raises(ColumnLengthError, match="column 'odd' must have rows as long as the prompts"):
+    with pytest.raises(ColumnLengthError, match="column 'odd' must have rows of the same lengths as the prompts"):
         to_verl(batch.assign(odd=batch["values"].truncate(2)), DataProto)
     with pytest.raises(ColumnLengthError, match="prompt_length must be at least 4, the longest row, got 2"):
         to_verl(batch, DataProto, prompt_length=2)
     with pytest.raises(ColumnTypeError, match="got dict without 'batch'"):
         from_verl({})
     tensors = {"responses": torch.zeros(1, 3), "attention_mask": torch.zeros(1, 2)}
-    with pytest.raises(ColumnMismatchError, match="'responses' must be no wider than 'attention_mask', 2, got 3"):
+    with pytest.raises(ColumnMismatchError, match=r"'responses' must be at most 2 wide, .*, got 3"):
         from_verl(SimpleNamespace(batch=tensors, non_tensor_batch={}))
     with pytest.raises(ColumnMismatchError, match="column 'responses' must be either a tensor or a non-tensor column"):
         from_verl(SimpleNamespace(batch=tensors, non_tensor_batch={"responses": np.zeros(1)}))
@@ -151,7 +151,7 @@ def test_tokenized_datasets_there_and_back():
     assert back[0]["prompt"] == "ab"
     assert np.shape(back[0]["image"]) == (2, 2)
     assert back.features["completion_mask"].feature.dtype == "int64"
-    with pytest.raises(ColumnTypeError, match="dataset must be a Dataset of Hugging Face or an Arrow table, got list"):
+    with pytest.raises(ColumnTypeError, match="dataset must be a Hugging Face Dataset or an Arrow table, got a list"):
         from_token_dataset([])
     with pytest.raises(ColumnNotFoundError, match="no column 'labels'"):
         from_token_dataset(dataset, ["labels"])
@@ -176,7 +176,7 @@ def test_dicts_there_and_back():
     assert from_dicts(rows, ragged={"ids": "int32", "logp": "float32"})["ids"].dtype == np.int32
     assert list(from_dicts([])) == []
     assert to_dicts(SampleBatch(obs={"x": [1, 2]})) == [{"obs": {"x": 1}}, {"obs": {"x": 2}}]
-    with pytest.raises(ColumnMismatchError, match="got row 1 that differs in 'b', 'c'"):
+    with pytest.raises(ColumnMismatchError, match="got row 1 with other keys: 'b', 'c'"):
         from_dicts([{"a": 1, "b": 2}, {"a": 1, "c": 2}])
     with pytest.raises(ColumnTypeError, match="rows must be dicts, got a list in row 0"):
         from_dicts([[1]])

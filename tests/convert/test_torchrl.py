@@ -108,14 +108,14 @@ def test_single_steps_are_added() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(ColumnTypeError, match="buffer must be a ReplayBuffer of the library, got a list"):
+    with pytest.raises(ColumnTypeError, match="buffer must be a samplebatch ReplayBuffer, got a list"):
         TorchRLReplayBuffer([])  # type: ignore[arg-type]
     rb = TorchRLReplayBuffer(ReplayBuffer(10))
     with pytest.raises(EmptyBufferError):
         rb.sample(1)
-    with pytest.raises(ArgumentError, match="batch_size must be given"):
+    with pytest.raises(ArgumentError, match="batch_size must be passed"):
         rb.sample()
-    with pytest.raises(ArgumentError, match="must have one ring per environment, 3, got 1"):
+    with pytest.raises(ArgumentError, match="must have 3 rings, one per environment, got 1"):
         rb.extend(steps_of(4, lead=(3,)))
     rb.extend(steps_of(4))
     with pytest.raises(ColumnNotFoundError, match="'td_error'"):
