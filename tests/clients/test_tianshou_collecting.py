@@ -11,10 +11,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from actors import Upright
+from gyms import make_cart_pole
 
 from samplebatch import (
     AsyncCollector,
-    Batch,
     CachedReplayBuffer,
     Collector,
     HERVectorReplayBuffer,
@@ -38,17 +39,6 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 ENVS = 3
-
-
-def make_cart_pole() -> gymnasium.Env[Any, Any]:
-    return gymnasium.make("CartPole-v1")
-
-
-class Upright:
-    """A policy in Tianshou's protocol that pushes the cart under the pole."""
-
-    def __call__(self, batch: Any, state: Any = None, **_: Any) -> Any:
-        return Batch(act=(np.asarray(batch.obs)[:, 2] > 0).astype(int))
 
 
 @pytest.fixture(params=[DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv])

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from samplebatch import Batch
+
 
 class Marked:
     """Acts as the parity of the first observation says, and notes its weights with every step."""
@@ -23,6 +25,13 @@ class Marked:
 
     def set_weights(self, weights: Any) -> None:
         self.mark = float(weights["mark"][0])
+
+
+class Upright:
+    """A policy in Tianshou's protocol that pushes a pole's cart to where the pole leans."""
+
+    def __call__(self, batch: Any, state: Any = None, **_: Any) -> Any:
+        return Batch(act=(np.asarray(batch.obs)[:, 2] > 0).astype(int))
 
 
 def lean(obs: Any) -> Any:

@@ -11,6 +11,11 @@ import numpy as np
 from gymnasium import spaces
 
 
+def make_cart_pole() -> gymnasium.Env[Any, Any]:
+    """Make the environment of the pole on a cart."""
+    return gymnasium.make("CartPole-v1")
+
+
 class Ladder(gymnasium.Env):
     """Episodes of a given length; an observation is (number, episode, step), the reward 100 * number + step.
 
