@@ -29,6 +29,8 @@ TORCH ?= $(shell grep ^torch== constraints.txt)+cpu
 LONG_FLAGS ?=
 MUTANTS ?= 500
 MUTANTS_FLAGS ?=
+# Files without a long test are not collected for the long tests: each worker would import all of them.
+LONG_TESTS = $(shell grep -lr --include='test_*.py' 'mark\.long' tests)
 SOAKS := $(addprefix tests/service/test_, soak.py queue_soak.py slow_links.py table_threads.py)
 
 # Tests start hundreds of processes: without compiled modules each would compile the package again.
@@ -51,7 +53,7 @@ test: $(TEST_READY) ## run the tests and all examples; with PYTHON=python3.13, t
 	$(TEST_VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
-	$(BIN)/python -m pytest -m long $(PARALLEL) -o faulthandler_timeout=1800 $(LONG_FLAGS)
+	$(BIN)/python -m pytest -m long $(PARALLEL) -o faulthandler_timeout=1800 $(LONG_FLAGS) $(or $(TESTS),$(LONG_TESTS))
 
 soak: export SOAK_SECONDS ?= 600
 soak: $(VENV)/ready-dev ## run the soaks of the replay service for ten minutes each, or for SOAK_SECONDS
