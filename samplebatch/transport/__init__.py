@@ -1,7 +1,7 @@
 """Channels and broadcasts of batches between processes, in shared memory.
 
-Classes of channels and broadcasts are imported on first use; `samplebatch.channel`, `samplebatch.gather` and
-`samplebatch.broadcast` create them.
+The classes are imported on first use. `samplebatch.channel`, `samplebatch.gather` and `samplebatch.broadcast` create
+their instances.
 """
 
 from __future__ import annotations

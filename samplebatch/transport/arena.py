@@ -1,8 +1,8 @@
-"""Arena: free and allocated ranges of bytes, and the blocks allocated from them.
+"""Arena: allocation of blocks in the shared memory of a channel.
 
 Recently used memory is faster to write than other memory, so returned blocks are reused first. Small blocks are
-allocated at the end of the arena and large ones at its start, so that a small block that is retained for long does not
-fragment the space of large blocks.
+allocated at the end of the arena and large ones at its start, so that long-lived small blocks do not fragment the space
+for large blocks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _write = os.write
 
 
 class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Receiver's reference to a block: its bytes, shape (nbytes,), kept alive by every array over them.
+    """Consumer-side bytes of a block, shape (nbytes,); the block is returned after the last array over them is deleted.
 
-    - `first`: lease of the message's first block, for a further block of the message.
+    - `first`: lease of the message's first block, if this block is another block of the message.
     """
 
     __slots__ = ("first",)
@@ -43,7 +43,7 @@ class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 class LeaseRef(weakref.ref[Lease]):
     """Weak reference to a lease, which returns the block when the lease is deleted.
 
-    - `ident`: number of the message.
+    - `ident`: number of the message that contains the block.
     """
 
     __slots__ = ("ident",)
@@ -51,13 +51,14 @@ class LeaseRef(weakref.ref[Lease]):
 
 
 class ReturnPipe:
-    """Pipe through which blocks are returned, as numbers of 8 bytes that are written atomically.
+    """Pipe through which a consumer returns blocks: each message number is 8 bytes, written atomically.
 
-    A block may be returned at any time, during another return and by several threads, so there are no locks. A number
-    that may not have been written is written again; the producer accepts each number once.
+    Several threads may return blocks concurrently, and a signal handler may return one during another return, so there
+    are no locks. If an interrupt leaves unknown whether a number was written, it is written again; the producer accepts
+    each number once.
 
     - `descriptor`: the pipe; -1 before `open`.
-    - `lent`: references to the existing leases by number.
+    - `lent`: weak references to the existing leases, by message number.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class ReturnPipe:
         self.lent: dict[int, LeaseRef] = {}
 
     def open(self, descriptor: int) -> None:
-        """Return blocks of this process through a pipe, which this object then owns."""
+        """Set the descriptor of the pipe for blocks of this process; this object then owns the descriptor."""
         self._process = this_process[0]
         self.descriptor = descriptor
 
@@ -85,7 +86,7 @@ class ReturnPipe:
         self.flush()
 
     def flush(self) -> bool:
-        """Write pending numbers until the pipe is full; return whether all were written."""
+        """Write pending message numbers until the pipe is full; return whether all were written."""
         pending = self._pending
         while pending:
             try:
@@ -104,7 +105,7 @@ class ReturnPipe:
 
     @property
     def is_behind(self) -> bool:
-        """Whether some numbers could not be written because the pipe was full."""
+        """Whether message numbers are pending because the pipe was full."""
         return bool(self._pending)
 
     def recover(self) -> None:
@@ -143,7 +144,7 @@ _UP = ALIGNMENT - 1
 
 
 def block_nbytes(nbytes: int) -> int:
-    """Round up the size of a block; small sizes by at most an eighth, to one of few size classes, for reuse.
+    """Round up the size of a block to a multiple of 64 bytes; small sizes also to a size class, for reuse.
 
     >>> [block_nbytes(n) for n in (0, 1, 64, 1000, 1025, 5000, 100_000)]
     [64, 64, 64, 1024, 1152, 5120, 100032]
@@ -154,10 +155,10 @@ def block_nbytes(nbytes: int) -> int:
 
 
 class Arena:
-    """Free and allocated ranges of an arena, for `Blocks`.
+    """Allocator of byte ranges within an arena, used by `Blocks`.
 
     - `start`, `stop`: start and end of the arena, both aligned.
-    - `allocated`: allocated ranges: start and size of each.
+    - `allocated`: start and size of each range that is already allocated.
 
     >>> arena = Arena(0, 1 << 20)
     >>> start = arena.take(200_000)
@@ -215,7 +216,7 @@ class Arena:
             self._kept[nbytes] = [start]
 
     def _cut(self, nbytes: int) -> int | None:
-        """Allocate from the first free range that is long enough; small pieces from the last such range."""
+        """Allocate from the first free range that is long enough; for small sizes, from the last such range."""
         starts, stops = self._starts, self._stops
         small = nbytes <= SMALL_NBYTES
         for i in reversed(range(len(starts))) if small else range(len(starts)):
@@ -257,25 +258,25 @@ class Arena:
 
 
 class Blocks:
-    """Producer's account of an arena: lent blocks, reserved blocks and free bytes.
+    """Producer-side allocator of blocks, which tracks lent and reserved blocks.
 
-    `lent` and `reserved` list the allocated blocks and change by single stores; the arena is derived from them. A
-    signal handler may raise between any two calls, so a caller clears the flag `is_settled` until its block is in one
-    of the two dicts. If the flag is cleared, the next caller rebuilds the arena.
+    `lent` and `reserved` contain all allocated blocks. Each changes in a single operation, and `arena` can be rebuilt
+    from them. A signal handler may raise between any two calls, so `is_settled` is false until an allocated block is in
+    one of the two dicts. If `is_settled` is false, the next call rebuilds the arena.
 
     - `start`, `stop`: start and end of the arena.
     - `back`: non-blocking pipe through which the consumer returns blocks by message number.
 
     Its attributes:
-    - `arena`: free blocks.
+    - `arena`: allocator of the free bytes.
     - `lent`: blocks held by the consumer, by message number.
-    - `reserved`: blocks of reservations by offset, each with a reference to its owner; a block is free when its owner
-      is deleted.
+    - `reserved`: blocks of reservations by offset, each with a weak reference to its owner; a block is freed after its
+      owner was deleted.
     - `is_settled`: whether every allocated block is in `lent` or `reserved`.
     - `sending`: number of the newest message.
     - `is_sent`: whether the newest message was written.
-    - `sent`: number of messages written before it.
-    - `starved_since`: time since which there has been no free block, set by the caller; None if a block is free.
+    - `sent`: number of messages written before the newest message.
+    - `starved_since`: time of the first `starved_for_s` call since an allocation failed; the caller resets it to None.
     """
 
     def __init__(self, start: int, stop: int, back: int) -> None:
@@ -319,7 +320,7 @@ class Blocks:
 
     @property
     def starved_for_s(self) -> float:
-        """Seconds since the first call without a free block."""
+        """Seconds since `starved_since`, which the first call sets."""
         if self.starved_since is None:
             self.starved_since = time.monotonic()
         return time.monotonic() - self.starved_since
@@ -332,7 +333,7 @@ class Blocks:
         self.is_settled = True
 
     def settle(self) -> None:
-        """Rebuild the arena after an interrupt: the blocks that are neither lent nor reserved are free."""
+        """Rebuild the arena after an interrupt: memory that is neither lent nor reserved becomes free."""
         if self.is_settled:
             return
         if not self.is_sent:
@@ -363,7 +364,7 @@ class Blocks:
                 break
             raw = returned[0]
             for ident in memoryview(raw).cast("Q"):
-                # An lent_starts number was returned twice, or announces that the consumer has connected or closed.
+                # An unknown number was returned twice, or announces that the consumer has connected or closed.
                 for start, nbytes in self.lent.pop(ident, ()):
                     arena.give(start, nbytes)
             del returned[0]

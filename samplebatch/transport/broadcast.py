@@ -1,4 +1,4 @@
-"""broadcast: publication of the latest batch or weights of one process to any number of readers."""
+"""broadcast: publication of batches or weights by one process; any number of processes read the latest one."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class Publication:
 class Publisher(peers.Transferable):
     """Publishing end of a broadcast, created by `samplebatch.broadcast`.
 
-    It belongs to the first process that publishes or closes it; after the death of that process, to the next process
-    that does so. Before the first publication, readers detect the death of the process that received the end.
-    Concurrent calls are serialized.
+    The publisher belongs to the first process that publishes with it or closes it. After the death of that process, it
+    belongs to the next process that does so. Before the first publication, readers detect the death of the process that
+    received the end. Concurrent calls are serialized.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[peers.Recipient]) -> None:
@@ -135,8 +135,8 @@ class Publisher(peers.Transferable):
         Parameters
         ----------
         value
-            A `SampleBatch`, `MultiAgentBatch` or `Batch`, or a dict of arrays and tensors, flat or nested. It is
-            copied: later changes do not affect readers. Gradients are not published.
+            A `SampleBatch`, `MultiAgentBatch` or `Batch`, or a dict of arrays and tensors, flat or nested. The value is
+            copied: later changes to it do not affect readers. Gradients are not published.
 
         Returns
         -------
@@ -196,7 +196,7 @@ class Publisher(peers.Transferable):
     def close(self) -> None:
         """Close this end: the broadcast ends, and readers can still read the newest publication. Safe to call twice.
 
-        The broadcast continues if another process is a publisher.
+        If the publisher belongs to another process, the broadcast continues.
         """
         board, self._board = self._board, None
         if board is None:
@@ -208,7 +208,7 @@ class Publisher(peers.Transferable):
         board.region.close()
 
     def _encode(self, value: Any) -> tuple[Frame, int]:
-        """Encode a batch or weights; return the frame, and 1 for weights, 0 for a batch."""
+        """Encode a batch or weights; return the frame, and 1 for weights or 0 for a batch."""
         if isinstance(value, SampleBatch | MultiAgentBatch | Batch):
             return self._encoder.encode(value), 0
         if isinstance(value, Mapping):
@@ -227,7 +227,7 @@ class Publisher(peers.Transferable):
         return self._described[1]
 
     def _own(self) -> Board:
-        """Become the publishing process, unless it already is."""
+        """Claim the publisher for this process, unless this process already owns it."""
         board = self._open()
         if self._owner != _getpid():
             writer = board.claim()
@@ -255,7 +255,6 @@ class Publisher(peers.Transferable):
         self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
 
     def _after_fork(self) -> None:
-        """Claim an end in a child of `multiprocessing` that received it."""
         process = multiprocessing.current_process()
         if self._holder == _getpid() or any(value is self for value in peers.arguments_of(process)):
             self._hold()
@@ -273,7 +272,7 @@ class Publisher(peers.Transferable):
         return self._board
 
     def _hand_over(self) -> Region:
-        """Return the memory with which another process can publish, unless this process already publishes."""
+        """Return the memory for the process that receives the publisher; reject a publisher that has published."""
         board = self._open()
         if not self._give(peers.Recipient.find_spawning()):
             raise errors.OwnershipError(
@@ -299,7 +298,7 @@ class Publisher(peers.Transferable):
 
 
 def _close(reference: weakref.ref[Publisher]) -> None:
-    """Close the end of a process that exits normally, so that it is not considered dead."""
+    """Close the publisher of a process that exits normally, so that readers do not report a dead process."""
     publisher = reference()
     if publisher is not None:
         publisher.close()
@@ -319,7 +318,7 @@ class Subscription:
     """Reading end of a broadcast, created by `samplebatch.broadcast`.
 
     Any number of processes may read at the same time, each with a private copy. Within a process, one thread at a time
-    may use it. It maps the memory read-only, so a reader cannot damage the weights of other readers.
+    may use a subscription. It maps the memory read-only, so a reader cannot damage the weights of other readers.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[peers.Recipient] = ()) -> None:
@@ -353,13 +352,13 @@ class Subscription:
         timeout_s
             Seconds to wait; unlimited if None.
         into
-            Arrays and tensors that receive the weights instead of new memory, such as a model's `state_dict()`. They
-            must have the published names, shapes and dtypes. Their values are undefined if this raises
-            `ChannelTimeoutError`.
+            Arrays and tensors that receive the weights instead of new memory, such as a model's `state_dict()`. Their
+            names, shapes and dtypes must equal those of the publication. After a `ChannelTimeoutError`, their values
+            are undefined.
 
         Returns
         -------
-        The number of the publication, and a copy that belongs to the caller, or `into`.
+        Number of the publication, and its value: `into`, or else a copy that belongs to the caller.
 
         Raises
         ------
@@ -412,9 +411,9 @@ class Subscription:
         Raises
         ------
         EndOfStreamError
-            If the publisher was closed before that version.
+            If the publisher was closed before it published that version.
         PeerDiedError
-            If the publisher's process died before that version.
+            If the publisher's process died before it published that version.
         ChannelTimeoutError, ColumnMismatchError, UntrustedPickleError, FormatError, ChannelClosedError
             As `latest`.
         """
@@ -574,7 +573,7 @@ class Content(NamedTuple):
 
 
 class Board:
-    """Blocks of a broadcast, and the counters with the number of the publication in each block.
+    """Shared memory of a broadcast: blocks, and counters that record the publication in each block.
 
     - `region`: region initialized by `create`, in this process or another.
 
@@ -614,7 +613,7 @@ class Board:
         return board
 
     def read_only(self) -> Self:
-        """Return a read-only view of the board, also in processes that receive the view."""
+        """Return a read-only view of the board, which processes can only read even after receiving it."""
         return type(self)(self.region.read_only())
 
     @property
@@ -625,7 +624,7 @@ class Board:
 
     @property
     def writer(self) -> peers.ProcessIdentity:
-        """Process that publishes, or will publish first."""
+        """Identity of the process that publishes, or that is registered to publish first."""
         pid = self._words[_PID]
         fence()
         return peers.ProcessIdentity(pid, self._words[_STARTED])
@@ -662,7 +661,7 @@ class Board:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
 
     def begin(self) -> npt.NDArray[np.uint8]:
-        """Return the block of the next publication, shape (block_nbytes,), after invalidating its old publication."""
+        """Invalidate the oldest publication; return its block for the next one, shape (block_nbytes,)."""
         version = self.status.newest + 1
         self._words[self._word(version) + _HOLDS] = 0
         fence()
@@ -698,7 +697,7 @@ class Board:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def content(self, version: int) -> Content | None:
-        """Find a publication, or None if it was overwritten; raises FormatError if it exceeds its block."""
+        """Return a publication, or None if it was overwritten; raises FormatError if it exceeds its block."""
         at = self._word(version)
         if not self.still_holds(version):
             return None
@@ -715,7 +714,7 @@ class Board:
         return Content(block[:values_nbytes], head, head_sum) if self.still_holds(version) else None
 
     def still_holds(self, version: int) -> bool:
-        """Return whether a publication has not been overwritten, so that all bytes read since `find` belong to it."""
+        """Return whether a publication is still intact, so that all bytes read since `content` belong to it."""
         fence()
         return self._words[self._word(version) + _HOLDS] == version
 
@@ -734,8 +733,8 @@ def broadcast(
 
     A publication is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
     tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1. Slow readers skip versions, but
-    never read a partial version. Readers may start, stop and die at any time: the publisher does not keep track of
-    them, and never waits.
+    never read a partial version. Readers may start, stop and die at any time: the publisher neither tracks readers nor
+    waits for them.
 
     Both ends can be sent to other processes like the ends of a `multiprocessing.Pipe`: as arguments of a process under
     every start method, through queues and through pipes. The publisher belongs to the first process that publishes,
@@ -744,13 +743,13 @@ def broadcast(
     Parameters
     ----------
     capacity_nbytes
-        Maximum size of a publication in bytes, including some hundred bytes for the description of each array.
+        Maximum size of a publication in bytes, including a few hundred bytes for the description of each array.
     blocks
-        Number of publications in memory. A reader must finish copying the newest publication before `blocks - 1`
-        further publications. The entire memory, `blocks * capacity_nbytes`, is reserved immediately.
+        Number of publications that the memory can contain. A reader must copy a publication before `blocks - 1` further
+        ones are published. `blocks * capacity_nbytes` bytes are reserved immediately.
     allow_pickle
-        Whether to pickle Python objects without an Arrow type. Unpickling runs code of the publisher: allow it only for
-        publishers that you trust.
+        Whether to pickle Python objects without an Arrow type. Unpickling executes code that the publisher supplies:
+        allow it only for publishers that you trust.
 
     Returns
     -------
@@ -762,7 +761,7 @@ def broadcast(
     Raises
     ------
     ArgumentError
-        If the capacity is not a positive integer, or `blocks` is not from 2 to 63.
+        If the capacity is not a positive integer, or `blocks` is not an integer from 2 to 63.
     SharedMemoryError
         If there is not enough free memory.
 
@@ -851,8 +850,8 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
     - `part`, `places`: descriptions and offsets of the weights.
     - `root`: memory that contains the weights.
 
-    Raises ColumnMismatchError before writing anything if a name, shape or dtype differs; the message contains the first
-    difference.
+    Raises ColumnMismatchError before writing anything if a name, shape or dtype in `target` differs from the weights;
+    the message contains the first difference.
     """
     columns = iter(part.columns)
     fixed = iter(places)

@@ -26,11 +26,11 @@ def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False
     Parameters
     ----------
     capacity_nbytes
-        Size in bytes of the arena for batches in flight and batches whose arrays the consumer still uses. It is
+        Size in bytes of the arena for batches in flight and batches whose arrays the consumer still uses. The memory is
         reserved immediately.
     allow_pickle
-        Whether to pickle Python objects without an Arrow type. Unpickling runs code of the sender: allow it only for
-        producers that you trust.
+        Whether to pickle Python objects without an Arrow type. Unpickling executes code that the producer supplies:
+        allow it only for producers that you trust.
 
     Returns
     -------

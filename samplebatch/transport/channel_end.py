@@ -1,14 +1,15 @@
 """ChannelEnd: ownership of one end of a channel, and monitoring of the process at the other end.
 
-The arena starts with a header, in which each end declares its process and whether it was closed::
+The arena starts with a header, in which each end records its process and whether it was closed::
 
     FREE --given to a process that starts--> GIVEN --it has started--> BOUND --close, or a process that exits--> CLOSED
       |                                                                  ^
-      +--closed by its maker, unused--> LEFT                             +--used by any process-- FREE, GIVEN, LEFT
+      +--closed by its creator, unused--> LEFT                           +--used by any process-- FREE, GIVEN, LEFT
 
-If the descriptors of an end are closed but the end is not, its process has died, even if it had not bound the end yet.
-End of file on a pipe is not a reliable sign that a process has died: its children, and other processes forked while
-the descriptors were open, may still hold them. Therefore each end also watches the process of the other end.
+If the descriptors of an end are closed but its header does not record a close, the process has died, even if it had not
+bound the end yet. End of file on a pipe is not a reliable sign that a process has died: its children, and other
+processes forked while the descriptors were open, may still hold them. Therefore each end also watches the process of
+the other end.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ LONG_S: Final = 1.0
 class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """Bytes of a region.
 
-    A separate class because of NumPy: the base of a view is collapsed to the first base of the same class. Arrays over
-    a block must keep the block alive, so the block's own base must have another class.
+    NumPy collapses the base of a view to the first base of the same class. Arrays over a block must keep the block
+    alive, so the region's bytes need a class that differs from the block's class.
     """
 
     __slots__ = ()
@@ -127,10 +128,10 @@ class ChannelEnd(peers.Transferable):
             self._bind()
 
     def _hold(self) -> bool:
-        """Declare that this process has the end; return False if another process has it.
+        """Record this process as the holder of the end; return False if another process has claimed the end.
 
-        A process that receives an end calls this immediately, so that its death is detected before it uses the end.
-        Before its first use, the process may pass the end to another process.
+        A process that receives an end calls this method immediately, so that its death is detected even before it uses
+        the end. Until the first use, the process may pass the end to another process.
         """
         region, words, side = self._region, self._words, self._side
         if region is None or self._is_held():
@@ -145,19 +146,18 @@ class ChannelEnd(peers.Transferable):
         return True
 
     def _is_held(self) -> bool:
-        """Return whether this object is the end of this process, according to the header."""
+        """Return whether the header records this process as the holder of the end."""
         words, side, pid = self._words, self._side, this_process[0]
         return self._holder == pid == words[side + _PID] and words[side + STATE] not in _UNCLAIMED
 
     def _write_state(self, state: int) -> None:
-        """Write the process id and state to the header."""
         words, side = self._words, self._side
         words[side + _PID], words[side + _STARTED] = peers.ProcessIdentity.own()
         fence()
         words[side + STATE] = state
 
     def _greet(self) -> None:
-        """Tell a waiting peer which process to watch."""
+        """Notify a waiting peer of the process that it must watch."""
 
     def _bind(self) -> None:
         name = _NAMES[self._side]
@@ -172,7 +172,7 @@ class ChannelEnd(peers.Transferable):
         self._owner = this_process[0]
 
     def _begin(self) -> None:
-        """Prepare the end for its first use in this process; repeated after an interrupt."""
+        """Prepare the end for its first use in this process; called again after an interrupt."""
 
     def _closed_error(self) -> ChannelClosedError:
         return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, got a closed one")
@@ -182,7 +182,7 @@ class ChannelEnd(peers.Transferable):
         return self._region is None and not isinstance(error, SampleBatchError)
 
     def _after_fork(self) -> None:
-        """Claim an end in a child of `multiprocessing` that received it as an argument."""
+        """Claim this end in a forked child whose arguments contain it."""
         if any(value is self for value in peers.arguments_of(multiprocessing.current_process())):
             self._hold()
         if self._is_held():
@@ -193,7 +193,7 @@ class ChannelEnd(peers.Transferable):
         return util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
 
     def _hand_over(self) -> tuple[Region, int, int]:
-        """Return the memory and the pipes for another process, unless a process has already used the end."""
+        """Return the memory and the pipes for the process that receives the end; reject an end that has been used."""
         name = _NAMES[self._side]
         if self._region is None:
             raise ChannelClosedError(f"the {name} must be open to be sent to a process, got a closed one")
@@ -256,7 +256,7 @@ class ChannelEnd(peers.Transferable):
         raise NotImplementedError
 
     def _peer_has_died(self) -> bool:
-        """Return whether the operating system reports that the current or future process of the other end has died."""
+        """Return whether the process that holds, or will receive, the other end has died."""
         if self._watch is None:
             self._look()
         if not self._peer_dead:
@@ -323,7 +323,7 @@ class ChannelEnd(peers.Transferable):
         self._words = memoryview(b"").cast("Q")
 
     def _is_another_processes(self) -> bool:
-        """Return whether another process has this end, or will receive it."""
+        """Return whether another process holds this end or will receive it."""
         return not self._is_held() and self._words[self._side + STATE] != FREE
 
     def _leave(self) -> None:
@@ -386,13 +386,13 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
 
 def pack_failure(reason: str, details: str) -> bytes:
-    """Encode the reason of a failure for the header; the start of a text that is too long is omitted."""
+    """Encode the reason for a failure for the header; only the end of a long text is included."""
     return pack_metadata({"reason": reason[-_MAX_REASON:], "details": details[-_MAX_DETAILS:]})
 
 
 @contextlib.contextmanager
 def _claim(region: Region, side: int) -> Iterator[None]:
-    """Lock an end against other processes' claims; the system releases the lock if this process dies."""
+    """Prevent other processes from claiming an end; the system releases the lock if this process dies."""
     try:
         descriptor = region.fileno()
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, side)

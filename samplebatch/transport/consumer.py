@@ -35,8 +35,8 @@ _read_into = os.readv
 class Consumer(channel_end.ChannelEnd):
     """Receiving end of a channel, created by `samplebatch.channel`.
 
-    It belongs to the first process that uses it; one thread at a time may use it, but any thread may use its batches.
-    Iteration yields all batches until the producer closes its end.
+    A consumer belongs to the first process that uses it. One thread at a time may use the consumer, but any thread may
+    use its batches. Iteration yields all batches until the producer closes its end.
     """
 
     _side = channel_end.CONSUMER
@@ -85,14 +85,14 @@ class Consumer(channel_end.ChannelEnd):
         ChannelTimeoutError
             If no batch arrives within `timeout_s`.
         EndOfStreamError
-            If the producer has closed its end, and all batches have been received.
+            If the producer has closed its end and all batches have been received.
         PeerDiedError
-            If the producer's process has died, and all batches have been received. A batch that was not sent completely
-            is lost.
+            If the producer's process has died and all complete batches have been received. A batch that was not sent
+            completely is lost.
         WorkerError
-            If the producer has reported an error; the message contains the reason, and a note the details.
+            If the producer has reported an error; the message contains the reason, and a note contains the details.
         FormatError
-            If the message is damaged, or not a message of a channel. Nothing can be received afterwards.
+            If the bytes in the pipe are damaged or are not a channel message. Nothing can be received afterwards.
         UntrustedPickleError
             If a column is pickled and the channel does not allow it; that batch is lost.
         OwnershipError
@@ -137,7 +137,7 @@ class Consumer(channel_end.ChannelEnd):
             raise
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
-        """Return whether `recv` would return or raise without waiting: there is a batch, or the stream has ended.
+        """Return whether `recv` would return or raise immediately: a batch is available or the stream has ended.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class Consumer(channel_end.ChannelEnd):
             raise
 
     def has_free_half(self) -> bool:
-        """Return whether half of the arena is contiguous memory that no received array uses."""
+        """Return whether a contiguous half of the arena is unused by received arrays."""
         half, spans = self._capacity_nbytes // 2, []
         for reference in list(self._lent.values()):
             lease = reference()
@@ -171,8 +171,9 @@ class Consumer(channel_end.ChannelEnd):
     def fileno(self) -> int:
         """Return a descriptor that is readable when `recv` would not wait.
 
-        For `multiprocessing.connection.wait`, `select` and asyncio. It may become readable without a batch, when a
-        producer binds its end or waits for a block: then call `recv(timeout_s=0)`, as after an interrupted `recv`.
+        For `multiprocessing.connection.wait`, `select` and asyncio. The descriptor may become readable without a batch,
+        when a producer binds its end or waits for a block. Then call `recv(timeout_s=0)`. Call it after an interrupted
+        `recv`, too.
         """
         self._own()
         self._look()
@@ -184,10 +185,10 @@ class Consumer(channel_end.ChannelEnd):
 
     @contextlib.contextmanager
     def lease(self, timeout_s: float | None = None) -> Iterator[AnyBatch]:
-        """Receive the next batch as a context manager that returns the memory of the batch to the producer on exit.
+        """Receive the next batch as a context manager; on exit, the batch's memory is returned to the producer.
 
-        Afterwards the batch has no columns. If an exception ends the `with` statement, the batch is unchanged, and its
-        memory is returned when the last array over it is deleted.
+        After the `with` statement, the batch has no columns. If an exception ends the statement, the batch is
+        unchanged, and its memory is returned when the last array that views it is deleted.
 
         Parameters
         ----------
@@ -197,13 +198,13 @@ class Consumer(channel_end.ChannelEnd):
         Yields
         ------
         SampleBatch, MultiAgentBatch or Batch
-            The batch, as `recv` returns it.
+            Batch as returned by `recv`.
 
         Raises
         ------
         LeaseError
-            At the end of the `with` statement, if arrays, slices or tensors of the batch still exist. They stay valid,
-            and the memory is returned when the last one is deleted.
+            At the end of the `with` statement, if arrays, slices or tensors of the batch still exist. These arrays stay
+            valid, and the memory is returned when the last of them is deleted.
         ChannelTimeoutError, EndOfStreamError, PeerDiedError, WorkerError, FormatError, UntrustedPickleError
             As `recv`.
         OwnershipError, ChannelClosedError
@@ -273,7 +274,7 @@ class Consumer(channel_end.ChannelEnd):
         return 0
 
     def _open_other(self, nbytes: int) -> None:
-        """Process a message that is not a batch; raise if it ends the stream."""
+        """Process a message without a batch; raise an error if the message ends the stream."""
         if self._end:
             raise self._end_error()
         if not nbytes:
@@ -298,14 +299,14 @@ class Consumer(channel_end.ChannelEnd):
         self._message[0] = 0
 
     def _give_up(self, error: errors.SampleBatchError) -> None:
-        """Record that a message was processed without a result."""
+        """Discard the current message because of an error."""
         if isinstance(error, errors.FormatError):
             self._finish("damaged")
         self._decoder.unfinished = None
         self._message[0] = 0
 
     def _wait(self, deadline: float | None) -> bool:
-        """Wait for a message or the end of the producer; return whether either occurred."""
+        """Wait for a message or the end of the stream; return False after the timeout."""
         while True:
             max_s = self._tend()
             if self._is_over():
@@ -327,7 +328,7 @@ class Consumer(channel_end.ChannelEnd):
         return self._peer_dead or self._words[channel_end.PRODUCER + channel_end.STATE] == channel_end.CLOSED
 
     def _tend(self) -> float:
-        """Flush returned blocks and check the producer before waiting; return the seconds until the next check."""
+        """Flush returned blocks and check that the producer is alive; return the seconds until the next check."""
         if self._peer_fd is None:
             self._peer_has_died()
         if not self._return_pipe.flush():
@@ -337,7 +338,7 @@ class Consumer(channel_end.ChannelEnd):
         return channel_end.LOOK_S if self._peer_fd is None else channel_end.LONG_S
 
     def _collect_garbage(self) -> None:
-        """Return the blocks of unreachable batches in reference cycles."""
+        """Collect garbage, to return the blocks of batches in unreachable reference cycles."""
         begun = _monotonic()
         if begun >= self._next_collection:
             self._starved_after = -1

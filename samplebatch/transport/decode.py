@@ -1,4 +1,4 @@
-"""Decoding: batches over the bytes of a message, which is validated before its memory is read."""
+"""Decoding of messages: batches whose arrays view the bytes of a message, after validation."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ Cut = Callable[[int], Root]
 def decode(
     schema: Schema, plan: Plan, metadata: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Create a batch over the bytes of its block.
+    """Create a batch whose arrays view the bytes of a block.
 
     - `schema`: description of the columns.
     - `plan`: offsets of the columns.
     - `metadata`: metadata of the message.
     - `root`: block of at least `plan.nbytes` bytes.
-    - `cut`: slices the buffers of variable columns in order.
+    - `cut`: function that slices the buffers of variable columns in order.
     - `allow_pickle`: whether pickled columns may be unpickled.
 
     Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises FormatError, or another error
@@ -109,7 +109,7 @@ class VariableColumns:
         self._allow_pickle = allow_pickle
 
     def fixed(self, place: Place, root: Root) -> Column:
-        """Create a column over its part of a block, or a column of empty dicts; raises the same errors as `decode`."""
+        """Create a column as views of a block, or a column of empty dicts; raises the same errors as `decode`."""
         if place.column.form != BARE:
             return fixed_column(place, root)
         column = ObjectColumn.empty_dicts(place.shape[0])
@@ -167,14 +167,14 @@ def _sample_batch(part: Part, places: list[Place], root: Root, variable: Variabl
 
 
 def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
-    """Create a column over its bytes in a block."""
+    """Create a column that views its bytes in a block."""
     column, shape, offset = place
     values: npt.NDArray[Any] = _ndarray(shape, column.dtype, root, offset)
     return TensorColumn(values) if column.torch is None else TorchColumn.from_bits(values, column.torch)
 
 
 def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], variable: VariableColumns) -> Batch:
-    """Build a nested batch over the bytes of its block; raises the same errors as `decode`."""
+    """Create a nested batch whose arrays view the bytes of a block; raises the same errors as `decode`."""
     columns, fixed = iter(part.columns), iter(places)
 
     def leaf(path: str) -> Any:
@@ -234,7 +234,7 @@ _UP: Final = ALIGNMENT - 1
 
 
 class BlockColumns:
-    """Columns of a received batch, created on first use from their offsets in a block.
+    """Mapping of a received batch's columns, which are created on first use from their offsets in a block.
 
     - `root`: bytes of the block.
     - `places`: offsets of the columns by name.
@@ -260,7 +260,7 @@ class BlockColumns:
 
     @classmethod
     def batch(cls, root: npt.NDArray[np.uint8], places: Mapping[str, Place], rows: int, part: Part) -> SampleBatch:
-        """Create a batch of arrays without sequences, whose columns are created on first use."""
+        """Create a batch of arrays without sequences; its columns are created on first use."""
         batch = _new(SampleBatch)
         batch._columns = {}
         batch.count = rows
@@ -273,7 +273,7 @@ class BlockColumns:
 
 
 class LazyColumn:
-    """Column in a block, created when the selected rows are known."""
+    """Column in a block that is created when its rows are selected."""
 
     __slots__ = ("_place", "_root")
 
@@ -292,7 +292,7 @@ class LazyColumn:
 
 
 class Decoder:
-    """Decoder of the messages of a channel, for the consumer.
+    """Decoder of channel messages, used by the consumer.
 
     - `memory`: region of the channel.
     - `returns`: pipe through which blocks are returned.
@@ -300,8 +300,8 @@ class Decoder:
 
     Its attributes:
     - `ident`: number of the newest message whose block was leased, or 0.
-    - `unfinished`: lease of the message that is being opened, until the caller has its batch. After an interrupt, the
-      message is opened again with this lease.
+    - `unfinished`: lease of the message that is being decoded, until the caller has received the batch. After an
+      interrupt, the message is decoded again with this lease.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], returns: ReturnPipe, *, allow_pickle: bool = False) -> None:
@@ -313,7 +313,9 @@ class Decoder:
         self.unfinished: Lease | None = None
 
     def open(self, fields: tuple[Any, ...]) -> AnyBatch:
-        """Create a batch over the block of a message, and lease the block. The caller then sets `unfinished` to None.
+        """Lease the block of a message, and create a batch that views the block.
+
+        The caller then sets `unfinished` to None.
 
         - `fields`: result of `unpack_fields` for a message of kind `BATCH` with a valid checksum.
 
@@ -391,7 +393,7 @@ class Decoder:
 class _Cut:
     """Views of the consecutive buffers of variable columns, each at an aligned offset.
 
-    The metadata is in the message's block or in another block of the message; the buffers follow it.
+    The buffers follow the metadata, which is in the message's block or in another block of the message.
     """
 
     def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:

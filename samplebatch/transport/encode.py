@@ -1,10 +1,10 @@
-"""Encoding: a batch as a schema, arrays at offsets that the schema determines, and metadata.
+"""Encoding of batches: a schema, arrays at offsets that the schema determines, and metadata.
 
 Only Python objects without an Arrow type are pickled, and only if the channel allows it.
 
 The leaves of a nested batch are in depth-first order. An array or tensor is a fixed column, even without an axis of
-rows. All other leaves are variable: plain values are in the metadata, columns and arrays of objects are encoded by
-`ObjectColumn`.
+rows. All other leaves are variable: the metadata contains plain values, and `ObjectColumn` encodes columns and arrays
+of objects.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BARE_KEY = (np.dtype(np.uint8), (0,), None, BARE)
 
 
 class Frame:
-    """Encoded batch whose arrays have not been copied yet.
+    """Encoded batch before its arrays are copied.
 
     - `schema`: description of the columns.
     - `rows`: number of rows of each part.
@@ -120,7 +120,7 @@ class PartEncoder:
         self.counts.append(len(values))
 
     def dump(self, name: str, column: Column) -> list[Any]:
-        """Encode a variable column as a header and the sizes of its buffers, which are retained.
+        """Encode a variable column as a header and buffer sizes; the buffers are stored for a later copy.
 
         Raises UntrustedPickleError if the column must be pickled and pickles are not allowed. Raises ColumnTypeError if
         an object cannot be pickled.
@@ -145,7 +145,7 @@ def _no_bytes(rows: int) -> npt.NDArray[np.uint8]:
 
 
 def is_pickled(header: Header) -> bool:
-    """Return whether the rows of a column are pickles according to its header."""
+    """Return whether a column's header declares its rows as pickles."""
     return bool(header[0] == ObjectColumn.kind and json.loads(header[2])["kind"] == "pickle")
 
 
@@ -157,7 +157,7 @@ def bytes_of(buffer: Any) -> npt.NDArray[np.uint8]:
 
 
 class Encoder:
-    """Encoder of batches, which caches their schemas."""
+    """Encoder of batches with a cache of their schemas."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
@@ -190,7 +190,7 @@ class Encoder:
         )
 
     def _plain(self, batch: SampleBatch, columns: dict[str, Column]) -> Frame | None:
-        """Encode a batch that consists of arrays of equal length; None for other batches."""
+        """Encode a batch that consists of arrays of equal length; return None for other batches."""
         if batch._nested or batch._has_sequences or not batch.count:
             return None
         flags = batch._flags
@@ -268,7 +268,7 @@ class Encoder:
         return part
 
     def intern(self, kind: str, parts: Any) -> Schema:
-        """Find or create the schema of parts, given label, columns, structure and action unit of each part."""
+        """Find or create the schema of parts; each part is a tuple of label, columns, structure and action unit."""
         key = (kind, parts)
         schema = self._schemas.get(key)
         if schema is None:
@@ -286,12 +286,12 @@ class Encoder:
         return schema
 
     def close(self) -> None:
-        """Release the memory that batches were copied to."""
+        """Release cached references to memory that batches were copied to."""
         for schema in self._schemas.values():
             schema.forget_targets()
 
     def mark_known(self, schema: Schema) -> None:
-        """Record that the consumer has a schema, under the next number."""
+        """Assign the next number to a schema that the consumer has received."""
         schema.number = self.next_number
         self.next_number += 1
 
@@ -301,7 +301,7 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 
 
 def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
-    """Encode a tree; return its structure: pairs of a name and the structure below it, None for a leaf.
+    """Encode a tree; return its structure: None for a leaf, otherwise pairs of a name and a structure.
 
     Raises ColumnTypeError if a leaf cannot be sent. Raises UntrustedPickleError if a leaf must be pickled and pickles
     are not allowed. Raises DeviceError if a tensor is not in host memory.
@@ -371,9 +371,10 @@ def _alone(value: Any) -> npt.NDArray[Any]:
 
 
 def halve(batch: AnyBatch) -> Sequence[AnyBatch]:
-    """Return views of both halves of a batch; an empty list if it cannot be split.
+    """Return views of both halves of a batch, or an empty list if the batch cannot be split.
 
-    Sequences are not cut. A `MultiAgentBatch` is split between environment steps, for which it needs `eps_id` and `t`.
+    Sequences are not cut. A `MultiAgentBatch` is split between environment steps, which requires the columns `eps_id`
+    and `t`.
 
     >>> [part["a"].tolist() for part in halve(SampleBatch(a=[1, 2, 3]))]
     [[1], [2, 3]]

@@ -1,4 +1,4 @@
-"""gather: reception of batches from many producers in order of arrival."""
+"""gather: receiver of batches from many producers, in order of arrival."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gathering:
     source
         Consumer of the last batch.
     lost
-        Errors by consumer, for producers that failed or died.
+        Error of each producer that failed or died, by consumer.
     """
 
     def __init__(self, consumers: Iterable[Consumer], *, raise_lost: bool) -> None:
@@ -40,12 +40,12 @@ class Gathering:
             self.add(consumer)
 
     def add(self, consumer: Consumer) -> None:
-        """Add a consumer, such as the consumer of a worker that replaces a dead one.
+        """Add a consumer, for example for a worker that replaces a dead worker.
 
         Raises
         ------
         OwnershipError
-            If the consumer belongs to another process, or was added before.
+            If the consumer belongs to another process or has already been added.
         ChannelClosedError
             If the consumer or this gathering is closed.
         """
@@ -63,7 +63,7 @@ class Gathering:
             raise errors.ChannelClosedError("a gathering must be open to receive from it, got a closed one")
 
     def __len__(self) -> int:
-        """Return the number of consumers that may still receive."""
+        """Return the number of consumers whose streams have not ended."""
         return len(self._open)
 
     def __iter__(self) -> Self:
@@ -116,7 +116,7 @@ class Gathering:
                 raise errors.ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none")
 
     def _take(self, consumer: Consumer) -> AnyBatch | None:
-        """Receive an available batch; None if no batch is available or the stream has ended."""
+        """Receive a batch without waiting; return None if no batch is available or the stream has ended."""
         try:
             batch = consumer.recv(timeout_s=0)
         except errors.ChannelTimeoutError:
@@ -141,7 +141,7 @@ class Gathering:
                 del self._open[descriptor]
 
     def _wait(self, deadline: float | None) -> None:
-        """Wait for a message, or until the next check."""
+        """Wait for a message or until the consumers must be checked again."""
         self._ready += [self._open[descriptor] for descriptor in self._poller.poll(0.0)]
         if self._ready:
             return
@@ -176,7 +176,7 @@ class Gathering:
         return error
 
     def close(self) -> None:
-        """Stop waiting; the consumers stay open. Safe to call twice."""
+        """Close this gathering; its consumers stay open. Safe to call twice."""
         self._closed = True
         self._poller.close()
         self._open.clear()
@@ -189,14 +189,16 @@ def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gatheri
     Parameters
     ----------
     consumers
-        Consumers of their channels, which belong to this process.
+        Consumers of the producers' channels; all must belong to this process.
     raise_lost
-        Whether the end of the stream is an error if a producer failed or died. All other batches are received first.
+        Whether to raise `WorkerError` at the end of all streams if a producer failed or died. All other batches are
+        received first.
 
     Returns
     -------
     Gathering
-        Iterator over the batches, with the consumer of the last batch (`source`) and the errors of producers (`lost`).
+        Iterator over the batches. Its `source` is the consumer of the last batch, and `lost` contains the errors of
+        producers.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""Peers: detection of the end of other processes, and waiting for them.
+"""Peers: identity, liveness and exit status of other processes.
 
-A process that is killed while it starts has not declared yet that it received an end. Its parent knows: with `fork`
-from the arguments of the started process, otherwise because it pickles the end for that process (`Recipient`).
+A process that is killed while it starts has not recorded yet that it received an end. Its parent therefore records the
+`Recipient` of an end: with `fork` from the arguments of the started process, otherwise when it pickles the end for that
+process.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessWatch:
-    """Process watched by the end of a channel or broadcast.
+    """Watch on the liveness of a process.
 
-    If the system supports it, holds a descriptor that is readable after the process has ended.
+    If the system supports it, the watch owns a descriptor that is readable after the process has ended.
 
-    - `identity`: identity of the process, as the process declared it.
+    - `identity`: identity that the process has recorded about itself.
 
     >>> watch = ProcessWatch(ProcessIdentity.own())
     >>> watch.is_alive()
@@ -76,7 +77,7 @@ class ProcessWatch:
         self._is_over = not _is_there(identity)
 
     def fileno(self) -> int:
-        """Return the descriptor, or -1 if there is none."""
+        """Return the descriptor, or -1 if the system does not support it."""
         return self._descriptor
 
     def is_alive(self) -> bool:
@@ -165,7 +166,7 @@ class Recipient:
 
     @classmethod
     def find_spawning(cls) -> Self | None:
-        """Return the process for which `multiprocessing` is pickling its arguments, or None."""
+        """Return the process whose arguments `multiprocessing` is pickling, or None."""
         spawning = context.get_spawning_popen()
         return None if spawning is None else cls(spawning)
 
@@ -205,11 +206,11 @@ class Transferable(ABC):
 
     @abstractmethod
     def _give(self, recipient: Recipient | None) -> bool:
-        """Record that a process that may not run yet receives the end; return whether that was possible."""
+        """Record the recipient of this end, which may not run yet; return False if the end has been used."""
 
 
 def _give_to_child() -> None:
-    """Record which ends are inherited by a process that is about to be forked."""
+    """Record the ends among the arguments of a process that is about to be forked."""
     started = find_forking()
     if started is not None:
         for value in arguments_of(started):
@@ -275,13 +276,13 @@ class Poller:
         return int(self._poll.fileno()) if _HAS_EPOLL else self._first
 
     def close(self) -> None:
-        """Unregister all descriptors; they stay open."""
+        """Unregister all descriptors without closing them."""
         if _HAS_EPOLL:
             self._poll.close()
 
 
 def deadline_of(timeout_s: float | None) -> float | None:
-    """Return the deadline of a timeout in seconds of the monotonic clock; None for no timeout.
+    """Convert a timeout to a deadline in seconds of the monotonic clock; None for no timeout.
 
     Raises ValueError if the timeout is negative or not a number.
 
@@ -305,7 +306,7 @@ UNGUARDED_STATUS: Final = 167
 def exit_if_unguarded() -> None:
     """Terminate a starting child if importing the parent's main module starts processes.
 
-    The parent raises a single error: otherwise each child would print one, and its own children another.
+    Then only the parent raises an error. Otherwise each child and each of its own children would print an error.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A fork server loses the status of `SystemExit`.
@@ -315,7 +316,7 @@ def exit_if_unguarded() -> None:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C while children start; they inherit the signal mask, and ignore Ctrl-C from the beginning."""
+    """Block SIGINT while children start, so that they inherit the signal mask and ignore Ctrl-C from the beginning."""
     # The tracker of `multiprocessing` unblocks SIGINT when it starts, so it must run before that is blocked.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -326,7 +327,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def begin_child() -> None:
-    """Ignore Ctrl-C, which the parent handles, and end this process as soon as the parent has ended."""
+    """Ignore Ctrl-C, which the parent handles, and terminate this process when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -344,7 +345,7 @@ _run_errors: list[BaseException] = []
 
 
 def exit_error() -> BaseException | None:
-    """Return the exception that ends this process, for exit handlers; None for an orderly exit."""
+    """Return the exception that ends this process, for exit handlers; None for a normal exit."""
     error = sys.exc_info()[1] or next(iter(_run_errors), None)
     if error is None and multiprocessing.parent_process() is None:
         # A forked child inherits the attribute from an interactive session.
@@ -353,10 +354,10 @@ def exit_error() -> BaseException | None:
 
 
 def _record_run_errors() -> None:
-    """Let processes of `multiprocessing` retain the exception that ends their `run`.
+    """Make `multiprocessing` processes retain the exception that ends their `run`.
 
-    Up to Python 3.12 exit handlers run while the exception is handled. From 3.13 they run after the exception and its
-    frames were freed, with the ends of channels in local variables: a failure would look like an orderly end.
+    Up to Python 3.12, exit handlers run while the exception is handled. From 3.13, they run after the exception, its
+    frames and the channel ends in their local variables were freed: a failure would look like a normal exit.
     """
     bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
@@ -381,7 +382,7 @@ def _record_run_errors() -> None:
 if sys.version_info >= (3, 13):
 
     def _record_current_run_error() -> None:
-        """Retain the exception that ends the `run` that imports this module: only the interpreter sees it."""
+        """Retain the exception that ends the current `run`, which started before `_record_run_errors` could wrap it."""
         monitoring, code = sys.monitoring, getattr(multiprocessing.current_process().run, "__code__", None)
         tool = next((tool for tool in range(6) if monitoring.get_tool(tool) is None), None)
         if code is None or tool is None:
@@ -430,7 +431,7 @@ def start_child(
 
 
 class ChildExit(NamedTuple):
-    """Exit status of a process (None while it runs), a description of its end, and a hint or an empty string."""
+    """Exit status of a process (None while it runs), its description, and a hint, which may be empty."""
 
     status: int | None
     how: str
@@ -438,7 +439,7 @@ class ChildExit(NamedTuple):
 
 
 def wait_for_exit(process: BaseProcess, timeout_s: float) -> ChildExit:
-    """Wait for a process to exit and describe its end."""
+    """Wait for a process to exit; return and describe its exit status."""
     process.join(timeout_s)
     status = process.exitcode
     return ChildExit(status, describe_exit(status), _GUARD_ADVICE if status == UNGUARDED_STATUS else "")
@@ -455,7 +456,7 @@ def end_children(processes: Sequence[BaseProcess], timeout_s: float) -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Describe how a process ended, from its exit status; None if it is still running.
+    """Describe how a process ended from its exit status, which is None while the process runs.
 
     >>> describe_exit(-9), describe_exit(3)
     ('was killed by SIGKILL', 'exited with status 3')

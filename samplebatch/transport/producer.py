@@ -41,7 +41,7 @@ _IMMUTABLE = (str, tuple, type, *{type(np.dtype(code)) for code in np.typecodes[
 
 
 class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Bytes of a reserved block, which is released with the last array over them unless it was sent."""
+    """Bytes of a reserved block; unless sent, the block is freed when the last array that views them is deleted."""
 
     __slots__ = ()
 
@@ -50,8 +50,8 @@ class Reservation:
     """Reserved block of the arena, whose columns are filled in place and sent without a copy.
 
     Created by `Producer.reserve`. `reservation["obs"]` is the array of a column in the block, with arbitrary initial
-    values. As a context manager it sends all rows at the end of the statement unless they were sent before; an
-    exception cancels the reservation.
+    values. As a context manager, a reservation sends all rows on exit unless they were sent before; an exception
+    cancels it.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Reservation:
         return self._plan.names[0]
 
     def _bytes(self) -> ReservedBytes:
-        """Return the bytes of the block, wrapped on first use, after which arrays may retain them."""
+        """Return the bytes of the block; from the first call on, arrays may retain them."""
         root = self._root
         if root is None:
             self._producer._own()
@@ -129,10 +129,10 @@ class Reservation:
         Parameters
         ----------
         rows_used
-            Number of rows to send, starting with the first row; default: all rows.
+            Number of rows to send, counted from the first row; default: all rows.
         extra
-            Further columns by name, which are copied: columns that cannot be filled in place, such as Python objects,
-            text, and rows of varying shape.
+            Additional columns by name, which are copied. These include columns that cannot be filled in place: Python
+            objects, text and rows of varying shape.
         timeout_s
             Maximum seconds to wait for a block for the extra columns, and for space in the pipe.
 
@@ -141,11 +141,11 @@ class Reservation:
         RowIndexError
             If `rows_used` is negative or greater than the number of reserved rows.
         ColumnMismatchError
-            If an extra column is in the block.
+            If an extra column has the name of a reserved column.
         ColumnLengthError, SequenceError
-            If the extra columns do not fit the rows.
+            If the extra columns are not valid columns of a batch with `rows_used` rows.
         ReleasedError
-            If the reservation was sent or cancelled before.
+            If the reservation has already been sent or cancelled.
         UntrustedPickleError
             If an extra column must be pickled and the channel does not allow it.
         ChannelTimeoutError
@@ -182,7 +182,7 @@ class Reservation:
     def _with_columns(
         self, rows: int, extra: Mapping[str, Any]
     ) -> tuple[Schema, dict[str, Any], list[npt.NDArray[np.uint8]]]:
-        """Return schema, metadata and additional buffers of the filled rows with extra columns."""
+        """Return schema, metadata and buffers of the filled rows and the extra columns."""
         block_columns, root = self._places(), self._bytes()
         added = SampleBatch(extra)
         columns: dict[str, Column] = {
@@ -207,7 +207,7 @@ class Reservation:
         return schema, metadata, encoder.buffers
 
     def cancel(self) -> None:
-        """Cancel the reservation; the block is released with the last array over it. Safe to call twice."""
+        """Cancel the reservation; the block is freed when its last array is deleted. Safe to call twice."""
         if self._is_open:
             self._is_open = False
             if self._root is None:
@@ -237,7 +237,7 @@ class Reservation:
 
 
 def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
-    """Return schema entries of columns specified by dtype, or by dtype and row shape.
+    """Create schema entries of columns that are specified by dtype, or by dtype and row shape.
 
     Raises ColumnTypeError if `columns` is not a mapping, or a column has no fixed number of bytes per row.
     """
@@ -279,7 +279,7 @@ def _wrong_column(name: Any, value: Any) -> errors.ColumnTypeError:
 
 
 def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
-    """Return whether two descriptions of columns are equal, in order and in immutable values."""
+    """Return whether two column descriptions have equal names and immutable values in the same order."""
     if type(columns) is not dict or len(columns) != len(previous):
         return False
     return all(
@@ -289,7 +289,7 @@ def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
 
 
 def row_count(rows: Any) -> int:
-    """Return a number of rows; raises RowIndexError if it is not an integer from 0."""
+    """Validate a number of rows; raises RowIndexError if it is not a non-negative integer."""
     if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 0:
         raise errors.RowIndexError(f"rows must be a whole number from 0, got {rows!r}")
     return int(rows)
@@ -312,9 +312,10 @@ _write = os.write
 class Producer(channel_end.ChannelEnd):
     """Sending end of a channel, created by `samplebatch.channel`.
 
-    It belongs to the first process that uses it; one thread at a time may use it. As a context manager, it closes
-    itself on exit, and reports an exception to the consumer; entering the `with` statement counts as use. A process
-    that has sent its end to another process should close its copy, as with `multiprocessing.Pipe`.
+    A producer belongs to the first process that uses it. One thread at a time may use it. As a context manager, a
+    producer is closed on exit, after reporting an exception, if any, to the consumer. Entering the `with` statement
+    counts as use. A process that has sent a producer to another process should close its own copy, as with
+    `multiprocessing.Pipe`.
     """
 
     _side = channel_end.PRODUCER
@@ -349,7 +350,7 @@ class Producer(channel_end.ChannelEnd):
 
     @property
     def sent(self) -> int:
-        """Number of sent batches; shows whether an interrupted `send` or `commit` has succeeded."""
+        """Number of sent batches. Its increase shows that an interrupted `send` or `commit` has succeeded."""
         return self._blocks.sent + self._blocks.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
@@ -362,16 +363,16 @@ class Producer(channel_end.ChannelEnd):
         timeout_s
             Maximum seconds to wait for a free block (back-pressure); unlimited if None.
         split
-            Whether a batch larger than half of the arena may be sent in parts of fewer rows: rows, complete sequences,
-            or the environment steps of a `MultiAgentBatch`. An error may leave some parts sent.
+            Whether a batch larger than half of the arena may be split and sent in parts. Splits are between rows,
+            complete sequences, or environment steps of a `MultiAgentBatch`. An error may leave some parts sent.
 
         Raises
         ------
         CapacityError
-            If the batch exceeds the arena, and is not or cannot be split.
+            If the batch exceeds the arena, and `split` is false or the batch cannot be split.
         ChannelTimeoutError
-            If no block is free within `timeout_s`; nothing is sent. The consumer frees blocks: a batch larger than half
-            of the arena must wait until the consumer has released all other batches.
+            If no block is free within `timeout_s`; nothing is sent. Blocks are freed by the consumer. A batch larger
+            than half of the arena may have to wait until the consumer has released all other batches.
         ChannelClosedError
             If the consumer has closed its end, or this end is closed.
         PeerDiedError
@@ -435,12 +436,12 @@ class Producer(channel_end.ChannelEnd):
         self._commit(frame.schema, rows, (block,), metadata_start, metadata, deadline)
 
     def reserve(self, columns: Mapping[str, Any], rows: int, timeout_s: float | None = None) -> Reservation:
-        """Reserve a block whose columns are filled in place, and sent by `Reservation.commit` without a copy.
+        """Reserve a block for columns that are filled in place and sent without a copy by `Reservation.commit`.
 
         Parameters
         ----------
         columns
-            NumPy or torch dtype of each column by name, or pairs of dtype and row shape.
+            NumPy or torch dtype of each column by name, or its pair of dtype and row shape.
         rows
             Number of rows to reserve.
         timeout_s
@@ -451,7 +452,7 @@ class Producer(channel_end.ChannelEnd):
         CapacityError
             If the rows exceed the arena.
         RowIndexError
-            If `rows` is not an integer from 0.
+            If `rows` is not a non-negative integer.
         ColumnTypeError
             If `columns` is not a mapping, or a column has no fixed number of bytes per row.
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
@@ -492,7 +493,7 @@ class Producer(channel_end.ChannelEnd):
         buffers: list[npt.NDArray[np.uint8]],
         timeout_s: float | None,
     ) -> None:
-        """Send the filled block of a reservation, which retains it if this fails."""
+        """Send the filled block of a reservation, which retains the block if sending fails."""
         deadline = None if timeout_s is None else deadline_of(timeout_s)
         self._blocks.settle()
         text = wire.write_metadata(schema, (rows,), (room,), metadata)
@@ -513,7 +514,7 @@ class Producer(channel_end.ChannelEnd):
     def _commit(
         self, schema: Schema, rows: Any, used: tuple[Block, ...], at: int, metadata: bytes, deadline: float | None
     ) -> None:
-        """Send the message that transfers blocks to the consumer; after an error `Blocks.is_sent` shows the result."""
+        """Send the message that transfers blocks to the consumer; after an error, `Blocks.is_sent` is correct."""
         blocks = self._blocks
         number = schema.number
         start, nbytes = used[0]
@@ -547,7 +548,7 @@ class Producer(channel_end.ChannelEnd):
             self._encoder.mark_known(schema)
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
-        """Write a message; wait while the pipe is full. `Blocks.is_sent` is correct after any error."""
+        """Write a message; wait while the pipe is full. After any error, `Blocks.is_sent` is correct."""
         if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         now = _monotonic()
@@ -589,13 +590,13 @@ class Producer(channel_end.ChannelEnd):
         return block
 
     def _ask_for_collection(self) -> None:
-        """Collect garbage in this process, and request it from the consumer, to find blocks in reference cycles."""
+        """Collect garbage here and request a collection by the consumer, to free blocks in reference cycles."""
         self._say(wire.STARVED)
         if self._blocks.reserved or self._peer_identity().pid == channel_end.this_process[0]:
             gc.collect()
 
     def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = channel_end.LONG_S) -> None:
-        """Wait for the consumer to return a block or to make room in the pipe.
+        """Wait until the consumer returns a block or makes space in the pipe.
 
         Raises ChannelTimeoutError if the timeout has elapsed, ChannelClosedError if the consumer has closed its end,
         and PeerDiedError if its process has died.
@@ -612,7 +613,7 @@ class Producer(channel_end.ChannelEnd):
             self._poll.modify(self._pipe, 0)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait for an action of the consumer and check that it is alive; raises the same errors as `_wait_until`."""
+        """Wait for the consumer and check that it is alive; raises the errors of `_wait_until` except the timeout."""
         if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         if self._peer_dead or (self._peer_fd is None and self._peer_has_died()):
@@ -646,7 +647,7 @@ class Producer(channel_end.ChannelEnd):
     def fail(self, reason: str, details: str = "") -> None:
         """Report to the consumer that this process cannot continue; `recv` raises WorkerError after all batches.
 
-        Waits only for space in the pipe, for at most a second. Nothing can be sent afterwards.
+        This method waits only for space in the pipe, for at most one second. Nothing can be sent afterwards.
 
         Parameters
         ----------

@@ -59,7 +59,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class _Mapping:
     """Mapped pages, unmapped when the last array over them is deleted.
 
-    Not `mmap.mmap`, which keeps a separate descriptor open while any view exists.
+    `mmap.mmap` is not used, because it keeps a duplicate descriptor open while any view exists.
     """
 
     def __init__(self, descriptor: int, nbytes: int, *, writable: bool) -> None:
@@ -83,14 +83,14 @@ class _Mapping:
 class Region:
     """Anonymous shared memory, identified by a descriptor.
 
-    It can be sent to child processes like the ends of a `multiprocessing.Pipe`: as an argument under every start
-    method, and through the queues and pipes of `multiprocessing`. The system frees the pages when the last process with
-    a mapping or descriptor has closed it or died, so no memory leaks.
+    A region can be sent to child processes like the ends of a `multiprocessing.Pipe`: as an argument under every start
+    method, and through the queues and pipes of `multiprocessing`. The system frees the pages when every process that
+    has a mapping or descriptor has closed it or died, so no memory leaks.
 
-    `create` reserves every page, so that missing memory raises an error immediately instead of a signal later.
+    `create` reserves every page, so that a lack of memory raises an error immediately and not a signal later.
 
     - `nbytes`: requested size of the memory in bytes.
-    - `writable`: whether this process has mapped it for writing.
+    - `writable`: whether this process has mapped the memory for writing.
 
     >>> with Region.create(1000) as region:
     ...     region.memory[:5] = b"hello"
@@ -138,8 +138,8 @@ class Region:
 
         - `descriptor`: descriptor in this process. The region then owns the descriptor; it is closed if this raises.
         - `nbytes`: expected size of the region in bytes.
-        - `sealed`: whether the memory must be sealed against shrinking, as by `create` if the system supports it.
-        - `writable`: whether to map the memory for writing; otherwise writing raises an error in NumPy.
+        - `sealed`: whether the memory must be sealed against shrinking; `create` seals it if the system supports seals.
+        - `writable`: whether to map the memory for writing; otherwise NumPy rejects writes.
 
         Raises FormatError if the memory has another size, is not shared memory, or is not sealed. Raises
         SharedMemoryError if it cannot be mapped.
@@ -157,7 +157,7 @@ class Region:
         return cls(descriptor, mapping, sealed=sealed, writable=writable)
 
     def read_only(self) -> Self:
-        """Map the same memory again, read-only, also in processes that receive the mapping."""
+        """Map the same memory again, read-only; processes that receive the new region also map it read-only."""
         return self.attach(os.dup(self.fileno()), self.nbytes, sealed=self._sealed, writable=False)
 
     @property
@@ -167,7 +167,7 @@ class Region:
 
     @property
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The bytes as an array of shape (nbytes,), which keeps the memory alive.
+        """Memory as an array of bytes, shape (nbytes,), which keeps the pages mapped.
 
         Raises ValueError if the region is closed.
         """
@@ -175,7 +175,7 @@ class Region:
 
     @property
     def memory(self) -> memoryview:
-        """The bytes, which keep the memory alive; raises the same errors as `array`."""
+        """Memory as a memoryview, which keeps the pages mapped; raises the same errors as `array`."""
         return self.array.data
 
     @property
@@ -184,18 +184,18 @@ class Region:
         return self._open().address
 
     def fileno(self) -> int:
-        """Return the descriptor; raises ValueError if the region is closed, or its descriptor is."""
+        """Return the descriptor; raises ValueError if the region or its descriptor is closed."""
         if self._descriptor < 0:
             raise ValueError("the region's descriptor is closed")
         return self._descriptor
 
     def warm(self, start: int = 0, stop: int | None = None) -> None:
-        """Map all pages of a range at once instead of each on first access.
+        """Map all pages of a range at once, not one by one on first access.
 
-        The first copy into fresh pages takes several times as long as later copies; mapping all pages at once costs
-        less than this difference. Kernels without this feature do nothing.
+        The first copy into fresh pages takes several times as long as later copies; mapping all pages at once takes
+        less time than it saves. Has no effect on kernels without this feature.
 
-        - `start`, `stop`: bytes; the range is extended to page boundaries.
+        - `start`, `stop`: range in bytes, which is extended to page boundaries.
         """
         mapping = self._open()
         start -= start % mmap.PAGESIZE
@@ -208,7 +208,7 @@ class Region:
     def discard(self, start: int) -> None:
         """Release the pages after an offset to the system; all processes read zeros there afterwards.
 
-        Later writes allocate new pages if memory is available. Systems without this feature do nothing.
+        Later writes allocate new pages if memory is available. Has no effect on systems without this feature.
 
         - `start`: offset in bytes, rounded up to a page boundary.
         """
@@ -218,13 +218,13 @@ class Region:
             _madvise(mapping.address + start, self.nbytes - start, mmap.MADV_REMOVE)
 
     def close_descriptor(self) -> None:
-        """Close the descriptor but not the memory; afterwards the region cannot be sent to another process."""
+        """Close the descriptor but keep the memory mapped; afterwards the region cannot be sent to another process."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._close(descriptor)
 
     def close(self) -> None:
-        """Release the memory, which remains mapped while arrays or views over it exist. Safe to call twice."""
+        """Release the memory, which remains mapped while arrays or views of the memory exist. Safe to call twice."""
         self._mapping = None
         self.close_descriptor()
 
@@ -316,8 +316,8 @@ def free_nbytes() -> int | None:
     """Return the estimated free memory in bytes; None if the system does not report it.
 
     The kernel allocates each page of shared memory on demand; if memory runs out, it kills a process instead of
-    returning an error. So callers that reserve a large region check this estimate first. Other processes may allocate
-    the memory at any time. Page cache counts as free memory.
+    returning an error. Therefore callers that reserve a large region check this estimate first. Other processes may
+    allocate the memory at any time. The page cache counts as free memory.
 
     >>> free = free_nbytes()
     >>> free is None or free > 0
@@ -336,7 +336,7 @@ def _machine() -> int | None:
 
 
 def _control_groups() -> Iterator[int | None]:
-    """Yield the remaining bytes of each control group that limits the process, for both versions of the interface."""
+    """Yield the remaining bytes of each control group (cgroup v1 or v2) that limits the process."""
     try:
         lines = _text(_GROUPS).splitlines()
     except OSError:
@@ -444,7 +444,7 @@ def fence() -> None:
 
 
 class SharedCounters:
-    """Atomic 64-bit counters in shared memory, each with one writer at a time, for boards and parcels.
+    """Atomic 64-bit counters in shared memory; each has one writer at a time.
 
     - `memory`: bytes at an address that is a multiple of 8, kept alive by this object.
     - `count`: number of counters.

@@ -1,6 +1,7 @@
 """Schema: names, types and shapes of the columns of a message, without their number of rows.
 
-A schema is sent to the other process once; later messages refer to its number. Columns whose rows have equal shapes are
+A schema is sent to the other process once; later messages refer to it by number. Columns whose rows have equal shapes
+are
 fixed: their offsets in a block depend only on the number of rows (`Plan`). All other columns are variable: each message
 describes them.
 """
@@ -65,7 +66,7 @@ class Fixed(NamedTuple):
     - `name`: dotted name; empty in a nested batch, whose structure has the names.
     - `dtype`: dtype of the bytes in the block.
     - `row_shape`: shape of one row, or of a value without a row axis.
-    - `torch`: name of the torch dtype if it is a tensor.
+    - `torch`: name of the torch dtype if the column is a tensor.
     - `form`: `WHOLE`, `SCALAR`, `GRADIENT`, several of them, `BARE`, or nothing.
     """
 
@@ -92,8 +93,8 @@ class Part(NamedTuple):
 
     - `label`: policy id in a `MultiAgentBatch`, otherwise empty.
     - `columns`: columns in order.
-    - `structure`: nesting of the columns. For a `SampleBatch` the JSON of its nested columns; for a `Batch` pairs of a
-      name and its structure: None for a leaf (the next column), or nested pairs.
+    - `structure`: nesting of the columns. For a `SampleBatch`, this is the JSON of its nested columns. For a `Batch`,
+      these are pairs of a name and its structure: None for a leaf (the next column), or nested pairs.
     - `nested`: decoded structure of a `SampleBatch`'s nested columns.
     - `has_variable`: whether a column is variable.
     - `flags`: flags of the batch, with its action unit; a message may override them.
@@ -130,9 +131,8 @@ class Plan:
     - `parts`: places of each part's fixed columns, in order.
     - `nbytes`: bytes from the start of the block to the end of the last column, rounded up.
     - `roomy_nbytes`: `nbytes` plus space for short metadata.
-    - `names`: places of each part by name, or by number in a nested batch.
-    - `by_name`: columns of a single part if nothing else is needed: arrays of equal length of a `SampleBatch` without
-      sequences.
+    - `names`: places of each part's columns, by name or, in a nested batch, by number.
+    - `by_name`: places by name if the message is a single `SampleBatch` of arrays of equal length without sequences.
     """
 
     __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "roomy_nbytes")
@@ -155,7 +155,7 @@ class Plan:
         ]
 
     def targets(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Return the result of `arrays` from a cache, because blocks are reused."""
+        """Return the cached result of `arrays`; blocks are reused, so `start` values recur."""
         targets = self._targets.get(start)
         if targets is None:
             if len(self._targets) >= _MAX_TARGETS:
@@ -173,7 +173,7 @@ class Schema:
 
     - `kind`: `SAMPLE_BATCH`, `MULTI_AGENT_BATCH` or `NESTED_BATCH`.
     - `parts`: one part; in a `MultiAgentBatch` one per policy.
-    - `number`: number by which messages refer to the schema, once the other process has it.
+    - `number`: number by which messages refer to the schema after the other process has received it.
     - `is_plain`: whether it is a `SampleBatch` of arrays without sequences.
     """
 
@@ -194,7 +194,7 @@ class Schema:
         self._simple_plans: dict[int, Plan] = {}
 
     def simple_plan(self, rows: int) -> Plan:
-        """Lay out one part whose columns have equal length and are fully used."""
+        """Compute the layout of one part whose columns have equal length and no spare rows."""
         plan = self._simple_plans.get(rows)
         if plan is None:
             if len(self._simple_plans) >= _MAX_PLANS:
@@ -203,10 +203,10 @@ class Schema:
         return plan
 
     def plan(self, rooms: Rows, rows: Rows) -> Plan:
-        """Lay out the columns of a message.
+        """Compute the layout of a message's columns.
 
         - `rooms`: number of rows to allocate.
-        - `rows`: number of rows in use, starting with the first.
+        - `rows`: number of rows in use, counted from the first row.
         """
         plan = self._plans.get((rooms, rows))
         if plan is None:
@@ -242,7 +242,7 @@ class Schema:
         return Plan(parts, at, names, is_plain=self.is_plain and type(rows[0]) is int)
 
     def forget_targets(self) -> None:
-        """Release references to the memory that columns were copied to."""
+        """Release cached references to memory that columns were copied to."""
         for plan in (*self._plans.values(), *self._simple_plans.values()):
             plan.forget_targets()
 
@@ -284,7 +284,7 @@ class Schema:
 
 
 def _unit(part: Part) -> list[Any]:
-    """Return the optional last entry of a part's description: its action unit."""
+    """Return the action unit of a part, which is the optional last entry of its description."""
     unit = part.flags.action_unit
     return [] if unit is None else [unit.describe()]
 
@@ -322,7 +322,7 @@ def _column(plain: Any) -> Fixed | Variable:
 
 
 def _plain_label(label: PolicyID) -> str | int:
-    """Return a policy id for JSON; NumPy integers become Python integers."""
+    """Convert a policy id to a JSON-serializable value; NumPy integers become Python integers."""
     return label if isinstance(label, str) else int(label)
 
 
@@ -364,7 +364,7 @@ def _check_tree(structure: Any, count: int) -> None:
 
 
 def freeze(nested: Mapping[str, Any]) -> str:
-    """Convert the structure of nested columns to JSON, which can be compared; empty without nested columns.
+    """Convert the structure of nested columns to comparable JSON; empty if no columns are nested.
 
     >>> freeze({}), freeze({"obs": {"camera": None}})
     ('', '{"obs": {"camera": null}}')

@@ -40,17 +40,18 @@ _lingering_process = 0
 def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = LINGER_S) -> None:
     """Send batches in `multiprocessing` queues and pipes through shared memory.
 
-    Afterwards every `SampleBatch`, `MultiAgentBatch` and `Batch` that this process puts into a `multiprocessing.Queue`,
-    sends through a `Pipe` or returns from a `Pool` or a `ProcessPoolExecutor`, alone or inside other objects, is copied
-    once, to shared memory, where the receiving process reads it. Batches of less than 128 KiB remain in the pickle. A
-    received batch is writable and belongs to the receiver; its memory is freed with the last array over it.
+    Afterwards this process copies every `SampleBatch`, `MultiAgentBatch` and `Batch` that it sends once, to shared
+    memory, where the receiving process reads it. This applies to a `multiprocessing.Queue`, a `Pipe`, and the results
+    of a `Pool` or a `ProcessPoolExecutor`, and to batches inside other objects. Batches of less than 128 KiB remain in
+    the pickle. A received batch is writable and belongs to the receiver; its memory is freed when the last array that
+    views it is deleted.
 
     Call this function in every sending process; receiving processes need no call. A further call replaces the settings.
 
     The memory has no name in the file system, so it cannot leak if a process is killed. The sender must run until the
-    receiver has the batch, so a child process waits before it exits, up to `linger_s`. If it is killed or calls
-    `os._exit`, batches that were not received are lost. With 128 batches in transit, or too little shared memory,
-    batches remain in the pickle.
+    receiver has the batch, so a child process waits before it exits, up to `linger_s`. If the sender is killed or calls
+    `os._exit`, batches that were not received are lost. If 128 batches are in transit or shared memory is exhausted,
+    further batches remain in the pickle.
 
     Parameters
     ----------
@@ -58,12 +59,13 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
         Bytes of shared memory that the process retains for reuse, because copying to warm memory takes a fraction of
         the time. The receiver frees memory beyond this size.
     linger_s
-        Maximum seconds that an exiting child process waits until its batches are received, while its parent runs.
+        Maximum seconds that an exiting child process waits until its batches are received. It stops waiting if its
+        parent ends.
 
     Raises
     ------
     ValueError
-        If a number is negative, or not a number.
+        If `keep_nbytes` or `linger_s` is negative or not a number.
 
     Examples
     --------
@@ -90,7 +92,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
 
 
 def disable_shared_pickling() -> None:
-    """Disable shared memory for pickled batches, and free the retained memory. Safe to call twice.
+    """Stop sending batches through shared memory, and free the retained memory. Safe to call twice.
 
     Batches in transit still arrive.
     """
@@ -132,7 +134,7 @@ def _unpack(head: bytes, buffers: list[bytearray]) -> Any:
 
 
 def _linger_at_exit() -> None:
-    """Wait at the end of a child process; a main process has already waited for its children."""
+    """Register the wait for unreceived batches in a child process; a main process waits for its children."""
     global _lingering_process
     if multiprocessing.parent_process() is not None and _lingering_process != os.getpid():
         _lingering_process = os.getpid()

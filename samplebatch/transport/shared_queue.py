@@ -1,13 +1,13 @@
 """SharedQueueMemory: shared memory for messages whose receivers are not known when they are sent.
 
 Each message has its own region, a parcel. The pickle contains its address; the process that unpickles it opens the
-sender's descriptor and maps the region. A few words at the start of the region identify its owner::
+sender's descriptor and maps the region. The words at the start of the region record its state and owner::
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
-The sender writes the first transition, the receiver the others, so there is no lock that a dead process could hold. On
-every send, the sender checks the oldest parcels: free parcels are reused while their memory is warm, and parcels of
-dead processes are released.
+The sender writes the first transition, and the receiver writes the others. No lock is needed that a dead process could
+hold. On every send, the sender checks the oldest parcels: free parcels are reused while their memory is warm, and
+parcels of dead processes are released.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Address(NamedTuple):
     """Address of a parcel.
 
     - `handle`: path of the sender's descriptor, or a duplicate that `multiprocessing` provides.
-    - `token`: random number at the start of the region: detects another file with the same descriptor number.
+    - `token`: random number at the start of the region, which detects another file with the same descriptor number.
     - `generation`: number of the message in this region.
     - `nbytes`: size of the region in bytes.
     - `is_reused`: whether the sender reuses the region. Otherwise the receiver releases its pages.
@@ -66,7 +66,7 @@ class Address(NamedTuple):
 
 
 class _Parcel:
-    """Region of the memory, in the sending process."""
+    """Region with one message, in the sending process."""
 
     def __init__(self, nbytes: int, *, is_reused: bool) -> None:
         self.region = Region.create(nbytes)
@@ -90,7 +90,7 @@ class _Parcel:
         return Address(handle, self._token, self._generation, self.nbytes, self.is_reused)
 
     def is_abandoned(self) -> bool:
-        """Return whether the process that holds the parcel is dead; checked at most periodically."""
+        """Return whether the receiver of the parcel is dead; False until the next periodic check."""
         words, now_s = self.words, time.monotonic()
         if words[_STATE] != _HELD or now_s < self._next_look_s:
             return False
@@ -101,7 +101,7 @@ class _Parcel:
 class SharedQueueMemory:
     """Shared memory of a process for batches in `multiprocessing` queues and pipes.
 
-    - `keep_nbytes`: maximum size of memory that is retained for further messages, in bytes; `keep` changes it.
+    - `keep_nbytes`: maximum bytes of memory that are retained for further messages; `keep` changes the limit.
     - `by_path`: whether receivers can open the sender's descriptors by their paths.
 
     >>> memory = SharedQueueMemory(keep_nbytes=1 << 20)
@@ -125,8 +125,7 @@ class SharedQueueMemory:
 
         Returns
         -------
-        The address of the parcel and the span of each buffer; None if too many parcels are in transit or memory is
-        exhausted.
+        Address of the parcel and span of each buffer; None if too many parcels are in transit or memory is exhausted.
         """
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         spans, end = [], _HEAD_NBYTES
@@ -141,10 +140,10 @@ class SharedQueueMemory:
         return None if address is None else (address, spans)
 
     def write(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> tuple[Address, Span] | None:
-        """Send a parcel with one buffer, which a function writes.
+        """Send a parcel with one buffer that a function fills.
 
         - `nbytes`: the size of the buffer.
-        - `write`: called with the memory, shape (nbytes,). If it raises, the parcel is not sent.
+        - `write`: function that fills the memory, shape (nbytes,). If it raises, the parcel is not sent.
 
         Returns
         -------
@@ -175,7 +174,7 @@ class SharedQueueMemory:
         return address
 
     def keep(self, nbytes: int) -> None:
-        """Set the maximum bytes retained for reuse, and free the excess."""
+        """Set the maximum bytes that are retained for reuse, and free memory beyond it."""
         with self._lock:
             self.keep_nbytes = nbytes
             self._take_back(MAX_PARCELS)
@@ -207,7 +206,7 @@ class SharedQueueMemory:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Free all regions: received messages remain valid in their receivers; other messages are lost."""
+        """Free all regions. Received messages remain valid in their receivers; other messages are lost."""
         with self._lock:
             parcels = [*self._sent, *self._retained]
             self._sent.clear()
@@ -216,7 +215,7 @@ class SharedQueueMemory:
             parcel.region.close()
 
     def _find(self, nbytes: int) -> Callable[[], _Parcel] | None:
-        """Return a function that provides a reused or new parcel; None if too many parcels are in use."""
+        """Return a function that provides a reused or new parcel, or None if too many parcels are in transit."""
         self._take_back(_LOOKED_AT)
         size = _round_up(nbytes)
         fitting = [parcel for parcel in self._retained if size <= parcel.nbytes <= 2 * size]
@@ -232,7 +231,7 @@ class SharedQueueMemory:
         return partial(_make_parcel, size, nbytes, is_reused=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
-        """Free least recently used regions to retain `nbytes` more; return how many bytes may be retained."""
+        """Free least recently used regions to retain `nbytes` more; return how many more bytes may be retained."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._retained) if parcel.is_reused)
         while self._retained and (
             room < nbytes or len(self._sent) + len(self._retained) + len(self._filling) >= MAX_PARCELS
@@ -265,7 +264,7 @@ def _make_parcel(nbytes: int, used_nbytes: int, *, is_reused: bool) -> _Parcel:
 
 
 class _Hold:
-    """Parcel in the receiving process, returned with the last array over it."""
+    """Parcel in the receiving process, released when the last array that views it is deleted."""
 
     def __init__(self, region: Region, address: Address) -> None:
         words = SharedCounters(region.array, _WORDS)
@@ -335,7 +334,7 @@ def _open(handle: Any) -> int:
 
 
 def _round_up(nbytes: int) -> int:
-    """Round up by at most a sixty-fourth, so that messages of similar size can reuse a region.
+    """Round up a size to pages or to steps of about 1/64, so that messages of similar size can reuse a region.
 
     >>> _round_up(1), _round_up(100_000), _round_up(16 << 20)
     (4096, 102400, 16777216)

@@ -1,10 +1,11 @@
-"""Wire: messages of a channel's pipe, 64 bytes each, and the metadata that a message may have in its block.
+"""Wire format: 64-byte messages in a channel's pipe, and optional metadata in a message's block.
 
-A message is written by one call and is shorter than the system's atomic write, so it arrives completely or not at
-all: its arrival commits everything that it refers to.
+One call writes a message, which is shorter than the system's limit for atomic writes, so it arrives completely or not
+at all. Its arrival commits everything that it refers to.
 
-The metadata is JSON: the numbers of rows if they differ, flags, the headers of variable columns, whose buffers follow
-the metadata, and a schema that is new to the consumer. Most messages have no metadata.
+The metadata is JSON. It contains the numbers of rows if columns differ in them, flags, the headers of variable columns,
+and a schema that is new to the consumer. The buffers of variable columns follow the metadata. Most messages have no
+metadata.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class Message(NamedTuple):
     - `kind`: `BATCH`, `FAILURE`, `END`, `HELLO` or `STARVED`.
     - `flags`: `DEFINES` or nothing.
     - `schema`: number of the schema.
-    - `ident`: increasing number of the message, by which its blocks are returned.
+    - `ident`: increasing number of the message; the consumer returns the message's blocks by this number.
     - `start`, `nbytes`: start of the block, relative to the arena, and its size.
-    - `metadata_start`, `metadata_nbytes`, `metadata_sum`: start of the metadata, its size, 0 if there is none, and its
+    - `metadata_start`, `metadata_nbytes`, `metadata_sum`: start of the metadata, its size (0 without metadata), and its
       checksum.
-    - `rows`: rows of every fixed column, unless the metadata declares them.
+    - `rows`: number of rows of every fixed column, unless the metadata contains row counts.
     """
 
     kind: int
@@ -126,7 +127,7 @@ PLAIN: Final = frozenset((type(None), str, bool, int, float))
 
 
 def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, Any]) -> bytes:
-    """Serialize the metadata of a message; empty if the schema's number and one number of rows suffice."""
+    """Serialize the metadata of a message; empty if a schema number and one row count describe the message."""
     simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
     if schema.number is not None and simple:
         return pack_metadata(metadata) if metadata else b""
@@ -146,7 +147,7 @@ def size_of(metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> int:
 
 
 def put(memory: npt.NDArray[np.uint8], start: int, metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
-    """Copy metadata to their offset, followed by the buffers of variable columns."""
+    """Copy metadata to an offset, followed by the buffers of variable columns."""
     memory[start : start + len(metadata)] = np.frombuffer(metadata, np.uint8)
     at = start + align(len(metadata))
     for buffer in buffers:
@@ -160,7 +161,7 @@ def pack_metadata(metadata: dict[str, Any]) -> bytes:
 
 
 def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
-    """Parse metadata; raises FormatError if the checksum differs, or the bytes are not JSON."""
+    """Parse metadata; raises FormatError if the bytes do not match the checksum or are not JSON."""
     if crc32(raw) != checksum:
         raise FormatError("a message's metadata must match its checksum; it is damaged")
     try:
@@ -210,7 +211,7 @@ def flags_of(plain: Any) -> Flags:
 
 
 def count_of(value: Any) -> int:
-    """Validate a count from another process; raises FormatError if it is not an integer from 0."""
+    """Validate a count from another process; raises FormatError if it is not a non-negative integer."""
     if type(value) is not int or value < 0:
         raise FormatError("a message's counts must be integers from 0")
     return value
