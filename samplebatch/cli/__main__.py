@@ -1,4 +1,4 @@
-"""`python -m samplebatch.cli`, which is the command `samplebatch`."""
+"""Entry point of `python -m samplebatch.cli`, which is equivalent to the command `samplebatch`."""
 
 from samplebatch.cli.application import main
 

@@ -1,4 +1,4 @@
-"""`samplebatch collect`, `inspect` and `verify`."""
+"""Commands `samplebatch collect`, `samplebatch inspect` and `samplebatch verify`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ AnyBatch = SampleBatch | MultiAgentBatch
 
 
 class Destination(ABC):
-    """Destination of fragments; `finish` writes them and returns them as one batch.
+    """Destination of collected fragments; `finish` writes pending fragments and returns all fragments as one batch.
 
     - `fragments`: number of added fragments.
-    - `env_steps`, `agent_steps`: environment steps and agent steps in these fragments.
+    - `env_steps`, `agent_steps`: number of environment steps and of agent steps in these fragments.
     """
 
     fragments = env_steps = agent_steps = 0
@@ -61,11 +61,11 @@ class Destination(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[AnyBatch, int]:
-        """Write pending steps; return all steps and their size on disk in bytes."""
+        """Write pending fragments; return all steps, and the number of bytes written."""
 
 
 class OneFile(Destination):
-    """A single Arrow or Parquet file, written at the end; an existing file is replaced."""
+    """Single Arrow or Parquet file, which is written by `finish` and replaces an existing file."""
 
     def __init__(self, path: Path) -> None:
         form_to_write(path)
@@ -85,7 +85,7 @@ class OneFile(Destination):
 
 
 class Folder(Destination):
-    """A dataset folder to which every fragment is appended as a Parquet file."""
+    """Dataset folder to which every fragment is appended as a Parquet file."""
 
     def __init__(self, path: Path) -> None:
         self._dataset = Dataset(path)
@@ -96,18 +96,21 @@ class Folder(Destination):
         self._nbytes += self._dataset.extend(fragment).stat().st_size
 
     def finish(self) -> tuple[AnyBatch, int]:
-        """Return all steps of the folder, and the bytes written by this run."""
+        """Return all steps in the folder, and the number of bytes that this run has written."""
         batch: Any = self._dataset.read()
         return batch, self._nbytes
 
 
 def destination(path: Path) -> Destination:
-    """Return the destination for a path: a folder if it exists as one or has no suffix, otherwise a file."""
+    """Return a `Folder` if the path is an existing folder or has no suffix, otherwise a `OneFile`."""
     return Folder(path) if path.is_dir() or not path.suffix else OneFile(path)
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read a file or folder of any format as a batch; rows of a buffer are in time order. Raises as `load` does."""
+    """Read a file or folder of any format as a batch; rows of a buffer are in time order.
+
+    Raises the same errors as `load`.
+    """
     return _as_rows(saving.load(path, allow_pickle=allow_pickle, verify=True))
 
 
@@ -127,7 +130,7 @@ _MAX_NAMED = 5
 
 
 def title_of(path: Path, loaded: Any, batch: AnyBatch) -> str:
-    """Describe the type of a file or folder, for the title of its page.
+    """Describe the type of a file or folder, for the title of an HTML page.
 
     >>> steps = SampleBatch(rewards=[1.0, 2.0])
     >>> title_of(Path("cart.parquet"), steps, steps)
@@ -177,7 +180,7 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """Unit of `total`."""
+        """Unit of `total`: steps or episodes."""
         return "steps" if self.steps else "episodes"
 
 
@@ -245,7 +248,7 @@ def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
 
 
 def find_policies(texts: Sequence[str], *, allow_pickle: bool = False) -> Any:
-    """Return the policies that `--policy` specifies: one for all agents, or one per id.
+    """Return the policies that `--policy` specifies: one for all agents, or one per policy id.
 
     >>> find_policies(["wolf=random", "sheep=random"], allow_pickle=False)
     {'wolf': 'random', 'sheep': 'random'}
@@ -304,9 +307,9 @@ def _show(
 
 
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:
-    """Print the columns and episodes of a file, optionally plot them and write a page; return the exit status.
+    """Print the columns and episodes of a file, and optionally write a plot and an HTML page; return the exit status.
 
-    For a training log, or the folder of a run, print and plot the learning curves.
+    For a training log or the folder of a training run, print and plot the learning curves.
     """
     if plot is not None:
         check_picture(plot)
@@ -330,7 +333,7 @@ def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, a
 
 
 def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
-    """Compare two files column by column for each policy, and return the exit status."""
+    """Compare the columns of two files for each policy, and return the exit status."""
     sides = [read_any(path, allow_pickle=allow_pickle) for path in (first, second)]
     policies = [side.as_multi_agent().policy_batches for side in sides]
     for path, side in zip((first, second), sides, strict=True):
@@ -371,7 +374,7 @@ def _cells(name: str, batch: SampleBatch) -> tuple[str, str, str]:
 
 
 def verify(path: Path) -> int:
-    """Print for each file whether it is intact; return the exit status, 1 if a file is damaged."""
+    """Print whether each file is intact; return the exit status, which is 1 if a file is damaged."""
     reports = saving.verify(path)
     rows = []
     for report in reports:

@@ -44,7 +44,7 @@ Curves = Mapping[str, LearningCurve]
 
 
 def show_curves(log: SampleBatch) -> None:
-    """Print the curve of returns as a plot, and other curves as rows of a table."""
+    """Print the curve of returns as a plot, and all other curves as rows of a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -67,7 +67,7 @@ def show_curves(log: SampleBatch) -> None:
 
 
 def blocks(values: npt.NDArray[np.float64], width: int = _POINTS) -> str:
-    """Plot numbers as a line of block characters; more than `width` numbers are averaged.
+    """Plot numbers as a line of block characters; if there are more than `width` numbers, neighbours are averaged.
 
     >>> blocks(np.array([0.0, 1.0, 2.0, 7.0]))
     '▁▂▃█'
@@ -81,7 +81,7 @@ def blocks(values: npt.NDArray[np.float64], width: int = _POINTS) -> str:
 
 
 def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
-    """Plot a curve over its steps with characters, from its minimum to its maximum.
+    """Plot a learning curve over its steps with text characters; the axis extends from its minimum to its maximum.
 
     >>> curve = LearningCurve("env_step", np.array([0, 10, 20]), np.array([1.0, 2.0, 3.0]))
     >>> for line in draw_text("return", curve, width=5, height=3):
@@ -97,10 +97,10 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
     steps, values = curve.steps[is_finite], curve.values[is_finite]
     if not len(values):
         return [f"{for_terminal(name)} over {for_terminal(curve.unit)}: no finite values"]
-    columns = _places(steps.astype(np.float64), width)
+    columns = _quantize(steps.astype(np.float64), width)
     means = np.bincount(columns, values, minlength=width) / np.maximum(np.bincount(columns, minlength=width), 1)
     filled = np.unique(columns)
-    rows = _places(means[filled], height)
+    rows = _quantize(means[filled], height)
     grid = np.full((height, width), " ")
     grid[height - 1 - rows, filled] = "•"
     labels = {0: number(float(means[filled].max())), height - 1: number(float(means[filled].min()))}
@@ -113,7 +113,7 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
 
 
 def draw_curves(log: SampleBatch, path: str | os.PathLike[str]) -> None:
-    """Plot the learning curves of a log: returns of tests and training, then metrics of updates, of all policies."""
+    """Plot the learning curves of a log: test and training returns, and update metrics of all policies."""
     _figure(learning_curves(newest_metrics(log))).savefig(path)
 
 
@@ -161,7 +161,7 @@ def _figure(curves: Curves) -> Figure:
 
 
 def _returns(curves: Curves) -> dict[str, str]:
-    """Return the names of return curves by label: in total, per policy if there are several, and over seeds."""
+    """Return a mapping from labels to names of return curves: in total, per policy if several, and over seeds."""
     names: dict[str, str] = {}
     for total in _RETURNS:
         scope = total.partition("/")[0]
@@ -187,7 +187,7 @@ def _draw_return(axes: Axes, curves: Curves, name: str, label: str, color: str) 
 
 
 def _fill_interval(axes: Axes, curves: Curves, name: str, color: Any) -> bool:
-    """Shade the interval of a metric over seeds; return whether the log has one."""
+    """Shade the interval of a metric over seeds; return whether the log contains the interval."""
     low, high = (curves.get(f"{name}/{end}") for end in ("low", "high"))
     if low is None or high is None:
         return False
@@ -196,7 +196,10 @@ def _fill_interval(axes: Axes, curves: Curves, name: str, color: Any) -> bool:
 
 
 def _panels(curves: Curves) -> dict[str, dict[str, str]]:
-    """Group metrics of updates into plots: metric names by policy (empty if there is one), by plot title."""
+    """Group update metrics into plots: a mapping from plot title to metric names by policy id.
+
+    The policy id is empty if there is only one policy.
+    """
     panels: dict[str, dict[str, str]] = {}
     for name in curves:
         if name.startswith("update/") and not name.startswith(FACTS) and name.rpartition("/")[2] not in _SUMMARY:
@@ -208,7 +211,7 @@ def _panels(curves: Curves) -> dict[str, dict[str, str]]:
 
 
 def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
-    """Return the values, or the means of `width` runs if there are more values."""
+    """Return the values, or the means of `width` contiguous parts if there are more than `width` values."""
     if len(values) <= width:
         return values
     edges = np.linspace(0, len(values), width + 1).astype(int)[:-1]
@@ -217,8 +220,8 @@ def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float6
     return means
 
 
-def _places(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
-    """Quantize values to `count` levels between their minimum and maximum."""
+def _quantize(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+    """Quantize values to `count` levels between their minimum and their maximum."""
     span = float(np.ptp(values)) or 1.0
     levels: npt.NDArray[np.int64] = ((values - values.min()) / span * (count - 1)).round().astype(np.int64)
     return levels

@@ -1,4 +1,4 @@
-"""`samplebatch train` with several seeds: supervised runs, and mean and interval of their metrics."""
+"""Training with several seeds: supervision of the runs, and means and intervals of their metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MIN_QUARTILES = 4
 
 
 def train_any(training: Training, folder: Path | None, *, plot: Path | None = None, allow_pickle: bool = False) -> int:
-    """Train one run or several seeds, in a new folder or the default one, and return the exit status."""
+    """Train one run or several seeds in a new folder, and return the exit status; None is the default folder."""
     if training.seeds is None:
         target = new_folder(training, folder, FILE)
         return run_training(training, target, is_resumed=False, plot=plot, allow_pickle=allow_pickle)
@@ -68,7 +68,7 @@ def train_any(training: Training, folder: Path | None, *, plot: Path | None = No
 
 
 def resume_any(folder: Path, flags: Mapping[str, Any], *, plot: Path | None = None, allow_pickle: bool = False) -> int:
-    """Resume the run or the unfinished seeds in a folder, and return the exit status."""
+    """Resume the run, or all unfinished seeds, in a folder; return the exit status."""
     parallel = flags["parallel"]
     training = read_resumed(folder, {**flags, "parallel": None}, allow_pickle=allow_pickle)
     if training.seeds is not None:
@@ -134,14 +134,14 @@ def folder_of(folder: Path, seed: object) -> Path:
 
 
 class Experiment:
-    """Runs with several seeds, each in a child process.
+    """Training runs with several seeds, each in its own child process.
 
-    - `training`, `folder`: options of the runs, and the parent folder with one folder per seed.
-    - `allow_pickle`: whether resumed runs may unpickle.
+    - `training`, `folder`: options of the runs, and the parent folder, which contains one folder per seed.
+    - `allow_pickle`: whether resumed runs may load pickled objects.
 
     Its attributes:
     - `seeds`: seeds of all runs.
-    - `failed`: how the failed runs of this process ended, by seed.
+    - `failed`: description of how each failed run of this process ended, by seed.
     """
 
     def __init__(self, training: Training, folder: Path, *, allow_pickle: bool = False) -> None:
@@ -153,11 +153,11 @@ class Experiment:
 
     @property
     def finished(self) -> list[int]:
-        """Seeds whose runs are complete, in ascending order."""
+        """Seeds of complete runs, in ascending order."""
         return sorted(self._finished)
 
     def load_status(self) -> None:
-        """Read which runs are complete; raises FormatError if the file is damaged."""
+        """Read the status of each run; raises FormatError if the status file is damaged."""
         path = self._folder / STATUS
         try:
             status = json.loads(path.read_text())
@@ -166,17 +166,17 @@ class Experiment:
             raise FormatError(f"{str(path)!r} must be a JSON object with the status of each seed: {error}") from error
 
     def save_status(self) -> None:
-        """Write the status of each run that ended."""
+        """Write the status of each run that has ended."""
         status = dict.fromkeys(self.finished, _FINISHED) | self.failed
         with replacing(self._folder / STATUS) as file:
             file.write(json.dumps(status).encode())
 
     def request_stop(self) -> None:
-        """Start no further children, and make running ones save checkpoints and exit; safe in signal handlers."""
+        """Start no further runs, and request running ones to save checkpoints and exit; callable in signal handlers."""
         self._stop_requested = True
 
     def run(self) -> None:
-        """Run all seeds that are not finished, a limited number at a time, and wait for them."""
+        """Run all unfinished seeds, at most `parallel` at a time, and wait until all runs have ended."""
         pending = [seed for seed in self.seeds if seed not in self._finished]
         limit = self._training.parallel or max(1, _processors() // (1 + self._training.workers))
         running: list[SeedRun] = []
@@ -213,7 +213,7 @@ class Experiment:
 
 
 class SeedRun:
-    """Child process that trains one seed, with its output.
+    """Child process that trains one seed, and reader of its output.
 
     - `seed`, `process`: seed of the run, and the process.
     """
@@ -233,17 +233,17 @@ class SeedRun:
 
     @property
     def waits_on(self) -> list[Any]:
-        """Objects that are ready when there is output, or the process has exited."""
+        """Objects that become ready when output is available or the process has exited."""
         return [self.process.sentinel, *([self._output] if self._has_output else [])]
 
     def request_stop(self) -> None:
-        """Make the process save a checkpoint and exit."""
+        """Request the process to save a checkpoint and exit."""
         if not self._is_stopping:
             self._is_stopping = True
             self.process.terminate()
 
     def read_lines(self) -> list[str]:
-        """Return the complete lines of new output."""
+        """Return the complete lines of output since the last call."""
         while self._has_output and self._output.poll(0):
             part = os.read(self._output.fileno(), 1 << 16)
             self._has_output = bool(part)
@@ -252,7 +252,7 @@ class SeedRun:
         return [line.decode(errors="replace") for line in lines]
 
     def close(self) -> tuple[ChildExit, str]:
-        """Release the exited process; return how it ended, and a last incomplete line."""
+        """Release the exited process; return how it ended, and the last line of output if it is incomplete."""
         end = wait_for_exit(self.process, _GRACE_S)
         self._output.close()
         self.process.close()
@@ -260,7 +260,7 @@ class SeedRun:
 
 
 def train_seed(output: Connection, training: Training, folder: Path, allow_pickle: bool) -> None:
-    """Train one seed in this child process, or resume it from its checkpoint, with output to a pipe."""
+    """Train one seed in this child process, or resume it from a checkpoint; the output is sent to a pipe."""
     begin_child()
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
@@ -286,7 +286,7 @@ def _processors() -> int:
 
 
 def write_combined(runs: Sequence[Path], folder: Path) -> None:
-    """Write the log of an experiment: mean and interval of each learning metric over the runs in folders."""
+    """Write the log of an experiment, which contains the mean and interval of each learning metric over all runs."""
     log = TrainingLog(folder / LOG)
     for name, curve in combine_curves([learning_curves(run / LOG) for run in runs]).items():
         scope, _, metric = name.partition("/")
@@ -296,11 +296,11 @@ def write_combined(runs: Sequence[Path], folder: Path) -> None:
 
 
 def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, LearningCurve]:
-    """Return mean and interval over runs of each learning metric that all runs have.
+    """Compute the mean and interval over runs of each learning metric that exists in all runs.
 
-    The curve of a name is the mean, and the curves `NAME/low` and `NAME/high` are the ends of its 95 % percentile
-    bootstrap interval over runs. From four runs on, `test/returns_stat/mean/iqm` is the interquartile mean, with its
-    interval.
+    The curve `NAME` is the mean of a metric, and the curves `NAME/low` and `NAME/high` are the ends of its 95 %
+    percentile bootstrap interval over runs. With four or more runs, `test/returns_stat/mean/iqm` is the interquartile
+    mean, whose interval is computed in the same way.
 
     >>> curves = [
     ...     LearningCurve("update_step", np.array([1, 2]), np.array([loss, 2 * loss]))
@@ -332,9 +332,9 @@ def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, Lea
 
 
 def align_curves(curves: Sequence[LearningCurve]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Return the steps of all curves, shape (n,), and the values there, shape (curves, n).
+    """Return common steps for all curves, shape (n,), and the values at these steps, shape (curves, n).
 
-    Curves with different steps are interpolated linearly, within the range that all curves have.
+    Curves with different steps are interpolated linearly, within the range that is common to all curves.
 
     >>> short = LearningCurve("env_step", np.array([0, 10]), np.array([0.0, 1.0]))
     >>> long = LearningCurve("env_step", np.array([5, 15]), np.array([2.0, 4.0]))
@@ -373,7 +373,9 @@ def mean_of(values: Floats) -> Floats:
 
 
 def interquartile_mean(values: Floats) -> Floats:
-    """Return the mean over the first axis without the lowest and the highest quarter, like rliable's `aggregate_iqm`.
+    """Return the interquartile mean over the first axis, as rliable's `aggregate_iqm` does.
+
+    The lowest and the highest quarter of the values are omitted.
 
     Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (arXiv:2108.13264).
 

@@ -1,4 +1,4 @@
-"""Recipes of the algorithms of `samplebatch train`: creation from plain settings."""
+"""Recipes of the algorithms of `samplebatch train`, which create algorithms from plain settings."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Recipe:
     """Description of an algorithm for the command line.
 
     - `summary`: the algorithm in a few words.
-    - `algorithm`: class of the algorithm, whose plain arguments are settings.
-    - `params`: parameter class of its trainer, whose plain fields are settings.
+    - `algorithm`: class of the algorithm; its arguments of plain types are settings.
+    - `params`: parameter class of its trainer; its fields of plain types are settings.
     - `make`: function that creates the algorithm from spaces and settings.
-    - `settings`: settings that are not arguments, such as `lr`, and defaults that differ from the class or trainer.
+    - `settings`: settings that are neither arguments nor fields, such as `lr`, and defaults that differ from these
+      classes.
     """
 
     summary: str
@@ -124,8 +125,8 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def complete_settings(name: str, given: Settings) -> dict[str, Any]:
-    """Return all settings of an algorithm: passed values, and defaults of the others.
+def complete_settings(name: str, overrides: Settings) -> dict[str, Any]:
+    """Return all settings of an algorithm; settings that are not in `overrides` have their default values.
 
     >>> complete_settings("dqn", {"lr": 1})["lr"]
     1.0
@@ -134,7 +135,7 @@ def complete_settings(name: str, given: Settings) -> dict[str, Any]:
     samplebatch.errors.ArgumentError: dqn has no setting 'gama'; did you mean 'gamma'?
     """
     settings = find_recipe(name).defaults()
-    for setting, value in given.items():
+    for setting, value in overrides.items():
         if setting not in settings:
             raise ArgumentError(f"{name} has no setting {setting!r}; {near_names(setting, settings)}")
         settings[setting] = _as_type_of(settings[setting], value, setting)
@@ -150,7 +151,7 @@ def _as_type_of(default: Any, value: Any, name: str) -> Any:
 
 
 def _plain_arguments(cls: type) -> dict[str, Any]:
-    """Return the arguments of a class with plain defaults, including arguments that it passes to its base."""
+    """Return the arguments of a class whose defaults are of plain types, including arguments of its base class."""
     arguments: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
@@ -172,7 +173,7 @@ def _arguments(cls: type, settings: Settings) -> dict[str, Any]:
 
 
 def _body(space: Space, settings: Settings, **layers: Any) -> nn.Module:
-    """Create layers for observations: convolutional for images, otherwise linear."""
+    """Create layers for observations: convolutional layers for images, otherwise linear layers."""
     if len(space.shape or ()) == 3:
         return learn.Convolutional(space, **layers)
     return learn.Net.for_space(space, settings["hidden_sizes"], **layers)
@@ -192,12 +193,12 @@ def _is_discrete(act: Space) -> bool:
 
 def _check_continuous(act: Space, name: str) -> None:
     if _is_discrete(act):
-        raise EnvironmentSpecError(f"{name} must be given continuous actions, got {act}")
+        raise EnvironmentSpecError(f"actions must be continuous for {name}, got {act}")
 
 
 def _check_discrete(act: Space, name: str) -> None:
     if not _is_discrete(act):
-        raise EnvironmentSpecError(f"{name} must be given discrete actions, got {act}")
+        raise EnvironmentSpecError(f"actions must be discrete for {name}, got {act}")
 
 
 def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
@@ -234,7 +235,7 @@ def _make_reinforce(obs: Space, act: Space, settings: Settings) -> learn.Reinfor
 
 
 def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Settings], Any]:
-    """Return a factory of a Q-learning algorithm over values, or over a configurable number of atoms or quantiles."""
+    """Return a factory of Q-learning algorithms, whose critics output values, atoms or quantiles."""
 
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         _check_discrete(act, cls.__name__.lower())

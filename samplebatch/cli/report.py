@@ -49,7 +49,7 @@ figure { margin: 1.5rem 0; }
 
 
 def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str]) -> None:
-    """Plot returns and lengths of the completed episodes in a batch, one row per policy.
+    """Plot the returns and lengths of completed episodes in a batch, with one row of plots per policy.
 
     >>> import tempfile
     >>> steps = SampleBatch(
@@ -69,7 +69,7 @@ def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
-    """Check that a picture can be written to a path, before a long computation starts."""
+    """Check that a plot can be written to a path; called before a long computation."""
     require("matplotlib", "plot")
     target = Path(path)
     if target.suffix.lower().removeprefix(".") not in FORMATS:
@@ -118,7 +118,7 @@ def _draw_returns(axes: Axes, policy: PolicyID, returns: npt.NDArray[Any]) -> No
         axes.plot(values, "o" if few else ".", alpha=0.7 if few else 0.35, markersize=4, color=f"C{part % 10}")
         mean = _running_mean(values)
         axes.plot(np.arange(len(values) - len(mean), len(values)), mean, color=f"C{part % 10}")
-    _or_say_so(axes, returns)
+    _note_if_empty(axes, returns)
 
 
 def _draw_lengths(axes: Axes, lengths: npt.NDArray[np.int64]) -> None:
@@ -131,11 +131,11 @@ def _draw_lengths(axes: Axes, lengths: npt.NDArray[np.int64]) -> None:
         axes.bar(starts - 0.5, counts, width, align="edge", color="C0", alpha=0.8)
         if len(counts) == 1:
             axes.set_xlim(shortest - 3, shortest + 3)
-    _or_say_so(axes, lengths)
+    _note_if_empty(axes, lengths)
 
 
 def count_lengths(lengths: npt.NDArray[np.int64]) -> tuple[int, int, npt.NDArray[np.int64]]:
-    """Count episodes per length: return the first length, the number of lengths per count, and at most 30 counts.
+    """Compute a histogram of episode lengths: the smallest length, the bin width, and at most 30 counts.
 
     >>> count_lengths(np.array([3, 5, 5]))
     (3, 1, array([1, 0, 2]))
@@ -156,7 +156,7 @@ def _running_mean(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return mean
 
 
-def _or_say_so(axes: Axes, values: Sequence[Any] | npt.NDArray[Any]) -> None:
+def _note_if_empty(axes: Axes, values: Sequence[Any] | npt.NDArray[Any]) -> None:
     if not len(values):
         axes.text(0.5, 0.5, "no episode ended", ha="center", va="center", transform=axes.transAxes)
         axes.set_xticks([])
@@ -166,8 +166,9 @@ def _or_say_so(axes: Axes, values: Sequence[Any] | npt.NDArray[Any]) -> None:
 def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str], *, title: str) -> None:
     """Write an HTML page about a batch, atomically.
 
-    It contains the columns of each policy with dtypes, shapes and ranges, frames of images, and, if the batch has
-    columns of episodes, their statistics and plot. For a training log it contains the learning curves.
+    The page contains the columns of each policy with dtypes, shapes and ranges, and frames of image columns. If the
+    batch has episode columns, the page also contains statistics and a plot of the episodes. For a training log, it
+    contains the learning curves.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +200,7 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
 
 
 def _without_range(line: Line) -> Line:
-    """Remove the range of an id, because ids are names; keep the count."""
+    """Remove the range of an id column, because ids are names, and keep the count."""
     return line._replace(min="", max="", points=()) if line.column in IDS else line
 
 
@@ -220,10 +221,11 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def contact_sheet(column: Column) -> str:
-    """Render evenly spaced frames of a column as a data URI of a PNG; empty if its rows are not images.
+    """Render evenly spaced frames of a column as the data URI of a PNG image; empty if the rows are not images.
 
-    Images are rows of bytes of shape (height, width), with up to four channels before or after. Three channels are
-    colours; for other numbers of channels, such as stacked frames, the last channel is rendered.
+    Images are rows of dtype uint8 and shape (height, width), with at most four channels as the first or last axis.
+    Three channels are rendered in colour; for other numbers of channels, such as stacked frames, the last channel is
+    rendered.
 
     >>> from samplebatch.column import as_column
     >>> contact_sheet(as_column(np.zeros((30, 16, 16, 3), np.uint8), "obs"))[:22]
@@ -246,7 +248,7 @@ def contact_sheet(column: Column) -> str:
 
 
 def _channels_at(shape: tuple[int, ...]) -> int | None:
-    """Return the channel axis of rows, 0 if images have no channels, None if rows are not images."""
+    """Return the channel axis of image rows; 0 if the images have no channels, None if the rows are not images."""
     if len(shape) == 2 and min(shape) >= _MIN_SIDE:
         return 0
     for axis, sides in ((3, shape[:2]), (1, shape[1:])):

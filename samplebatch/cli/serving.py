@@ -1,4 +1,4 @@
-"""`samplebatch serve` and `samplebatch top`."""
+"""Commands `samplebatch serve` and `samplebatch top`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Serving:
 
 
 def serve(options: Serving) -> int:
-    """Serve tables until Ctrl-C or SIGTERM; return the exit status, 1 if the last checkpoint was not written."""
+    """Serve tables until Ctrl-C or SIGTERM; return the exit status, which is 1 if the last checkpoint failed."""
     tables = [service.parse_table(text) for text in options.tables]
     checkpoints, weights = None, service.PublishedWeights()
     if options.checkpoint is not None:
@@ -78,7 +78,7 @@ def _make_server(
     write: Callable[[], Any] | None,
     weights: service.PublishedWeights,
 ) -> service.ReplayServer:
-    """Create the server; errors of TLS files name their option, and warnings are printed as lines."""
+    """Create the server; errors in TLS files mention the option of the file, and warnings are printed."""
     if options.tls is not None:
         read_pair(options.tls, ("--tls-cert", "--tls-key"))
     with warnings.catch_warnings(record=True) as caught:
@@ -97,7 +97,7 @@ def _make_server(
 
 
 def read_token(path: Path) -> str:
-    """Read the token of clients from a file."""
+    """Read the token that clients must send from a file."""
     token = path.read_text(encoding="utf-8").strip()
     if not token:
         raise ArgumentError(f"{str(path)!r} must contain a token, got an empty file")
@@ -121,7 +121,7 @@ def _write(
     tables: Sequence[service.ReplayTable | service.RowTable],
     weights: service.PublishedWeights | None = None,
 ) -> bool:
-    """Write a checkpoint or report the error; return whether it was saved."""
+    """Write a checkpoint or print the error; return whether the checkpoint was written."""
     try:
         saved = checkpoints.write(tables, weights)
     except (SampleBatchError, OSError) as error:
@@ -156,7 +156,7 @@ class Top:
 
 
 def top(options: Top) -> int:
-    """Show the tables of a service until Ctrl-C, or once, and return the exit status."""
+    """Show the tables of a service until Ctrl-C, or only once, and return the exit status."""
     from rich.live import Live
 
     pictures = watch(options)
@@ -176,7 +176,7 @@ def top(options: Top) -> int:
 
 
 def watch(options: Top) -> Iterator[Group]:
-    """Yield the rendered tables repeatedly, without end."""
+    """Yield the rendered tables in an endless loop."""
     from samplebatch.service.link import Link
 
     token = None if options.token_file is None else read_token(options.token_file)
@@ -193,7 +193,7 @@ def watch(options: Top) -> Iterator[Group]:
 
 
 def draw_tables(tables: Mapping[str, Any], before: Mapping[str, Any], seconds: float, title: str) -> Group:
-    """Render tables with rates since `before`, in at most 80 columns."""
+    """Render tables with rates since the status `before`, at most 80 characters wide."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -213,7 +213,7 @@ def draw_tables(tables: Mapping[str, Any], before: Mapping[str, Any], seconds: f
         limits = ", ".join(f"{limit}={value:g}" for limit, value in info["limits"].items() if value)
         notes += [f"{name}: limits {limits}"] * bool(limits)
         notes += [f"{name}: columns {_columns(info.get('columns') or {})}"] * bool(info.get("columns"))
-        blocked += [_held(name, request) for request in info["held_back"]]
+        blocked += [_describe_blocked(name, request) for request in info["held_back"]]
     notes += blocked[:_SHOWN_HELD] + [f"and {len(blocked) - _SHOWN_HELD} more"] * (len(blocked) > _SHOWN_HELD)
     return Group(table, Text("\n".join(for_terminal(line, 400) for line in notes)))
 
@@ -239,7 +239,7 @@ def _rate(now: int, before: int, seconds: float) -> str:
     return number((now - before) / seconds) if now >= before and seconds > 0 else "-"
 
 
-def _held(table: str, request: Mapping[str, Any]) -> str:
+def _describe_blocked(table: str, request: Mapping[str, Any]) -> str:
     who = repr(request["who"]) if request["who"] else "a client"
     seconds = max(time.time() - request["since"], 0.0)
     return f"{table}: the {request['action']} of {who} has been blocked for {seconds:.1f} s: {request['why']}"

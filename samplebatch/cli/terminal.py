@@ -54,7 +54,7 @@ def complain(sentence: str) -> None:
 
 
 def say(sentence: str, *, stderr: bool = False) -> None:
-    """Print a sentence of any length without wrapping or markup."""
+    """Print a sentence without line wrapping and without markup."""
     console(stderr=stderr).print(_printable(sentence), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -95,7 +95,7 @@ def _printable(sentence: str) -> str:
 def show_table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", *, right: Sequence[str] = ()
 ) -> None:
-    """Print a table whose cells are escaped; the columns in `right` are aligned to the right."""
+    """Print a table with escaped cells; the columns named in `right` are right-aligned."""
     from rich.table import Table
 
     table = Table(title=for_rich(title, 200) if title else None, title_justify="left", title_style="bold")
@@ -117,7 +117,7 @@ def show_columns(batch: SampleBatch | MultiAgentBatch) -> None:
 
 
 def titled_steps(batch: SampleBatch | MultiAgentBatch) -> Iterator[tuple[str, SampleBatch]]:
-    """Yield title and steps of each policy; the title contains the policy id if there may be several."""
+    """Yield a title and the steps of each policy; in a multi-agent batch, the title contains the policy id."""
     from samplebatch.batch.sample_batch import SampleBatch
 
     flat = isinstance(batch, SampleBatch)
@@ -126,7 +126,7 @@ def titled_steps(batch: SampleBatch | MultiAgentBatch) -> Iterator[tuple[str, Sa
 
 
 def show_episodes(statistics: EpisodeStatistics | None) -> None:
-    """Print statistics of episodes, if there are any."""
+    """Print the statistics of episodes, unless they are None."""
     if statistics is not None:
         show_table(EPISODE_HEADINGS, episode_cells(statistics), episodes_of(statistics), right=EPISODE_HEADINGS[1:])
 
@@ -137,7 +137,7 @@ def episodes_of(statistics: EpisodeStatistics) -> str:
 
 
 def episode_cells(statistics: EpisodeStatistics) -> list[list[str]]:
-    """List the cells of `EPISODE_HEADINGS` for each policy."""
+    """Return one table row per policy, with the cells of `EPISODE_HEADINGS`."""
     rows = []
     for policy, policy_statistics in statistics.policies.items():
         returns = policy_statistics.returns
@@ -150,7 +150,7 @@ def episode_cells(statistics: EpisodeStatistics) -> list[list[str]]:
 
 
 def number(value: float) -> str:
-    """Format a number with four digits, and NaN as a dash.
+    """Format a number with four significant digits; NaN becomes a dash.
 
     >>> number(12.3456), number(float("nan"))
     ('12.35', '-')
@@ -168,16 +168,16 @@ def megabytes(nbytes: int) -> str:
 
 
 class Interruption:
-    """Signals that end a command early.
+    """Handler of the signals that end a command early.
 
-    In a `with` block, the first Ctrl-C or SIGTERM requests the work to stop, so that it is saved. A second Ctrl-C ends
-    the program. Further SIGTERMs are ignored, because `timeout`, and batch systems that signal a process and its group,
-    send two.
+    In a `with` block, the first Ctrl-C or SIGTERM requests the command to stop, so that the command can save its work.
+    A second Ctrl-C ends the program. Further SIGTERMs are ignored, because some programs send SIGTERM twice: `timeout`,
+    and batch systems that signal a process and its group.
 
-    - `request_stop`: called by the first signal, at any point of the main thread: it must not acquire a lock.
+    - `request_stop`: function that the first signal calls at any point of the main thread; it must not acquire a lock.
 
     Its attributes:
-    - `status`: exit status for the first signal, 128 plus its number; 0 without a signal.
+    - `status`: exit status: 128 plus the number of the first signal, or 0 if no signal has arrived.
 
     >>> with Interruption(lambda: print("stopping")) as interruption:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -202,8 +202,8 @@ class Interruption:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for a signal, and return whether one arrived; None waits indefinitely.
 
-        A `threading.Event` is unsuitable: its lock may be held when the signal arrives, and a signal between the check
-        and the wait would not wake the waiter.
+        A `threading.Event` is unsuitable: the main thread may hold its lock when the signal arrives, and a signal
+        between the check and the wait would not wake the waiter.
         """
         deadline = inf if timeout_s is None else time.monotonic() + timeout_s
         while not self.status and (left_s := deadline - time.monotonic()) > 0:

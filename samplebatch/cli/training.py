@@ -1,4 +1,4 @@
-"""`samplebatch train`."""
+"""Command `samplebatch train`."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _LENGTH = ("max_epochs", "epoch_num_steps")
 
 @dataclass(frozen=True)
 class Training:
-    """Options of `samplebatch train`, from flags, a file, or the resumed run.
+    """Options of `samplebatch train`, read from flags, from a file, or from the resumed run.
 
-    - `algorithm`, `source`: name of the algorithm, and an environment or data to learn from.
+    - `algorithm`, `source`: name of the algorithm, and the environment or data from which it learns.
     - `env`: test environment, if the source is data.
-    - `seed`, `workers`: seed of the run, and number of worker processes that collect.
+    - `seed`, `workers`: seed of the run, and number of rollout worker processes.
     - `settings`: all settings of the algorithm.
-    - `seeds`, `parallel`: number of runs, with the seeds `seed`, `seed + 1` and so on (None for a single run), and
-      number of concurrent runs (None for one per processor).
+    - `seeds`, `parallel`: number of runs (None for a single run), and number of concurrent runs (None for one per
+      processor). The seeds of the runs are `seed`, `seed + 1` and so on.
     """
 
     algorithm: str
@@ -72,7 +72,7 @@ class Training:
         return self.env if find_recipe(self.algorithm).is_offline else self.source
 
     def as_toml(self) -> str:
-        """Format the options as TOML for `--config`."""
+        """Format the options as a TOML file for `--config`."""
         options = {name: getattr(self, name) for name in _OWN} | dict(self.settings)
         # Numbers, strings and lists have the same syntax in JSON and TOML.
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items() if value is not None)
@@ -81,10 +81,10 @@ class Training:
 def read_training(
     config: Path | None, flags: Mapping[str, Any], assignments: Sequence[str], *, allow_pickle: bool = False
 ) -> Training:
-    """Merge options: from a file, then from flags, then from `--set`.
+    """Merge options from a file, flags and `--set`; later sources override earlier sources.
 
-    A name that imports a module is accepted from a file only with `allow_pickle`, because it can execute arbitrary
-    code, or if a flag repeats it.
+    A name that imports a module can execute arbitrary code. Such a name in a file is accepted only with `allow_pickle`,
+    or if a flag repeats the name.
 
     >>> found = read_training(
     ...     None, {"algorithm": "dqn", "source": "CartPole-v1", "steps": 9000}, ["lr=1e-4"]
@@ -128,7 +128,7 @@ def read_training(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the settings of a file; raises FormatError if the file is not TOML, or has tables."""
+    """Read the settings in a file; raises FormatError if the file is not valid TOML or contains tables."""
     try:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -140,7 +140,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """Parse `name=value`; a value that is not TOML is a string.
+    """Parse `name=value`; a value that is not valid TOML is a string.
 
     >>> _assignment("hidden_sizes=[64, 64]"), _assignment("env=CartPole-v1")
     (('hidden_sizes', [64, 64]), ('env', 'CartPole-v1'))
@@ -155,7 +155,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def show_settings(algorithm: str | None) -> int:
-    """Print the settings of an algorithm, or all algorithms, and return the exit status."""
+    """Print the settings of an algorithm, or the list of all algorithms; return the exit status."""
     if algorithm is None:
         for name, recipe in RECIPES.items():
             say(f"{name}: {recipe.summary}")
@@ -166,7 +166,7 @@ def show_settings(algorithm: str | None) -> int:
 
 
 def new_folder(training: Training, folder: Path | None, content: str) -> Path:
-    """Return the folder of a new run, by default one with the name of algorithm and source.
+    """Return the folder of a new run; by default, its name contains the names of algorithm and source.
 
     Raises ArgumentError if the folder contains a file or folder named `content`.
     """
@@ -179,7 +179,7 @@ def new_folder(training: Training, folder: Path | None, content: str) -> Path:
 
 
 def read_resumed(folder: Path, flags: Mapping[str, Any], *, allow_pickle: bool = False) -> Training:
-    """Return the options of the run in a folder; raises ArgumentError if a flag contradicts the folder."""
+    """Return the options of the run in a folder; raises ArgumentError if a flag contradicts these options."""
     config = folder / CONFIG
     options = read_toml(config)
     for name, value in flags.items():
@@ -189,14 +189,14 @@ def read_resumed(folder: Path, flags: Mapping[str, Any], *, allow_pickle: bool =
 
 
 def write_config(training: Training, folder: Path) -> None:
-    """Write the options of a run to its folder, which is created."""
+    """Create the folder of a run, and write the options of the run to a file in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / CONFIG) as file:
         file.write(training.as_toml().encode())
 
 
 def allow_imports(training: Training, *, allow_pickle: bool = False) -> None:
-    """Let the run import modules of the current directory, if it may import modules."""
+    """Allow the run to import modules in the current directory, if its options permit imports."""
     environment = training.environment
     if allow_pickle or (environment is not None and imports_module(environment)):
         # A console script has its own folder on sys.path, not the current directory.
@@ -212,7 +212,7 @@ def run_training(
     shows_curves: bool = True,
     allow_pickle: bool = False,
 ) -> int:
-    """Train in a folder, or resume the run in it, and return the exit status."""
+    """Start a training run in a folder, or resume the run in the folder; return the exit status."""
     allow_imports(training, allow_pickle=allow_pickle)
     if plot is not None:
         check_picture(plot)
@@ -267,7 +267,7 @@ def _seed(training: Training) -> None:
 def make_trainer(
     training: Training, folder: Path, stack: contextlib.ExitStack, *, allow_pickle: bool = False
 ) -> learn.Trainer[Any]:
-    """Create the trainer; its environments and workers are closed with the stack."""
+    """Create the trainer; closing the stack closes the environments and workers of the trainer."""
     recipe, settings = find_recipe(training.algorithm), training.settings
     test_env = training.environment
     rows = _open_rows(training.source, allow_pickle=allow_pickle) if recipe.is_offline else None
@@ -323,9 +323,9 @@ def _frames(settings: Mapping[str, Any]) -> int:
 
 
 def choose_storage(source: str, space: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a buffer for observations: for images, each frame is stored once and compressed.
+    """Return the buffer options for observations: image frames are stored once and compressed.
 
-    Settings other than None are passed unchanged.
+    Settings that are not None override these options.
     """
     from samplebatch.env.atari import is_atari
 
@@ -375,7 +375,7 @@ def _make_collector(training: Training, policy: Any, space: Any) -> Collector | 
 
 
 def _fill(training: Training, trainer: Any) -> None:
-    """Collect the initial random steps of off-policy training in this process, even with workers."""
+    """Collect the initial random steps of off-policy training in this process, even if workers collect later steps."""
     steps = training.settings.get("start_steps")
     if not steps:
         return
@@ -393,7 +393,7 @@ def _fill(training: Training, trainer: Any) -> None:
 
 
 def check_environment(training: Training) -> None:
-    """Create environment and algorithm once, so that unsuitable ones raise before runs start."""
+    """Create the environment and the algorithm once, so that unsuitable arguments raise before any run starts."""
     if training.environment is not None:
         spaces = _spaces_of(training.environment, training.settings)
         make_algorithm(training.algorithm, *spaces, training.settings)
@@ -410,7 +410,7 @@ def _spaces_of(env: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
-    """Open data to learn from: a file is loaded into a buffer, a dataset is read on demand."""
+    """Open training data: a file is loaded into a buffer, and a dataset is read on demand."""
     path = Path(source)
     if not path.exists():
         raise FileNotFoundError(2, "No such file or folder to learn from", source)
@@ -425,7 +425,7 @@ def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
 
 
 def infer_spaces(rows: Any) -> tuple[Any, Any]:
-    """Infer observation and action spaces from data: integers are discrete."""
+    """Infer the observation space and action space from data; integers have a discrete space."""
     import gymnasium
 
     data, _ = rows.sample(0) if isinstance(rows, ReplayBuffer) else (rows.read(), None)
@@ -439,7 +439,7 @@ def infer_spaces(rows: Any) -> tuple[Any, Any]:
 
 
 def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
-    """Reject data whose observations or actions differ in shape from the test environment's."""
+    """Reject data if the shape of observations or actions differs from the space of the test environment."""
     if not len(rows):
         return
     first = rows[rows.sample_indices(0)[:1]] if isinstance(rows, ReplayBuffer) else rows.take([0]).as_batch("tianshou")

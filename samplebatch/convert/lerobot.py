@@ -259,7 +259,7 @@ def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | N
             raise errors.ColumnTypeError(
                 f"column {name!r} must contain numbers, strings or images, got {feature.dtype!r}"
             )
-    _check_places(selected)
+    _check_targets(selected)
     return selected
 
 
@@ -270,11 +270,11 @@ def _holds_numbers(dtype: str) -> bool:
         return False
 
 
-def _check_places(features: Iterable[str]) -> None:
+def _check_targets(features: Iterable[str]) -> None:
     """Check that features map to distinct columns, none of which is nested in another."""
     features_by_column: dict[str, str] = {}
     for name in features:
-        column = _place(name)
+        column = _target_column(name)
         if column in features_by_column:
             raise errors.FormatError(
                 f"column {name!r} must not map to the same column as {features_by_column[column]!r}; read only one of "
@@ -290,7 +290,7 @@ def _check_places(features: Iterable[str]) -> None:
                 )
 
 
-def _place(name: str) -> str:
+def _target_column(name: str) -> str:
     if name in _TO_FLAT:
         return _TO_FLAT[name]
     first, dot, suffix = name.partition(".")
@@ -434,7 +434,7 @@ def _as_columns(flat: SampleBatch, features: Mapping[str, Feature]) -> dict[str,
     if observations == [STATE]:
         columns[names.OBS] = named.pop(STATE)
     for name, values in named.items():
-        *outer, last = _place(name).split(".")
+        *outer, last = _target_column(name).split(".")
         inner = columns
         for part in outer:
             inner = inner.setdefault(part, {})

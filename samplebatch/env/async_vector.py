@@ -560,7 +560,7 @@ class EnvironmentProcesses:
             # The first loss may be the cause of the others.
             return
         self._lost = WorkerError(
-            f"environment {index} must answer until it is closed, and {how}; close the collector and create a new one"
+            f"environment {index} must reply until it is closed, but {how}; close the collector and create a new one"
         )
         if advice:
             self._lost.add_note(advice)

@@ -198,7 +198,7 @@ def test_unsuitable_numbers_of_seeds_are_rejected(arguments: list[str], sentence
 
 @pytest.mark.parametrize(
     ("algorithm", "env", "sentence"),
-    [("dqn", "CartPole-v9", "CartPole"), ("dqn", "Pendulum-v1", "dqn must be given discrete actions")],
+    [("dqn", "CartPole-v9", "CartPole"), ("dqn", "Pendulum-v1", "actions must be discrete for dqn")],
 )
 def test_an_unsuitable_environment_is_one_error_before_any_run(algorithm: str, env: str, sentence: str) -> None:
     code, printed = invoke(algorithm, env, "--seeds", 3)

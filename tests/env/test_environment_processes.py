@@ -70,7 +70,7 @@ def test_a_process_that_is_killed_in_a_step_is_named_and_steps_are_preserved(gat
     # On a busy machine the others could make all steps before the process has ended.
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     for _ in range(2):
-        with pytest.raises(WorkerError, match=r"environment 1 must answer .* its process \d+ was killed by SIGKILL"):
+        with pytest.raises(WorkerError, match=r"environment 1 must reply .* its process \d+ was killed by SIGKILL"):
             collector.collect(n_step=1000)
     assert len(buffer) >= kept
     assert not len(buffer.buffers[1])
@@ -87,7 +87,7 @@ def test_a_process_that_is_killed_between_calls_is_named() -> None:
             collector.reset_env()
         os.kill(processes_of(collector)[0].pid, signal.SIGKILL)
         processes_of(collector)[0].join()
-        with pytest.raises(WorkerError, match=r"environment 0 must answer .* was killed by SIGKILL"):
+        with pytest.raises(WorkerError, match=r"environment 0 must reply .* was killed by SIGKILL"):
             collector.collect(n_step=100)
         collector.close()
         assert are_gone(collector)
@@ -112,7 +112,7 @@ def test_a_process_is_missed_even_if_a_child_of_its_own_holds_its_pipe(gate: Any
     collector = Async(stay, env, timeout_s=0.05)
     killer = CONTEXT.Process(target=_kill_once, args=(gate, processes_of(collector)[0].pid))
     killer.start()
-    with pytest.raises(WorkerError, match=r"environment 0 must answer .* was killed by SIGKILL"):
+    with pytest.raises(WorkerError, match=r"environment 0 must reply .* was killed by SIGKILL"):
         collector.collect(n_step=1)
     gate.value = 1
     collector.close()
@@ -396,10 +396,10 @@ def test_an_environment_that_hangs_is_named_and_others_steps_are_preserved(
     monkeypatch.setattr(async_vector, "_START_WITHIN_S", 0.0)
     collector = Async(stay, watched(2, gate, 1), stall_timeout_s=0.3)
     with pytest.raises(
-        WorkerError, match=r"environment 1 must .*, and hangs \(it has not answered for 0\.3 s\); close"
+        WorkerError, match=r"environment 1 must .*, but hangs \(it has not answered for 0\.3 s\); close"
     ):
         collector.collect(n_step=1_000_000)
-    with pytest.raises(WorkerError, match=r"environment 1 must .*, and hangs"):
+    with pytest.raises(WorkerError, match=r"environment 1 must .*, but hangs"):
         collector.collect(n_step=1)
     collector.close()
     assert are_gone(collector)
