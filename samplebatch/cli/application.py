@@ -1,4 +1,4 @@
-"""Command line: commands, options, and error output."""
+"""Definition of the command line: commands, options and error output."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ Ctrl-C exits.
 
 
 def main() -> None:
-    """Run the command, for the script `samplebatch`."""
+    """Run the command line; entry point of the script `samplebatch`."""
     try:
         require("rich", "cli")
         require("typer", "cli")

@@ -347,7 +347,6 @@ def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
 
 
 def _show_differences(policy: Any, left: SampleBatch, right: SampleBatch, *, flat: bool) -> bool:
-    """Print the columns of one policy in both files; return whether they are equal."""
     verdicts = {name: _verdict(name, left, right) for name in [*left.column_names, *right.column_names]}
     terminal.show_table(
         ("column", "first", "range", "mean", "second", "range", "mean", ""),

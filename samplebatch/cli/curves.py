@@ -187,7 +187,6 @@ def _draw_return(axes: Axes, curves: Curves, name: str, label: str, color: str) 
 
 
 def _fill_interval(axes: Axes, curves: Curves, name: str, color: Any) -> bool:
-    """Shade the interval of a metric over seeds; return whether the log contains the interval."""
     low, high = (curves.get(f"{name}/{end}") for end in ("low", "high"))
     if low is None or high is None:
         return False
@@ -211,7 +210,6 @@ def _panels(curves: Curves) -> dict[str, dict[str, str]]:
 
 
 def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
-    """Return the values, or the means of `width` contiguous parts if there are more than `width` values."""
     if len(values) <= width:
         return values
     edges = np.linspace(0, len(values), width + 1).astype(int)[:-1]
@@ -221,7 +219,6 @@ def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float6
 
 
 def _quantize(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
-    """Quantize values to `count` levels between their minimum and their maximum."""
     span = float(np.ptp(values)) or 1.0
     levels: npt.NDArray[np.int64] = ((values - values.min()) / span * (count - 1)).round().astype(np.int64)
     return levels

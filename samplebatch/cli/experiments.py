@@ -139,7 +139,7 @@ class Experiment:
     - `training`, `folder`: options of the runs, and the parent folder, which contains one folder per seed.
     - `allow_pickle`: whether resumed runs may load pickled objects.
 
-    Its attributes:
+    Instance attributes:
     - `seeds`: seeds of all runs.
     - `failed`: description of how each failed run of this process ended, by seed.
     """
@@ -354,9 +354,9 @@ def align_curves(curves: Sequence[LearningCurve]) -> tuple[npt.NDArray[np.int64]
 
 
 def bootstrap_interval(values: Floats, mean: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
-    """Return the ends of the 95 % percentile bootstrap interval of a mean over n rows, each of shape (points,).
+    """Return the ends, shape (points,) each, of the 95 % percentile bootstrap interval of a mean over rows.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; the draws are seeded.
+    Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; the random draws are seeded.
     """
     draws = np.random.default_rng(0).integers(0, len(values), (len(values), _DRAWS))
     tail = (100 - _LEVEL) / 2

@@ -29,8 +29,8 @@ class Recipe:
     - `algorithm`: class of the algorithm; its arguments of plain types are settings.
     - `params`: parameter class of its trainer; its fields of plain types are settings.
     - `make`: function that creates the algorithm from spaces and settings.
-    - `settings`: settings that are neither arguments nor fields, such as `lr`, and defaults that differ from these
-      classes.
+    - `settings`: settings that are neither arguments nor fields, such as `lr`, and defaults that replace the defaults
+      of `algorithm` and `params`.
     """
 
     summary: str
@@ -173,7 +173,6 @@ def _arguments(cls: type, settings: Settings) -> dict[str, Any]:
 
 
 def _body(space: Space, settings: Settings, **layers: Any) -> nn.Module:
-    """Create layers for observations: convolutional layers for images, otherwise linear layers."""
     if len(space.shape or ()) == 3:
         return learn.Convolutional(space, **layers)
     return learn.Net.for_space(space, settings["hidden_sizes"], **layers)

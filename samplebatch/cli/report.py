@@ -167,8 +167,8 @@ def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathL
     """Write an HTML page about a batch, atomically.
 
     The page contains the columns of each policy with dtypes, shapes and ranges, and frames of image columns. If the
-    batch has episode columns, the page also contains statistics and a plot of the episodes. For a training log, it
-    contains the learning curves.
+    batch has episode columns, the page also contains statistics and a plot of the episodes. For a training log, the
+    page contains the learning curves.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -258,7 +258,6 @@ def _channels_at(shape: tuple[int, ...]) -> int | None:
 
 
 def _tile(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Arrange frames of shape (n, height, width, ...) in a grid with white gaps."""
     n, height, width = frames.shape[:3]
     across = min(n, _FRAMES_A_ROW)
     down = -(-n // across)
@@ -270,7 +269,6 @@ def _tile(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def _png(image: npt.NDArray[np.uint8]) -> bytes:
-    """Encode an image of shape (height, width) or (height, width, 3) as PNG."""
     height, width = image.shape[:2]
     colour = 2 if image.ndim == 3 else 0
     lines = np.zeros((height, 1 + image[0].size), np.uint8)

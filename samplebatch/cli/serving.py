@@ -121,7 +121,6 @@ def _write(
     tables: Sequence[service.ReplayTable | service.RowTable],
     weights: service.PublishedWeights | None = None,
 ) -> bool:
-    """Write a checkpoint or print the error; return whether the checkpoint was written."""
     try:
         saved = checkpoints.write(tables, weights)
     except (SampleBatchError, OSError) as error:
@@ -222,7 +221,7 @@ _COUNTS = ("inserted", "sampled")
 
 
 def _columns(declared: Mapping[str, Any]) -> str:
-    """Format declared columns, prefixed by the policy if there are several policies.
+    """Format declared columns, prefixed with the policy id if there are several policies.
 
     >>> _columns({"obs": "float32[4]"}), _columns({"left": {"obs": "float32[4]"}})
     ('obs:float32[4]', 'left/obs:float32[4]')

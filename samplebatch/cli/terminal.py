@@ -176,8 +176,8 @@ class Interruption:
 
     - `request_stop`: function that the first signal calls at any point of the main thread; it must not acquire a lock.
 
-    Its attributes:
-    - `status`: exit status: 128 plus the number of the first signal, or 0 if no signal has arrived.
+    Instance attributes:
+    - `status`: exit status, which is 128 plus the number of the first signal, or 0 if no signal has arrived.
 
     >>> with Interruption(lambda: print("stopping")) as interruption:
     ...     signal.raise_signal(signal.SIGTERM)

@@ -439,7 +439,6 @@ def infer_spaces(rows: Any) -> tuple[Any, Any]:
 
 
 def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
-    """Reject data if the shape of observations or actions differs from the space of the test environment."""
     if not len(rows):
         return
     first = rows[rows.sample_indices(0)[:1]] if isinstance(rows, ReplayBuffer) else rows.take([0]).as_batch("tianshou")
@@ -452,7 +451,7 @@ def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
 
 
 def show_run(folder: Path, plot: Path | None) -> None:
-    """Print the learning curve of a run, and plot its curves."""
+    """Print the learning curve of a run; plot all learning curves unless `plot` is None."""
     log = read_log(folder / _LOG)
     curves = learning_curves(log)
     for name in [name for name in ("test/returns_stat/mean", "update/loss") if name in curves][:1]:

@@ -54,12 +54,12 @@ class TransitionSamples(NamedTuple):
 
 
 class CleanRLReplayBuffer:
-    """Replay buffer for CleanRL's scripts: `add` steps of all environments, `sample` transitions as tensors.
+    """Replay buffer for CleanRL's scripts, which stores steps of all environments and samples transitions as tensors.
 
-    The class replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform sampling makes the same calls to
-    NumPy's global generator as that class, so a seeded script samples the same transitions. Rows are stored in
-    `buffer`, with one ring per environment. If the observation of a step differs from the next observation of the
-    previous step, the running episode is truncated. Therefore no n-step return and no shared observation crosses an
+    `CleanRLReplayBuffer` replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform sampling makes the same
+    calls to NumPy's global generator as the replaced class, so a seeded script samples the same transitions. Rows are
+    stored in `buffer`, with one ring per environment. If the observation of a step differs from the next observation of
+    the previous step, the running episode is truncated. Therefore no n-step return and no shared observation crosses an
     environment's reset.
 
     Parameters
@@ -213,7 +213,6 @@ class CleanRLReplayBuffer:
         self._expected = None
 
     def _end_interrupted_episodes(self, obs: Any) -> None:
-        """Truncate running episodes if the next step does not start from the last next observation."""
         for ring in np.flatnonzero(~self._last_done & ~_equal_rows(obs, self._expected)).tolist():
             end_episode(self.buffer, int(self.buffer.last_index[ring]))
 

@@ -195,12 +195,12 @@ def read_lerobot(
 ) -> SampleBatch:
     """Read the frames of a LeRobot dataset as steps, grouped by episode.
 
-    Features `observation.*` become nested `obs`; if `observation.state` is the only one that is read, it becomes `obs`
-    itself. `action`, `next.reward`, `episode_index` and `frame_index` become `actions`, `rewards`, `eps_id` and `t`.
-    `next.done` becomes `dones`, or `terminateds` and `truncateds` if `next.truncated` exists. The row number `index` is
-    omitted; other features keep their names. The result has no `new_obs`, because the layout has no observation after
-    the last action. A feature of shape (1,) without names becomes one number per step. Images become arrays of shape
-    (height, width, channels).
+    Features `observation.*` become nested `obs`; if `observation.state` is the only such feature that is read,
+    `observation.state` becomes `obs`. `action`, `next.reward`, `episode_index` and `frame_index` become `actions`,
+    `rewards`, `eps_id` and `t`. `next.done` becomes `dones`, or `terminateds` and `truncateds` if `next.truncated`
+    exists. The row number `index` is omitted; other features keep their names. The result has no `new_obs`, because the
+    layout has no observation after the last action. A feature of shape (1,) without names becomes one number per step.
+    Images become arrays of shape (height, width, channels).
 
     Parameters
     ----------
@@ -246,7 +246,6 @@ def read_lerobot(
 
 
 def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | None) -> dict[str, Feature]:
-    """Select the features to read; reject unsupported features."""
     listed = [name for name in features if name != INDEX] if columns is None else list(columns)
     for name in listed:
         if name not in features:
@@ -362,7 +361,6 @@ def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryB
 
 
 def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: MemoryBound) -> npt.NDArray[np.uint8]:
-    """Decode the images embedded in a column to an array of shape (n, height, width, channels)."""
     try:
         image = errors.require("PIL.Image", "lerobot")
     except errors.MissingExtraError as error:
@@ -427,7 +425,6 @@ def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> n
 
 
 def _as_columns(flat: SampleBatch, features: Mapping[str, Feature]) -> dict[str, Any]:
-    """Rename columns to the library's names; dotted names become nested columns."""
     named = dict(zip(features, (flat[str(i)] for i in range(len(features))), strict=True))
     observations = [name for name in named if name.split(".")[0] == NAMES[names.OBS]]
     columns: dict[str, Any] = {}
@@ -525,12 +522,10 @@ def write_lerobot(
 
 
 def _is_empty_infos(name: str, batch: SampleBatch) -> bool:
-    """Return whether a column contains only empty infos, which collectors record."""
     return name == names.INFOS and batch[name].dtype == object and not any(batch[name].tolist())
 
 
 def _columns_of(steps: experience.Steps) -> Columns:
-    """Return columns by LeRobot's names, without counters such as `index`."""
     columns: Columns = {}
     for name in steps.batch:
         if name not in _LEFT_OUT and not _is_empty_infos(name, steps.batch):
@@ -663,7 +658,7 @@ def _write(
 
 
 def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
-    """Assign a file number to each episode, shape (k,); an episode that would exceed the file size starts a file."""
+    """Assign a file number to each episode, shape (k,); start a new file if the size limit would be exceeded."""
     beyond = steps.bounds[:-1] * (nbytes / steps.batch.count) // (_FILE_MIB << 20)
     numbers: npt.NDArray[np.intp] = np.unique(beyond, return_inverse=True)[1].reshape(-1)
     return numbers

@@ -34,7 +34,7 @@ def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
     Raises
     ------
     ColumnNotFoundError
-        If an entry is missing.
+        If a required entry is missing.
     ColumnTypeError
         If there is no episode, an episode is not a dict with steps, or the values of an entry have different shapes.
     ColumnLengthError

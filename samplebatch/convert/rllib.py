@@ -245,10 +245,10 @@ def to_rllib_episodes(
 
 
 def _model_outputs(episode: SampleBatch, lookback: Any) -> dict[str, Any]:
-    """Return the extra model outputs of an episode; states before steps become states after the previous steps.
+    """Return the extra model outputs of an episode; `state_in` of a step becomes `state_out` of the previous step.
 
-    The initial state becomes the lookback. The state after the last step is not recorded. It is replaced by the state
-    before the last step, because learners do not read its value.
+    The initial state becomes the lookback. The state after the last step is not recorded; the state before the last
+    step is used in its place, because learners do not read it.
     """
     extras = [name for name in episode if name not in _OWN and name != names.STATE_IN]
     outputs = {name: lookback(experience.arrays_of(episode, name)) for name in extras}
@@ -278,8 +278,6 @@ def _infos(episode: SampleBatch) -> list[Any]:
 
 
 class _AgentSteps(NamedTuple):
-    """Rows of one agent's steps in an episode."""
-
     agent: Any
     module: str
     rows: list[dict[str, Any]]
@@ -322,7 +320,6 @@ def _agent_steps(policy: str, part: SampleBatch) -> _AgentSteps:
 def _episode_of_agents(
     cls: Any, name: str, agents: list[_AgentSteps], observation_space: Any, action_space: Any
 ) -> MultiAgentEpisode:
-    """Create a multi-agent episode from the steps of its agents, ordered by environment time."""
     start = min(steps.times[0] for steps in agents)
     length = max(steps.times[-1] for steps in agents) - start + 1
     columns: dict[str, list[dict[Any, Any]]] = {

@@ -400,9 +400,9 @@ _STRATEGIES = ("future", "final", "episode")
 class SB3HerReplayBuffer(SB3ReplayBuffer):
     """Replay buffer with hindsight goals for `replay_buffer_class` of Stable-Baselines3 (arXiv:1707.01495).
 
-    Accepts the arguments of `HerReplayBuffer`; algorithms also pass their environment. Only finished episodes whose
-    steps are all stored are sampled. With one environment and a ring that is not full yet, the buffer samples the same
-    transitions as Stable-Baselines3; otherwise, transitions have the same distribution.
+    The constructor accepts the arguments of `HerReplayBuffer`; algorithms pass their environment as `env`. Only
+    finished episodes whose steps are all stored are sampled. With one environment and a ring that is not full yet, the
+    buffer samples the same transitions as Stable-Baselines3; otherwise, transitions have the same distribution.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
-"""Adapters of multi-agent environments: base class, and adapters for PettingZoo's two interfaces and RLlib.
+"""Adapters of multi-agent environments: the base class, and adapters for RLlib and both PettingZoo interfaces.
 
 An adapter contains one environment and the environment's current episode. `groups` are the agents that act next. `step`
-executes their actions and returns the outcomes that are known. If agents act simultaneously, these outcomes belong to
-the executed actions. In turn-based environments, an agent observes the outcome of its action at its next turn.
+executes the actions of these agents and returns all outcomes that are known. If agents act simultaneously, `step`
+returns the outcomes of the executed actions. In turn-based environments, an agent observes the outcome of its action at
+its next turn.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def policy_by_kind(environment: Any) -> Callable[[Any], str]:
 
     If agents of the same kind have different spaces, they cannot share a batch, and each agent has its own policy.
 
-    - `environment`: a PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib.
+    - `environment`: a PettingZoo environment of either interface, or a `MultiAgentEnv` of RLlib.
 
     >>> from samplebatch.env.registry import make_environment
     >>> mapping = policy_by_kind(make_environment("mpe2/simple_tag_v3"))
@@ -98,7 +99,7 @@ class Episode(NamedTuple):
     env_id
         `env_id` of the episode's environment.
     number
-        Number of earlier episodes in the same environment. In contrast to `eps_id`, it is the same in every run.
+        Number of earlier episodes in the same environment. In contrast to `eps_id`, `number` is the same in every run.
     """
 
     eps_id: int
@@ -118,7 +119,7 @@ class PolicyOfAgents:
       `Episode`. A function receives the episode if it has a second parameter without a default, a parameter named
       `episode`, or `*args`.
 
-    Its attributes:
+    Instance attributes:
     - `sees_episodes`: whether an agent may have different policies in different episodes.
 
     >>> by_turns = PolicyOfAgents(
@@ -249,7 +250,7 @@ class MultiAgentAdapter(ABC):
       differ.
     - `policy_of`: function that maps an agent id and an episode to a policy id.
 
-    Its attributes:
+    Instance attributes:
     - `groups`: agents that act next, grouped by policy; empty if no episode is running.
     - `eps_id`, `t`: id of the current episode, and number of environment steps since the episode started.
     """
@@ -279,7 +280,7 @@ class MultiAgentAdapter(ABC):
         return bool(self.groups)
 
     def reset(self, **arguments: Any) -> None:
-        """Start an episode; the arguments are passed to the environment's `reset`, and a `seed` has precedence."""
+        """Start an episode; the arguments, which may include a `seed`, are passed to the environment's `reset`."""
         seed, self._seed = arguments.pop("seed", self._seed), None
         self.eps_id = secrets.randbits(63)
         self.t = 0

@@ -63,7 +63,7 @@ Left = list[Any] | None
 
 
 class SharedObservations:
-    """Shared memory for observations: two slots per environment, which environment process and parent both map.
+    """Shared memory for observations with two slots per environment, mapped by environment process and parent.
 
     No lock is required: a process writes an observation before it sends its reply, and the parent reads the observation
     before it requests the next step. Non-numeric leaves, and values that exceed the dtype of their space, are sent
@@ -294,7 +294,7 @@ class EnvironmentStepper:
     - `env`: a `gymnasium.Env`.
     - `index`: index of the environment, for error messages.
 
-    Its attributes:
+    Instance attributes:
     - `env`: the environment.
     - `observations`, `actions`: layouts of the environment's spaces.
 
@@ -322,7 +322,7 @@ class EnvironmentStepper:
         return self.begin_episode(**arguments)
 
     def begin_episode(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
-        """Reset the environment after an episode; like `reset`, but the step count continues."""
+        """Reset the environment after an episode; in contrast to `reset`, the step count continues."""
         self._resets = True
         obs, info = self.env.reset(**arguments)
         return self._flatten(obs), dict(info)
@@ -371,8 +371,8 @@ class EnvironmentProcesses:
     - `start_method`: start method of the processes: `"spawn"`, `"forkserver"` or `"fork"`.
     - `stall_timeout_s`: seconds without a reply after which a process is considered hung and is killed.
 
-    Its attributes:
-    - `processes`: processes in order of environments.
+    Instance attributes:
+    - `processes`: one process per environment, in order.
     """
 
     def __init__(self, makers: Sequence[Callable[[], Any]], start_method: str, stall_timeout_s: float) -> None:
@@ -498,7 +498,6 @@ class EnvironmentProcesses:
             self._look(now)
 
     def _take(self, index: int) -> None:
-        """Receive a message, or detect that the process has exited."""
         self._midst = index
         try:
             message = self._pipes[index].recv_bytes()
@@ -628,8 +627,8 @@ class AsyncStepResult(NamedTuple):
       shape (k, ...) each. If a step ended an episode, `new_obs` is the final observation. None if k is 0.
     - `step_infos`: infos of the steps.
     - `ended`: indices of environments whose episode ended.
-    - `ready`: indices of environments that are ready for an action, ascending, shape (m,). These have completed a step
-      that did not end the episode, or have started an episode.
+    - `ready`: indices of environments that are ready for an action, ascending, shape (m,). Such environments have
+      completed a step that did not end the episode, or have started an episode.
     - `obs`, `infos`: observations (one array per leaf) and infos of the ready environments. `obs` is empty if m is 0.
     """
 

@@ -96,7 +96,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives, self._is_over = 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Continue the game with a no-op after a lost life; start a new game if it is over or a seed is passed."""
+        """Continue the game with a no-op after a lost life; start a new game after its end or if a seed is passed."""
         if self._is_over or seed is not None:
             start = self.env.reset(seed=seed, options=options)
         else:
@@ -106,7 +106,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         return start
 
     def step(self, action: Any) -> Any:
-        """Step, and terminate if a life was lost."""
+        """Step the environment; terminate the episode if a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._is_over = terminated or truncated
         before, self._lives = self._lives, _count_lives(self)
@@ -129,7 +129,7 @@ class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return start
 
     def step(self, action: Any) -> Any:
-        """Step, and fire if a life was lost and the episode continues; return the sum of both rewards."""
+        """Step the environment, and execute FIRE if a life was lost and the episode continues; add both rewards."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         before, self._lives = self._lives, _count_lives(self)
         if self._lives < before and not (terminated or truncated):

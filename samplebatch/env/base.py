@@ -131,8 +131,8 @@ class Environments(ABC):
 
         Conversions of several steps are deferred to `finish_chunk`. The first five items of the result are the leaves
         of the new observations, the rewards, the two flags, and the infos. The sixth item is the mask of environments
-        that were reset instead of stepped, shape (n,), or None. Callers may read only the flags, shape (n,), which may
-        also be set in autoreset steps.
+        that were reset instead of stepped, shape (n,), or None. Callers may read only the flags of shape (n,). The
+        flags may also be set in autoreset steps.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
@@ -140,7 +140,6 @@ class Environments(ABC):
         return step[0], step[4]
 
     def _note_ends(self, terminateds: Flags, truncateds: Flags) -> None:
-        """Mark environments whose episode ended, so that the next step resets these environments."""
         ended = terminateds | truncateds
         if self._resets is not None:
             # Autoreset steps may have flags as well.

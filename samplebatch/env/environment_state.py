@@ -18,7 +18,7 @@ class SavedEnvironments(TypedDict):
     """Pickled environments in the state of collectors.
 
     - `pickles`: one pickle per environment; None if an environment cannot be pickled.
-    - `why`: reason if `pickles` is None, otherwise None.
+    - `why`: reason for which `pickles` is None; None if all environments are pickled.
     """
 
     pickles: list[bytes] | None

@@ -6,11 +6,11 @@ each row is either a transition or an autoreset step, and contains its outcome a
 ============  ====================================================  ====================================================
 autoreset     in Gymnasium                                          in the step result
 ============  ====================================================  ====================================================
-next step     the following step resets; its action is ignored,     it is an autoreset step: no transition
-              its reward 0
-same step     resets immediately; the final observation and info    they are moved to the step that ended
-              are in the infos of the reset
-disabled      nothing                                               ended environments are reset immediately
+next step     the next step resets; its action is ignored and its   the row is an autoreset step, not a transition
+              reward is 0
+same step     the reset is immediate; the final observation and     final observation and info are moved to the last
+              info are in the infos of the reset                    step of the episode
+disabled      the environment is not reset                          the adapter resets the environment immediately
 ============  ====================================================  ====================================================
 """
 
@@ -176,7 +176,6 @@ def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
 
 
 def _check_environments(envs: Sequence[Any]) -> None:
-    """Raise EnvironmentSpecError unless `envs` are distinct Gymnasium environments with equal spaces."""
     if not envs:
         raise EnvironmentSpecError("env must contain at least one environment, got none")
     single = require("gymnasium", "envs").Env
@@ -302,7 +301,6 @@ class VectorEnvironments(Environments):
         return obs, rewards, terminateds, truncateds, infos
 
     def _convert(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
-        """Convert a step losslessly; raise EnvironmentSpecError for a value that cannot be converted."""
         shape, refuse = (self.num_envs,), self.refuse
         if self._device is not None:
             rewards, terminateds, truncateds = (
@@ -369,7 +367,6 @@ class NextStepEnvironments(VectorEnvironments):
 
 
 def _refuse_finals(infos: Any) -> None:
-    """Raise EnvironmentSpecError if infos of a next-step vector environment contain final observations."""
     for name in _FINAL_OBSERVATIONS:
         if infos and isinstance(infos, dict) and name in infos:
             raise EnvironmentSpecError(
@@ -408,7 +405,7 @@ class SameStepEnvironments(VectorEnvironments):
         return result._replace(new_obs=self._put_last(leaves, rows, finals, self.refusing(*envs.tolist())))
 
     def _put_last(self, leaves: Sequence[Leaf], rows: Rows, finals: Sequence[Any], refuse: Refuse) -> Sequence[Leaf]:
-        """Write final observations of single environments into rows of each leaf; convert a too narrow dtype."""
+        """Write final observations of single environments into rows of the leaves; widen dtypes if necessary."""
         parts: list[Any] = [list(finals)]
         if not self._flat:
             parts = self.observations.flatten_each(finals, names.NEXT_OBS, refuse)
@@ -684,7 +681,6 @@ def _agents_in_turn(env: Any) -> int:
 
 
 def _space_of_turns(space: Any, action_space: Any) -> Any:
-    """Return the observation space of Tianshou's `PettingZooEnv`, derived from the space of one agent."""
     spaces = require("gymnasium.spaces", "envs")
     parts = {"agent_id": spaces.Text(100), "obs": space}
     allowed = None

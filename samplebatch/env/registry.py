@@ -154,10 +154,10 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
     environment
         One of
 
-        - a Gymnasium or PettingZoo id, such as `CartPole-v1` or `classic/tictactoe-v3`; with the prefix in
-          `module:Name-v0`, `module` is imported first;
-        - `package/module`, such as `mpe2/simple_spread_v3`: the PettingZoo environment that the module's `parallel_env`
-          creates, or its `env` if agents can only act in turns;
+        - a Gymnasium or PettingZoo id, such as `CartPole-v1` or `classic/tictactoe-v3`; for `module:Name-v0`, `module`
+          is imported first;
+        - `package/module`, such as `mpe2/simple_spread_v3`: the PettingZoo environment that the function `parallel_env`
+          of the module creates, or `env` if agents can only act in turns;
         - `module:function`: a function that returns an environment with Gymnasium's, PettingZoo's or RLlib's interface;
         - a function that returns such an environment.
     env_kwargs

@@ -36,7 +36,7 @@ class SpaceLayout:
 
     - `space`: Gymnasium space of one environment.
 
-    Its attributes:
+    Instance attributes:
     - `plain`: whether the space is a single numeric leaf, so that its values form one array.
     - `names`: dotted path of each leaf; the path is "" if the space itself is a leaf.
     - `spaces`: space of each leaf.

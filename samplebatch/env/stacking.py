@@ -75,7 +75,6 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
 
 
 def _as_dicts(value: Any) -> Any:
-    """Convert a batch of any library to nested dicts."""
     named = values_of(value)
     return value if named is None else {key: _as_dicts(part) for key, part in named.items()}
 
@@ -210,7 +209,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def check_tensor(name: str, tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse) -> None:
-    """Reject tensors whose shape or kind of dtype does not match their space."""
+    """Reject a tensor whose shape or dtype kind does not match its space."""
     actual = tuple(tensor.shape)
     if actual[:1] != shape[:1]:
         raise refuse(

@@ -113,7 +113,10 @@ class Aggregator:
 
     @property
     def fragments(self) -> int:
-        """Number of queued fragments, including partly returned ones, or episodes with `complete_episodes`."""
+        """Number of queued fragments, including partly returned fragments.
+
+        With `complete_episodes`, number of queued episodes.
+        """
         is_split = len(self._queue) > 1 and self._queue[0].is_copied
         return len(self._queue) - is_split + (0 if self._open_episodes is None else len(self._open_episodes))
 
@@ -210,7 +213,7 @@ class Aggregator:
     def _full(self) -> tuple[int, int] | None:
         """Return how many views the next batch contains entirely, and how many units of the view after them.
 
-        None if no batch is complete.
+        Returns None if no batch is complete.
         """
         if self._size is None:
             return None
@@ -296,7 +299,10 @@ class Aggregator:
 
 
 def _example(steps: SampleBatch) -> SampleBatch:
-    """View the first row; for ragged columns the first non-empty row, because empty rows do not affect the dtype."""
+    """View the first row of each column, or the first non-empty row of a ragged column.
+
+    Empty rows of a ragged column do not affect the dtype.
+    """
     row = steps.slice(0, 1)
     for name, column in steps._all().items():
         if isinstance(column, VaryingRows) and len(column):
@@ -625,7 +631,6 @@ def _check(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> None:
 
 
 def _env_steps(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> dict[Any, int]:
-    """Count environment steps by episode; episodes are in order of appearance."""
     numbered = None if flat else number_steps(policies)
     if numbered is not None:
         return dict(zip(numbered.ids.tolist(), np.bincount(numbered.episode).tolist(), strict=True))

@@ -35,9 +35,9 @@ class AsyncCollector(Collector):
     """Collector for environments with slow or unequal steps: each environment is stepped as soon as it is ready.
 
     Each environment is created and stepped in its own process. A vector environment waits for its slowest environment
-    in every step; here, a ready environment continues while the others are still stepping. The policy receives one row
-    per ready environment; `batch.info.env_id` is the environment of each row. The policy's recurrent state is stored
-    per environment.
+    in every step. In an `AsyncCollector`, a ready environment continues while other environments are still stepping.
+    The policy receives one row per ready environment; `batch.info.env_id` is the environment of each row. The policy's
+    recurrent state is stored per environment.
 
     Steps in flight when `collect` returns are completed in the background and returned by a later call. The actions of
     these steps were computed before any later update of the policy. `reset_env` waits for steps in flight.
@@ -49,7 +49,7 @@ class AsyncCollector(Collector):
     further episode pause at the start of an episode; environments beyond the first `n_episode` pause immediately. No
     step is dropped, and no environment is reset before the next call.
 
-    If an environment raises, hangs, or its process exits, `collect` raises `WorkerError`. Steps recorded before the
+    If an environment raises or hangs, or its process exits, `collect` raises `WorkerError`. Steps recorded before the
     failure are in the buffer or, without a buffer, in the next batch. After an environment has raised, the next call
     starts new episodes in all environments; after a process has exited, every later call raises.
 
@@ -57,7 +57,8 @@ class AsyncCollector(Collector):
     trajectories as with `Collector`, independently of the other environments. Faster environments contribute more
     steps.
 
-    Processes ignore Ctrl-C, which the parent handles, and exit when the parent process exits for any reason.
+    Environment processes ignore Ctrl-C, which the parent process handles, and exit when the parent process exits for
+    any reason.
 
     Parameters
     ----------
@@ -65,9 +66,9 @@ class AsyncCollector(Collector):
         As in `Collector`.
     env
         A list of functions or ids that each create a `gymnasium.Env`, or one function or id for all environments. On
-        platforms that do not fork, functions are pickled: by value if cloudpickle is installed, as it is with
-        Gymnasium, otherwise they must be importable. Numeric observations are returned through shared memory. For a
-        vector environment of Tianshou, its environment functions are used, and its `wait_num` and `timeout` are the
+        platforms that do not fork, functions are pickled by value if cloudpickle is installed, which Gymnasium
+        requires; otherwise, functions must be importable. Numeric observations are returned through shared memory. For
+        a vector environment of Tianshou, its environment functions are used, and its `wait_num` and `timeout` are the
         defaults of `wait_num` and `timeout_s`.
     buffer
         A `VectorReplayBuffer` with one ring per environment.
@@ -214,7 +215,6 @@ class AsyncCollector(Collector):
                 quota.spend(ends)
 
     def _turn(self, running: npt.NDArray[np.bool_] | None, *, random: bool, render: float | None) -> Rows:
-        """Step ready environments, record their steps, and return the environments whose episodes have ended."""
         environments = self._environments
         self._send(running, random=random)
         step = environments.recv(self._wait_num, self._timeout_s, running)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """Base of objects with environments and a policy, which support `state_dict` but neither copying nor pickling."""
+    """Base class of objects with environments and a policy, which support `state_dict` but no copying or pickling."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
@@ -65,7 +65,7 @@ _ELSEWHERE = {
 
 
 class BaseCollector(Uncopied, ABC, Generic[BatchT]):
-    """Base of collectors: policies act in environments, and every step is stored in a buffer or a batch.
+    """Base class of collectors, in which policies act in environments; every step is stored in a buffer or a batch.
 
     Attributes
     ----------
@@ -268,12 +268,12 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[BatchT]:
-        """Store the steps, with constant columns, and return their statistics."""
+        """Store the recorded steps with additional constant columns, and return their statistics."""
 
     # Resuming
 
     def _values(self) -> dict[str, Any]:
-        """Return copies of the plain attributes by name; recurrent states are detached."""
+        """Return copies of the plain attributes by name; tensors of recurrent states are detached."""
         values = {name: getattr(self, name) for name in self._kept}
         return copy.deepcopy({name: detach(value) if name == _RECURRENT else value for name, value in values.items()})
 
@@ -296,11 +296,11 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the collector, for `load_state_dict`.
 
-        It contains the random generators of actions and environments, the counters, the unfinished episodes with their
-        returns and lengths, and the states of recurrent policies. The states of the policy, the hooks and the buffer
-        are not included. Environments are pickled, by value if their classes are not importable. If an environment
-        cannot be pickled, for example because it runs in another process, all environments are omitted. The entry
-        `why_reset` then contains the reason, and a collector that loads the state resets its environments.
+        The state contains the random generators of actions and environments, the counters, the unfinished episodes with
+        their returns and lengths, and the states of recurrent policies. The states of the policy, the hooks and the
+        buffer are not included. Environments are pickled, by value if their classes are not importable. If an
+        environment cannot be pickled, for example because it runs in another process, all environments are omitted. The
+        entry `why_reset` then contains the reason, and a collector that loads the state resets its environments.
 
         Returns
         -------
@@ -383,7 +383,7 @@ def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]
     """Copy the state of a collector or of workers without environments; loading the copy starts new episodes.
 
     - `state`: result of `state_dict` of a collector or of workers.
-    - `why`: reason for `why_reset`.
+    - `why`: value of `why_reset` in the copy.
     """
     if "workers" in state:
         workers = [
@@ -420,8 +420,8 @@ class Collector(BaseCollector[SampleBatch]):
     A policy always computes actions for all environments, row i for environment i. Autoreset steps of Gymnasium's
     vector environments are omitted, and the next observation of an episode's last step is always its final observation.
 
-    Without a buffer, `collect` returns a batch of the steps, grouped by environment and in order of time. Its columns
-    are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
+    Without a buffer, `collect` returns a batch of the steps, grouped by environment and in time order. The columns of
+    the batch are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
 
     - `eps_id`: the episode, identified by 63 random bits that differ between processes and runs, regardless of the
       seed;
@@ -430,16 +430,17 @@ class Collector(BaseCollector[SampleBatch]):
     - `policy`: the `policy` entry of the policy's output; `action_logp`, `action_prob`, `action_dist_inputs` and
       `vf_preds` if the policy returns them; `state_in_0`, ..., the recurrent state before the step.
 
-    A buffer receives the same columns. As in Tianshou's collector, it also receives the recurrent state after the step
-    as `policy.hidden_state`.
+    A buffer receives the same columns. As with Tianshou's collector, the buffer also receives the recurrent state after
+    the step as `policy.hidden_state`.
 
     Unfinished episodes continue in the next call.
 
-    With `n_step`, `collect` steps all environments until at least `n_step` steps are stored, and at most `num_envs` - 1
-    more. With `n_episode`, an environment starts another episode while fewer than `n_episode` episodes have been
-    started. Every started episode is stored, whether short or long. Unfinished episodes of earlier calls are continued
-    and count towards `n_episode`. Gymnasium's vector environments step all environments together, so idle environments
-    are also stepped. Steps of idle environments are discarded, and all environments are reset before the next call.
+    With `n_step`, `collect` steps all environments until `n_step` steps are stored; it may store up to `num_envs` - 1
+    additional steps. With `n_episode`, an environment starts another episode while fewer than `n_episode` episodes have
+    been started. Every started episode is stored, whether short or long. Unfinished episodes of earlier calls are
+    continued and count towards `n_episode`. Gymnasium's vector environments step all environments together, so idle
+    environments are also stepped. Steps of idle environments are discarded, and all environments are reset before the
+    next call.
 
     Parameters
     ----------
@@ -487,7 +488,7 @@ class Collector(BaseCollector[SampleBatch]):
         of `collect`; None leaves the policy unchanged. Batches and fragments then have the column `weights_version`;
         its value is 0 before the first publication. A thread with its own connection polls a client ten times per
         second, so that `collect` never waits for a message. If the service is unreachable, the next call of `collect`
-        raises its `ServiceError`; the call after that continues.
+        raises a `ServiceError`, and the following call continues with the newest weights that have been received.
 
     Attributes
     ----------
@@ -758,7 +759,7 @@ class EpisodeQuota:
 
     @property
     def left(self) -> int:
-        """Number of episodes that are not completed."""
+        """Number of episodes that have not been completed yet."""
         return self._to_begin + int(np.count_nonzero(self.running))
 
     def is_spent_by(self, terminateds: npt.NDArray[np.bool_], truncateds: npt.NDArray[np.bool_]) -> bool:
@@ -806,7 +807,7 @@ _STACKING_WRAPPERS = ("FrameStack", "FrameStackObservation")
 class RemoteBuffer(Protocol):
     """Replay buffer in another process, to which collectors and workers write fragments.
 
-    It is picklable, so that each worker writes to it directly.
+    A remote buffer is picklable, so that each worker can write to the buffer directly.
     """
 
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:

@@ -30,7 +30,7 @@ class PublishedWeightsSource(Protocol):
 
 
 class WeightsSubscription(Protocol):
-    """Reader of a broadcast in shared memory, such as a `Subscription`; reading `version` needs no message."""
+    """Reader of a broadcast in shared memory, such as a `Subscription`; reading `version` requires no communication."""
 
     @property
     def version(self) -> int:
@@ -51,7 +51,7 @@ class FollowedWeights:
 
     Raises ArgumentError if `source` has no method `latest`, or `poll_s` is not positive.
 
-    Its attributes:
+    Instance attributes:
     - `version`: version of the policy's weights; 0 before the first publication.
     """
 
@@ -70,9 +70,9 @@ class FollowedWeights:
     def load_newest(self, policy: Any) -> None:
         """Load the newest weights into a policy, unless the policy already has these weights.
 
-        Raises the SampleBatchError that polling the source has raised since the last call, such as the `ServiceError`
-        of an unreachable service. The next call loads the newest weights that have been received. Raises
-        PolicySpecError if the policy cannot load weights.
+        If polling the source has failed since the last call, the error is raised, such as the `ServiceError` of an
+        unreachable service. The next call loads the newest weights that have been received. Raises PolicySpecError if
+        the policy cannot load weights.
         """
         if self._is_subscription:
             newest = self._source.latest() if self._source.version > self.version else None

@@ -54,9 +54,9 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     - `eps_done`: whether the step is the last of its episode, for all agents;
     - `unroll_id`: the number of the batch for which the step was collected.
 
-    The steps of each agent are contiguous and in time order, by `env_id` and `agent_index`. An unfinished episode
-    continues in the next batch. In turn-based environments, a step is returned once all agents that acted up to that
-    step have observed the outcomes of their actions.
+    Rows are sorted by `env_id`, `agent_index` and time, so that the steps of each agent are contiguous. An unfinished
+    episode continues in the next batch. In turn-based environments, a step is returned once all agents that acted up to
+    that step have observed the outcomes of their actions.
 
     With `n_step`, `collect` performs exactly `n_step` environment steps in total; the numbers of steps of any two
     environments differ by at most one. With `n_episode`, `collect` completes the first `n_episode` episodes to start,
@@ -308,7 +308,6 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         self._actors.forget(adapter.env_id)
 
     def _step(self, adapters: Sequence[MultiAgentAdapter], render: float | None) -> None:
-        """Call each policy once for all agents that act next, step the environments, and record the steps."""
         acting = [adapter.groups for adapter in adapters]
         steps = self._steps if acting == self._acting else self._group(acting)
         self._acting = []

@@ -199,7 +199,6 @@ class EpisodeCount:
         return CountedSteps(env_of[ended], returns[ended], lens[ended], ids, before, lengths, order)
 
     def _add_runs_of_one(self, done: Flags, rewards: Floats) -> CountedSteps:
-        """Count steps of the only environment; see `_add_runs`."""
         count = len(done)
         if 1 not in done.tobytes():
             ids, t, order = self._eps_id, self._t, np.arange(count)
@@ -250,7 +249,7 @@ _concatenate = np.concatenate
 
 
 class _EMPTY:
-    """Placeholder for an empty info. It is a class, because copies and pickles preserve the identity of a class."""
+    """Placeholder for an empty info; a class, because copies and pickles preserve the identity of classes."""
 
 
 _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
@@ -352,8 +351,8 @@ class Recorder:
 class _PolicyRows:
     """Rows of one policy.
 
-    The values of a column are stored as one array per step, or as one list over all steps. A list per step would be
-    tracked by Python's garbage collector, which slows down all steps.
+    The values of a column are stored as one array per step, or as one list over all steps. Python's garbage collector
+    would track one list per step, and every tracked object slows down all steps.
     """
 
     def __init__(self, columns: Mapping[str, Block]) -> None:
@@ -369,7 +368,6 @@ class _PolicyRows:
         self._infos: list[Any] = []
 
     def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
-        """Write rows of columns returned by `fit`."""
         for name, blocks in self._arrays.items():
             blocks.append(columns[name])
         for name, values in self._values.items():
@@ -419,7 +417,6 @@ class _PolicyRows:
         return rows_of_block(joined, slice(count, None))
 
     def gather(self, constants: Mapping[str, int], *, infos: bool) -> SampleBatch:
-        """Return a batch in stream order."""
         streams = Streams(*map(_concatenate, zip(*self._streams, strict=True)))
         stream = streams.env_id * (int(streams.agent_index.max()) + 1) + streams.agent_index
         # Rows may already be in stream order.
@@ -604,7 +601,7 @@ _NO_INFO: dict[str, Any] = {}
 class VectorRecorder:
     """Recorder of the steps of n single-agent environments, which are returned as a batch or added to a buffer.
 
-    - `recorded`: steps since the last `take`.
+    - `recorded`: number of steps recorded since the last `take`.
     - `looks_at_each_step`: whether hooks must be called for every step.
     """
 

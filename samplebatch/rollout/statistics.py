@@ -415,8 +415,8 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     collect_speed
         Steps per second.
     returns
-        Sum of rewards of each finished episode, shape (k,), in order of episode ends. Steps of earlier calls are
-        included.
+        Sum of rewards of each finished episode, shape (k,), in order of episode ends. The sums include rewards of steps
+        from earlier calls.
     lens
         Number of steps of each finished episode, shape (k,).
     returns_stat, lens_stat
@@ -459,7 +459,6 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         return f"CollectStats({done} in {self.collect_time:.3g} s, {self.collect_speed:.0f} steps/s)"
 
     def _rows(self) -> list[list[str]]:
-        """Return table cells with the returns and lengths of episodes, in total and by policy."""
         parts = {"": self, **{f"{policy} ": stats for policy, stats in self.policies.items()}}
         rows = []
         for prefix, stats in parts.items():

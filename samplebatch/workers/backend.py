@@ -153,7 +153,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def answer(self) -> Any:
-        """Last requested state; raises FormatError if it cannot be unpickled in this process."""
+        """State that the worker has returned; raises FormatError if it cannot be unpickled in this process."""
 
     @property
     @abstractmethod
@@ -280,7 +280,7 @@ class SharedWeights(Weights):
 
     @property
     def subscription(self) -> Subscription:
-        """Reader of the broadcast, for workers."""
+        """Subscription to the broadcast, which workers receive."""
         return self.open()[1]
 
     @property
@@ -539,7 +539,7 @@ class WorkerProcess(Worker):
             self._requests.send(request)
 
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
-        """Receive the next fragment: a view of shared memory if enough of it remains free, otherwise a copy."""
+        """Receive the next fragment: a view of shared memory if enough memory remains free, otherwise a copy."""
         was_alive = self._process.is_alive()
         try:
             fragment = cast("Fragment", self._consumer.recv(timeout_s))

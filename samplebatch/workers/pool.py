@@ -372,7 +372,10 @@ class Received:
         self._began = self._newest = time.perf_counter()
 
     def add(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics, min_version: int) -> bool:
-        """Count a fragment and the episodes that end in it; return False if the weights precede `min_version`."""
+        """Count a fragment and the episodes that end in it; return whether the caller receives the fragment.
+
+        A fragment whose weights are older than `min_version` is discarded.
+        """
         env_steps = fragment.env_steps()
         worker.env_steps += env_steps
         worker.total_steps += env_steps

@@ -234,9 +234,9 @@ class RayOptions:
     ----------
     address
         Address `host:port` of a running cluster that includes this machine as a node; `"auto"` for the running cluster
-        of this machine; or `"local"` for a cluster that this process starts or has started. The default is the first
-        that exists of: the cluster to which this process is connected, the cluster in `RAY_ADDRESS`, the cluster that
-        was started last on this machine, and a new cluster.
+        of this machine; or `"local"` for a cluster that this process starts or has started. The default is the cluster
+        to which this process is connected, the cluster in `RAY_ADDRESS`, or the cluster that was started last on this
+        machine, in this order; if none exists, a new cluster is started.
     num_cpus, num_gpus
         Number of CPUs and GPUs per worker. Torch uses one thread per CPU, and at least one thread.
     memory
@@ -528,7 +528,6 @@ class RayWorker(backend.Worker):
             self._question = self._actor.report.options(concurrency_group=_CONTROL).remote()
 
     def _look(self) -> None:
-        """Read the available reports of fragments that have not been received yet."""
         references = [call.report for call in self._calls]
         if references and self._ray.is_initialized():
             for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:

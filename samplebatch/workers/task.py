@@ -112,8 +112,8 @@ class StateRequest(Request):
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
     """Distribute a total evenly over environments, and return the amount for each worker.
 
-    If the total is not divisible, the first environments receive one more. The amount for an environment does not
-    depend on its worker.
+    If the total is not divisible by the number of environments, the first environments receive one more. The amount for
+    an environment does not depend on its worker.
 
     >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
     ([6, 4], [3, 3, 2, 2], [None, None])
@@ -430,7 +430,7 @@ def _only_policy(policies: Mapping[str, Any]) -> Any:
 def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any, Any]:
     """Return the spaces of a policy's first agent, or of the first agent if `policy_id` is None.
 
-    Both are None if the environment has no such agent.
+    Both spaces are None if the environment has no such agent.
     """
     policy_of, agents = PolicyOfAgents(mapping), getattr(environment, "possible_agents", ())
     # If roles change between episodes, check the first two episodes.
@@ -450,7 +450,6 @@ def select_counted(steps: SampleBatch) -> SampleBatch:
 
 
 def _even(total: int, count: int) -> npt.NDArray[np.int64]:
-    """Distribute a total evenly; if it is not divisible, the first items receive one more."""
     return total // count + (np.arange(count) < total % count)
 
 

@@ -104,16 +104,16 @@ class RolloutWorkers(collector.Uncopied):
         Keyword arguments for the functions or ids that create environments.
     max_lag
         Maximum number of publications since the weights of a returned fragment; unlimited by default. Older fragments
-        are discarded; `worker_stats` and `n_step` of `fragments` include their steps.
+        are discarded; `worker_stats` counts their steps, and they count towards `n_step` of `fragments`.
     policy_mapping
         As in `MultiAgentCollector`; functions must be importable.
     exploration_noise, map_action, infos
         As in `Collector` or, with several agents, in `MultiAgentCollector`; functions must be importable.
     seed
-        Seed of the run. It determines the data of each `env_id` except `eps_id` and `unroll_id`, regardless of the
-        distribution of environments over workers. The data are reproducible only if no worker is replaced, and the
-        policy is `"random"` or computes each row independently and deterministically. The order of fragments is not
-        determined.
+        Seed of the run. The seed determines the data of each `env_id` except `eps_id` and `unroll_id`, regardless of
+        the distribution of environments over workers. The data are reproducible only if no worker is replaced, and the
+        policy is `"random"` or computes each row independently and deterministically. The seed does not determine the
+        order of fragments.
     hooks
         Hooks that workers apply to each trajectory, or part of a trajectory, in a fragment (see `postprocess`); only
         without a buffer.
@@ -375,7 +375,7 @@ class RolloutWorkers(collector.Uncopied):
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Start to collect in all workers and return immediately; `collect` with the same arguments receives the steps.
+        """Start collecting in all workers and return immediately; `collect` with the same arguments receives the steps.
 
         Workers that have not started yet use weights that are published between the two calls. If `collect` is called
         with other arguments, the next call of `fragments` yields the requested steps. `collect` describes the
@@ -446,7 +446,6 @@ class RolloutWorkers(collector.Uncopied):
         return count.report(time.perf_counter() - began, None if self.buffer is not None else join_streams(fragments))
 
     def _begin(self, requested: Request) -> None:
-        """Distribute a request of `collect` over the workers, and send it."""
         collector.check_amounts(requested.n_step, requested.n_episode)
         pool = self._idle("collect")
         self._ask(pool, requested)
@@ -488,8 +487,8 @@ class RolloutWorkers(collector.Uncopied):
         ArgumentError
             If a number is not positive, or both `n_step` and `n_episode` are passed.
         WorkerError
-            If workers have not been started, or fragments of another call are pending. During iteration, if a worker
-            fails and cannot be replaced.
+            If workers have not been started, or fragments of another call are pending; or if, during iteration, a
+            worker fails and cannot be replaced.
         """
         requested = Request(n_step, n_episode, fragment_length)
         for name in ("n_step", "n_episode", "fragment_length"):
@@ -562,7 +561,6 @@ class RolloutWorkers(collector.Uncopied):
         return self._pool
 
     def _idle(self, purpose: str) -> WorkerPool:
-        """Return the pool after all pending requests are done."""
         self._check_iterated(self._started(), purpose)
         self._finish_collect()
         return self._started()
@@ -579,7 +577,7 @@ class RolloutWorkers(collector.Uncopied):
         The state of each worker contains the states of its collector (see `Collector.state_dict`), of its policy's
         exploration, such as the drift of noise, and of its global random generators. The state of the run also contains
         the newest published weights with their version, unfinished episodes, the counters of `stats`, and the counters
-        from which the seeds of replacements are derived. The states of the policy, the hooks, the buffer and
+        that prevent replacements from repeating data. The states of the policy, the hooks, the buffer and
         `worker_stats` are not included.
 
         Returns
@@ -721,8 +719,8 @@ class RolloutWorkers(collector.Uncopied):
     def request_stop(self) -> None:
         """Request `fragments` to end after the complete fragments that have been sent; callable in signal handlers.
 
-        A running call of `collect` then returns the steps received so far. A request during startup ends the first call
-        of `fragments` or `collect`.
+        A running call of `collect` then returns the steps received so far. A stop request during startup ends the first
+        call of `fragments` or `collect`.
         """
         self._stop_requested = True
         if self._pool is not None:
@@ -758,7 +756,6 @@ def _make_backend(name: BackendName, options: BackendOptions) -> Backend:
 
 
 def _check_alike(worker_state: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Reject a collector state that does not match the collector of a worker."""
     own_state = worker_state.get("task", {}).get("collector")
     if own_state is None:
         return
@@ -783,8 +780,8 @@ class BufferWriter:
     worker was replaced or a fragment was discarded, the newest step of the ring is marked as truncated. Therefore no
     episode in the buffer has a gap.
 
-    - `buffer`: a single-agent buffer with one ring per environment, or a `MultiAgentReplayBuffer`, which connects steps
-      by itself.
+    - `buffer`: a single-agent buffer with one ring per environment, or a `MultiAgentReplayBuffer`, which links the
+      steps of an episode itself.
     """
 
     def __init__(self, buffer: Any) -> None:
@@ -837,7 +834,6 @@ class BufferWriter:
         self._buffer.add(rows, buffer_ids=env_id)
 
     def _truncate(self, rings: list[int]) -> None:
-        """Mark the newest step of each given ring as truncated."""
         buffer = self._buffer
         newest = buffer.unfinished_index()
         rings_of_newest = np.searchsorted(buffer.subbuffer_edges, newest, "right") - 1
