@@ -329,7 +329,7 @@ class RayBackend(backend.Backend):
         ray_options = RayOptions() if options.ray_options is None else options.ray_options
         if not isinstance(ray_options, RayOptions):
             raise ArgumentError(f"ray_options must be RayOptions, got a {type(ray_options).__name__}")
-        self._given = ray_options
+        self._ray_options = ray_options
         self._options = options
         self._capacity_nbytes = options.fragments_nbytes
         self._connect = partial(connect, ray_options.address)
@@ -361,7 +361,7 @@ class RayBackend(backend.Backend):
                 f"env, policy_mapping and hooks must be names or picklable functions, because they are sent to other "
                 f"processes: {error}"
             ) from error
-        return RayWorker(spec, pickled, self._given, self._weights, self._capacity_nbytes)
+        return RayWorker(spec, pickled, self._ray_options, self._weights, self._capacity_nbytes)
 
     def wait(self, busy: Sequence[backend.Worker], timeout_s: float) -> Sequence[backend.Worker]:
         heads = {reference: worker for worker in busy for reference in worker.waits_on}
@@ -405,7 +405,7 @@ class RayWorker(backend.Worker):
         self._stored = StoredFragments(capacity_nbytes)
         self._calls: deque[_Call] = deque()
         self._number = 0
-        self._told = b""
+        self._state_bytes = b""
         self._newest = Report()
         self._question: Any = None
         self._asked_at = time.monotonic()
@@ -432,7 +432,7 @@ class RayWorker(backend.Worker):
 
     @property
     def answer(self) -> Any:
-        return unpickle([self._told], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
+        return unpickle([self._state_bytes], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
 
     @property
     def lost_steps(self) -> int:
@@ -482,7 +482,7 @@ class RayWorker(backend.Worker):
                 self._call()
             return Collected(self._stored.open(body[0]), body[1])
         self._calls.clear()
-        self._told = body or b""
+        self._state_bytes = body or b""
         self.request = None
         return None
 
