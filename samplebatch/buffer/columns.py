@@ -1,4 +1,4 @@
-"""Columns of a buffer: a tree of stores over the same slots, with the structure of the added batches."""
+"""Columns of a buffer: a tree of stores with the structure of the added batches."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _NO_NAMES: dict[str, Any] = {}
 
 
 class Ready(NamedTuple):
-    """Rows validated and converted by every store, ready to write.
+    """Rows that every store has validated and converted, ready to write.
 
-    rows: stores and the rows to write to them. new: stores to add first, as (tree, name, store or subtree).
+    rows: pairs of a store and the rows to write to it.
+    new: stores to add first, as (tree, name, store or subtree).
     """
 
     rows: list[tuple[Store, Any]]
@@ -40,7 +41,7 @@ class Ready(NamedTuple):
 
 
 class Columns:
-    """Tree of stores over the same slots, for `Table` and `FinalObservations`.
+    """Tree of stores with a common slot numbering, used by `Table` and `FinalObservations`.
 
     >>> columns = Columns(4, Stores())
     >>> columns.write(
@@ -65,19 +66,19 @@ class Columns:
         self.tree: Tree = {}
 
     def fit(self, batch: Any, n: int, *, single: bool = False, keep: bool = False) -> Ready:
-        """Validate n rows for all columns and convert them, without changes to the columns.
+        """Validate and convert n rows for all columns, without changes to the columns.
 
-        given: values by name, nested, each with leading axis n. Missing names get zeros or None, and unknown names
-            become new columns.
+        batch: nested values by name, each with leading axis n. Columns without values are filled with zeros or None,
+            and unknown names become new columns.
         single: whether the values are one row without the leading axis.
-        keep: whether new columns may adopt the given arrays without a copy, if these have one row per slot.
+        keep: whether new columns may adopt arrays with one row per slot without a copy.
         """
         ready = Ready([], [])
         self._fit(self.tree, values_of(batch) or _NO_NAMES, n, (single, keep), "", ready)
         return ready
 
     def fit_only(self, name: str, value: Any, n: int) -> Ready:
-        """Validate n rows for the columns of one name; other columns are not affected."""
+        """Validate and convert n rows for the columns of one name; other columns are not affected."""
         ready = Ready([], [])
         self._fit_name(self.tree, name, value, n, (False, False), "", ready)
         return ready
@@ -128,7 +129,7 @@ class Columns:
     def fit_others(
         self, ready: Ready, slots: npt.NDArray[np.intp], default: float | None
     ) -> list[tuple[Store, npt.NDArray[Any]]]:
-        """Return rows of all slots for new columns of which only some slots have values."""
+        """Return rows of all slots for new columns that have values only for some slots."""
         if default is None and len(np.unique(slots)) == self.slots:
             return []
         new = {id(added) for _, _, added in ready.new}
@@ -233,7 +234,7 @@ def leaves_of(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _nbytes_of(tree: Any) -> int:
-    """Sum the bytes of the stores of a tree; called before each sample of a service."""
+    """Sum the bytes of the stores of a tree; a replay service calls this function before each sample."""
     return sum([_nbytes_of(inner) for inner in tree.values()]) if type(tree) is dict else int(tree.nbytes)
 
 
@@ -248,19 +249,19 @@ def _one_row(value: Any) -> Any:
 
 
 def show(value: Any) -> Any:
-    """Convert rows to values of a batch: columns that are neither arrays nor ragged become object arrays."""
+    """Convert rows to batch values: columns that are neither arrays nor ragged become object arrays."""
     return value.to_numpy() if isinstance(value, Column) and not isinstance(value, VaryingRows) else value
 
 
 def map_stores(tree: Any, function: Callable[[Store], Any]) -> Any:
-    """Apply a function to each store, and nest the results as in the tree."""
+    """Apply a function to each store; the results are nested as in the tree."""
     if type(tree) is dict:
         return node(Batch, {name: map_stores(inner, function) for name, inner in tree.items()})
     return function(tree)
 
 
 def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
-    """Gather the rows of slots of any shape into new memory, nested as in the tree."""
+    """Gather rows into new memory, for slots of any shape; the results are nested as in the tree."""
     if type(tree) is dict:
         return node(Batch, {name: take_rows(inner, slots) for name, inner in tree.items()})
     rows = tree.take(slots)
@@ -268,7 +269,7 @@ def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
 
 
 def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
-    """Allocate memory for slot ranges, nested as in the tree, and append the jobs that fill it."""
+    """Allocate memory for the rows of slot ranges, nested as in the tree; append the copy jobs to `jobs`."""
     if type(tree) is dict:
         return node(Batch, {name: copy_rows(inner, ranges, jobs) for name, inner in tree.items()})
     out, copy_jobs = tree.plan_copy(ranges)

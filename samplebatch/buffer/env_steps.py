@@ -1,4 +1,4 @@
-"""Index of environment steps with their rows in several buffers, to sample complete steps in lockstep."""
+"""Index from environment steps to rows in several buffers, to sample complete steps in lockstep."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Run:
 
 
 class _Rows:
-    """Rows of one buffer: number of rows per step, and position of each step's first row among all slots."""
+    """Rows of one buffer, grouped by step: number of rows per step, and position of each step's first row."""
 
     __slots__ = ("counts", "of_slot", "offsets", "slots")
 
@@ -102,7 +102,7 @@ class EnvSteps:
         return self._alive
 
     def lose(self, buffer: PolicyID, slots: Ints) -> None:
-        """Mark the steps of rows that are overwritten or removed as incomplete."""
+        """Mark steps as incomplete because a row of them is overwritten or removed."""
         if buffer in self._buffers:
             self._lose(self._buffers[buffer].of_slot[slots])
 
@@ -121,8 +121,8 @@ class EnvSteps:
     def add(self, count: int, rows: dict[PolicyID, tuple[Ints, Ints, int]]) -> None:
         """Append steps.
 
-        rows: for each buffer: the step of each row, from 0, shape (n,); the slots of the rows, shape (m,), limited to
-        the last m rows if there are more rows than slots; and the number of slots.
+        rows: for each buffer, the step of each row, from 0, shape (n,); the slots of the last m rows, shape (m,), where
+            m is less than n if there are more rows than slots; and the number of slots.
         """
         if self._is_complete.size - self._alive > self._alive + _SPARE:
             self._compact()
@@ -196,7 +196,7 @@ class EnvSteps:
         return steps
 
     def all(self) -> Ints:
-        """Return the positions of all complete steps in order."""
+        """Return the positions of all complete steps in ascending order."""
         return np.flatnonzero(self._is_complete.values)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
@@ -223,8 +223,8 @@ class EnvSteps:
 def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[int, dict[PolicyID, Ints]]:
     """Number the environment steps of a multi-agent batch.
 
-    parts: rows of each policy. If all policies have columns `eps_id` and `t`, a step is a distinct pair of both;
-        otherwise every policy must have one row per step, in order.
+    parts: rows of each policy. If all policies have the columns `eps_id` and `t`, each distinct pair of values is a
+        step. Otherwise every policy must have one row per step, in order.
 
     Returns: number of steps, and the step of each row per policy, from 0.
 

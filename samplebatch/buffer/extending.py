@@ -1,4 +1,4 @@
-"""Extension of buffers by entire batches: column names, ring of each row, and ends of episodes."""
+"""Extension of buffers by entire batches: column names, the ring of each row, and episode ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tail(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """Arrangement of the rows of a fragment by stream."""
+    """Row order and stream ends of a fragment. A stream contains the rows of one agent in one episode."""
 
     order: Ints | None
     """Row order: stream by stream, each in time order; None if the rows are already in order."""
@@ -51,12 +51,13 @@ def find_streams(
     t: npt.NDArray[Any] | None,
     before: Tail | None = None,
 ) -> Streams:
-    """Determine the order and the ends of the streams of n rows.
+    """Determine the stream order of n rows, and the ends of streams.
 
     episode, agent: ids, shape (n,). Without episode ids all rows are one stream; without agent ids all rows of an
         episode are one stream.
     t: times, shape (n,): rows of a stream are consecutive if their times differ by one. None if all rows are
-    consecutive. before: the newest row before the fragment.
+        consecutive.
+    before: the newest row before the fragment.
 
     >>> find_streams(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
     Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]),
@@ -103,7 +104,7 @@ def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail | None) -> int | None:
-    """Return the stream that continues the newest row before the fragment."""
+    """Return the number of the stream that continues the newest row before the fragment, or None."""
     if before is None or t is None:
         return None
     is_same = episode[first] == before.episode
@@ -139,12 +140,12 @@ def as_flat(batch: Any) -> SampleBatch[Any]:
 
 
 def is_dataset(source: Any) -> bool:
-    """Return whether a source is a dataset, which assembles its episodes one at a time."""
+    """Return whether a source is a `Dataset`, whose episodes are assembled one at a time."""
     return hasattr(type(source), "iter_episodes")
 
 
 def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> SampleBatch:
-    """Flatten a nested batch; names without values are preserved.
+    """Flatten a nested batch to dotted names; preserve names without values.
 
     >>> flatten_rows(Batch(obs={"x": [1, 2], "y": {}}, info={})).as_batch()
     Batch(
@@ -176,9 +177,9 @@ def _structure_of(batch: Batch) -> dict[str, Structure]:
 
 
 def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
-    """Return the columns of a batch under buffer names, the number of rows, and the action unit.
+    """Return a batch's columns under the names of a buffer, its number of rows, and its action unit.
 
-    Rows of several policies are concatenated in the order of the policies.
+    The rows of several policies are concatenated policy by policy.
     """
     if hasattr(batch, "policy_batches"):
         flat = join([as_flat(part) for part in batch.policy_batches.values()])
@@ -223,7 +224,7 @@ def _form(values: npt.NDArray[Any]) -> str:
 
 
 def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
-    """Return the environment ids of n rows, shape (n,), which determine their rings; None without such a column."""
+    """Return the environment ids of n rows, shape (n,), which determine their rings; None if no column has them."""
     if names.ENV_ID not in columns:
         return None
     ids: Ints = np.asarray(columns[names.ENV_ID])
@@ -235,10 +236,10 @@ def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
 
 
 def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
-    """Add n rows to a buffer's rings, with the steps of each agent in order; return the index of each row.
+    """Add n rows to a buffer's rings, with each agent's steps in order; return the index of each row.
 
-    If a ring contains only the start of an episode, the last stored step is marked as truncated. Without `rings`, shape
-    (n,), environments and episodes determine the ring of each row.
+    If other rows interrupt a running episode in its ring, the episode's last stored step is marked as truncated.
+    `rings` contains the ring of each row, shape (n,); if None, environments and episodes determine it.
     """
     rings = _rings_of(buffer, columns, count) if rings is None else rings
     order = np.empty(count, np.intp)
@@ -278,14 +279,14 @@ def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: 
 
 
 def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
-    """Return the number of rings that accept steps, and the first such ring."""
+    """Return the number of rings that accept steps, and the number of the first such ring."""
     every = len(buffer.subbuffer_edges) - 1
     accepting = len(buffer.__dict__.get("_order", (0,)))
     return accepting, every - accepting
 
 
 def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Return the ring of each row, shape (n,): by environment, otherwise by episode, in turn."""
+    """Return the ring of each row, shape (n,), by environment; otherwise assign episodes to rings in turn."""
     number, _ = _count_rings(buffer)
     if number == 1:
         return np.zeros(count, np.intp)
@@ -309,7 +310,7 @@ def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> n
 
 
 def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
-    """Return index and identity of a ring's newest step, if its episode is running and has an id."""
+    """Return index and identity of a ring's newest step; None unless its episode is running and has an id."""
     index = int(buffer.last_index[ring + _count_rings(buffer)[1]])
     tree = buffer._table.columns.tree
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():
@@ -321,5 +322,5 @@ def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
 
 
 def end_episode(buffer: ReplayBuffer, index: int) -> None:
-    """Truncate the running episode of a ring after its newest step at an index."""
+    """Truncate the running episode of a ring at its newest step, which has this index."""
     buffer._table.truncate_newest(index + buffer._start)

@@ -1,4 +1,4 @@
-"""Final observations: observations that no later step contains, for buffers that do not store next observations.
+"""Final observations, which no later step contains, for buffers that do not store next observations.
 
 The next observation of a step is the observation of the following step, except after a truncation and at the newest
 step of a running episode. After a termination a learner needs no next observation.
@@ -30,11 +30,10 @@ _count = np.count_nonzero
 
 
 class FinalObservations:
-    """Bootstrap observations of a table: after the newest step of each ring, and after each truncation.
+    """Bootstrap observations of a table: those after each ring's newest step and after each truncation.
 
-    Row k is overwritten by every step of ring k; at a truncation it is copied to a permanent row, which is freed when
-    the truncated step is overwritten. A row belongs to the slot in its `owner`, provided that the slot's step is
-    unchanged.
+    Every step of ring k overwrites row k. At a truncation, row k is copied to a permanent row, which is freed when the
+    truncated step is overwritten. `owners` contains the slot that each row belongs to.
     """
 
     __slots__ = ("_moved", "_row_of", "_spare", "columns", "num_permanent", "owners", "rings", "slots")
@@ -70,17 +69,17 @@ class FinalObservations:
         return NAME in self.columns.tree
 
     def fit(self, obs_next: Any, n: int, *, single: bool) -> Ready:
-        """Validate the next observations of n steps and convert them, without changes."""
+        """Validate and convert the next observations of n steps, without changes."""
         return self.columns.fit({NAME: obs_next}, n, single=single)
 
     def rows_for(self, cut: int) -> list[int]:
-        """Return free rows for the observations of `cut` truncations, allocating more if required."""
+        """Return free rows for the observations of `cut` truncations; allocate rows if too few are free."""
         while len(self._spare) < cut:
             self._grow()
         return self._spare[len(self._spare) - cut :]
 
     def rows_touched(self, slots: Slots, cut: int) -> Ints:
-        """Return the permanent rows that change when steps with `cut` truncations are written to slots."""
+        """Return the permanent rows that would change if steps with `cut` truncations were written to slots."""
         released = np.atleast_1d(self._row_of[slots])
         free = self.rows_for(cut) + released[released > 0].tolist()
         return np.array(sorted({*free[len(free) - cut :], *released[released > 0].tolist()}), np.intp)
@@ -101,17 +100,17 @@ class FinalObservations:
             self.keep_from(numbers[cut], slots[cut])
 
     def keep_from(self, sources: Ints, slots: Ints) -> None:
-        """Copy ring rows to permanent rows until the slots are overwritten."""
+        """Copy the rows of rings to permanent rows, which are freed when the slots are overwritten."""
         rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
         self.keep(Ready([(store, store.fit(values, len(slots))) for store, values in rows], []), slots)
 
     def keep_newest(self, ring: int, slots: Ints) -> None:
-        """Copy a ring's row to a permanent row if it belongs to `slot` and the slot has no permanent row."""
+        """Copy a ring's row to a permanent row if it belongs to `slots[0]` and the slot has no permanent row."""
         if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
             self.keep_from(np.array([ring]), slots)
 
     def keep(self, ready: Ready, slots: Ints) -> None:
-        """Write next observations returned by `fit` to permanent rows until the slots are overwritten."""
+        """Write next observations returned by `fit` to permanent rows, which are freed with the slots."""
         free_rows = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(free_rows) :]
         rows = np.array(free_rows, np.intp)
@@ -140,12 +139,12 @@ class FinalObservations:
         self.owners[: self.rings][(self.owners[: self.rings] > start) & (self.owners[: self.rings] <= stop)] = 0
 
     def has_rows(self, slots: Ints) -> npt.NDArray[np.bool_]:
-        """Return which slots have permanent rows."""
+        """Return a mask of the slots that have permanent rows."""
         is_stored: npt.NDArray[np.bool_] = self._row_of[slots] > 0
         return is_stored
 
     def find(self, slots: Ints, rings: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return the rows of slots in the given rings, shape (k,), and which of the rows are valid."""
+        """Return the rows that belong to slots in rings, shape (k,), and a mask of the valid rows."""
         rows = self._row_of[slots].astype(np.intp)
         rows = np.where(rows > 0, rows, rings)
         is_valid: npt.NDArray[np.bool_] = self.owners[rows] == slots + 1
@@ -161,7 +160,7 @@ class FinalObservations:
     # State
 
     def state_dict(self, start: int, stop: int, ring: int | None = None) -> dict[str, Any]:
-        """Return the rows of slots from `start` to `stop`, of one ring or all rings, for `load_state_dict`."""
+        """Return the final observations of slots from `start` to `stop`, for `load_state_dict`."""
         rows = np.flatnonzero((self.owners > start) & (self.owners <= stop))
         rings = self.rings if ring is None else 1
         ring_count = int(_count(rows < self.rings))

@@ -1,4 +1,4 @@
-"""Gathering of table rows with stacked frames, next observations and n-step targets."""
+"""Gather rows of a table with stacked frames, next observations and n-step targets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _count = np.count_nonzero
 
 
 def rows_at(table: Table, slots: Ints, stack: int, skip: Container[str] = ()) -> dict[str, Any]:
-    """Gather all columns of steps: values of shape (...) for slots of shape (...).
+    """Gather all columns of steps; values have the leading shape (...) of the slots.
 
-    If `stack` exceeds 1, observations, info and policy have shape (..., stack): the newest steps of the episode, oldest
-    first. Columns in `skip` are omitted.
+    If `stack` exceeds 1, observations, info and policy have the leading shape (..., stack): the steps of the episode up
+    to the slot, oldest first. Columns in `skip` are omitted.
     """
     tree = table.columns.tree
     if "obs" not in tree:
@@ -76,14 +76,14 @@ def gathered_nbytes(tree: Any, slots: Ints) -> int:
 
 
 def check_gathered_nbytes(table: Table, nbytes: int) -> None:
-    """Raise CapacityError if the size exceeds the limit of one gather."""
+    """Raise CapacityError if a size exceeds the table's `max_gather_nbytes`."""
     limit = table.max_gather_nbytes
     if limit is not None and nbytes > limit:
         raise CapacityError(f"a sample must have at most {limit} bytes, got {nbytes}")
 
 
 def check_gathered_rows(table: Table, rows: int) -> None:
-    """Raise CapacityError if the rows exceed the limit; columns of varying shape are ignored."""
+    """Raise CapacityError if rows exceed `max_gather_nbytes`; columns of varying shape are ignored."""
     if table.max_gather_nbytes is not None:
         stores = [store for _, store in leaves_of(table.columns.tree)]
         first_slot = np.zeros(1, np.intp)
@@ -133,7 +133,7 @@ def slots_in(ranges: list[Range]) -> Ints:
 
 
 def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
-    """Gather one column, which may be nested; shape (..., stack) for slots of shape (...) if `stack` exceeds 1."""
+    """Gather one column, which may be nested; a `stack` above 1 adds an axis of frames after the slots' axes."""
     tree = table.columns.tree
     if name == "obs_next" and not table.keeps_next and "obs" in tree:
         if table.max_gather_nbytes is not None:
@@ -190,11 +190,11 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
 
 
 def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
-    """Locate final observations of steps without a stored next step.
+    """Locate the final observations of steps without a stored next step.
 
-    last: whether a step is the last stored step of an episode that was not terminated; shape of the slots.
+    last: whether each step is the last stored step of an episode that was not terminated; same shape as the slots.
 
-    Returns: index of the slots with a final observation, and their rows in `table.finals`, shape (k,).
+    Returns: index into the slots of those with a final observation, and their rows in `table.finals`, shape (k,).
     """
     finals = table.finals
     if finals is None or not finals.known or not (finals.num_permanent or _count(last)):
@@ -214,7 +214,7 @@ def nothing_added() -> ColumnNotFoundError:
 
 
 def show_slots(table: Table, name: str, start: int, stop: int) -> Any:
-    """Return the rows of a slot range for a buffer's attribute; a view if possible."""
+    """Return the rows of a slot range, as a view if possible, for an attribute of a buffer."""
     return _show(table.columns.tree[name], start, stop)
 
 
@@ -244,11 +244,11 @@ def check_window(table: Table, n_step: int | None, gamma: float) -> None:
 def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
     """Compute the columns that n-step rows add or replace.
 
-    A window ends at the end of its episode, or at the newest step of the ring.
+    A window ends at the end of its episode or at the newest step of its ring.
 
-    Returns: `returns`, the discounted sum of the rewards, in their shape; `discount`, gamma to the number of steps, 0
-    if the last step is terminated, shape (n,); for windows of several steps `obs_next`, the observation after the last
-    step.
+    Returns: `returns`, the discounted sum of the rewards, in the shape of the rewards; `discount`, gamma to the number
+    of steps or 0 if the last step is terminated, shape (n,). If `n_step` exceeds 1, also `obs_next`, the observation
+    after the last step.
     """
     rings, tree = table.rings, table.columns.tree
     if n_step == 1:

@@ -53,10 +53,11 @@ def relabel(
     """Relabel sampled rows with new goals and recompute their rewards.
 
     table, slots: source table and slots of the rows, shape (n,).
-    rows: rows read from these slots; modified in place and returned.
-    goals, chosen: new goals, shape (k, ...), and the rows to relabel with them, shape (k,). compute_reward_fn: computes
-    rewards from achieved and desired goals of steps. n_step, gamma: arguments of the sampling; not None if the rows
-    have `returns`, which are recomputed. stack: number of stacked frames of observations.
+    rows: rows read from these slots, which are modified in place and returned.
+    goals, chosen: new goals, shape (k, ...), and the positions of the rows to relabel, shape (k,).
+    compute_reward_fn: function that computes rewards from achieved and desired goals of steps.
+    n_step, gamma: arguments of the sampling; not None if the rows have `returns`, which are recomputed.
+    stack: number of stacked frames of observations.
 
     Raises ColumnLengthError if the function does not return one reward per goal. Raises ColumnMismatchError if the
     column of desired goals cannot store the achieved goals exactly. Raises ColumnNotFoundError if observations have no
@@ -97,7 +98,7 @@ def relabel(
 def achieved_after(table: Table, slots: Ints) -> Any:
     """Gather the goals achieved by steps in slots, shape (n,), from the observations after them.
 
-    If next observations are not stored, a terminated step's own goal is returned.
+    If next observations are not stored, the goal of a terminated step is from its own observation.
 
     Raises ColumnNotFoundError if observations have no goals.
     """
@@ -140,17 +141,17 @@ def _rewards(
 class HERReplayBuffer(ReplayBuffer):
     """Replay buffer of one goal-conditioned environment, with hindsight relabelling of sampled steps.
 
-    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the sampled rows;
-    with `n_step` all rewards of a row refer to its new goal. `buf[indices]` returns the original rows.
+    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the sampled rows.
+    With `n_step`, all rewards of a row are recomputed for its new goal. `buf[indices]` returns the original rows.
 
     Parameters
     ----------
     size
         Capacity in steps.
     compute_reward_fn
-        Computes rewards, shape (n,), from achieved and desired goals of n steps, both of shape (n, ...).
+        Function that computes rewards, shape (n,), from achieved and desired goals of n steps, both of shape (n, ...).
     horizon
-        Maximum number of steps of an episode, and of steps from which the new goal is chosen.
+        Maximum number of steps per episode, and of steps among which the new goal is chosen.
     future_k
         On average, one of `future_k` steps keeps its goal.
     storage
@@ -229,7 +230,7 @@ class HERReplayBuffer(ReplayBuffer):
 
     @property
     def horizon(self) -> int:
-        """Maximum number of steps of an episode, and of steps from which the new goal is chosen; settable."""
+        """Maximum number of steps per episode, and of steps among which the new goal is chosen; settable."""
         return self.__dict__["horizon"]  # type: ignore[no-any-return]
 
     @horizon.setter
@@ -265,7 +266,7 @@ class HERReplayBuffer(ReplayBuffer):
     ) -> Sample[Batch, Ints]:
         """Sample and relabel rows; see `ReplayBuffer.sample` and `rewrite_transitions`.
 
-        With `n_step`, all rewards of a row refer to its new goal.
+        With `n_step`, all rewards of a row are recomputed for its new goal.
         """
         with self._table.lock:
             check_window(self._table, n_step, gamma)
@@ -283,10 +284,10 @@ class HERReplayBuffer(ReplayBuffer):
                 raise _without_goals(f"{name}.{goal}", observations if isinstance(observations, dict) else {})
 
     def rewrite_transitions(self, indices: Any) -> Batch:
-        """Return rows, each relabelled with probability `future_p`.
+        """Copy rows and relabel each with probability `future_p`.
 
-        The new goal of a step is chosen uniformly among the goals achieved by it and later steps of its episode, at
-        most `horizon` goals. The buffer is unchanged.
+        The new goal of a step is chosen uniformly among the goals that the step and later steps of its episode
+        achieved, at most `horizon` goals. The buffer is unchanged.
 
         Parameters
         ----------
@@ -320,7 +321,7 @@ class HERReplayBuffer(ReplayBuffer):
         return relabel(table, slots, rows, goals, chosen, self.compute_reward_fn, **how)
 
     def restore_cache(self) -> None:
-        """Do nothing: sampling does not modify the buffer."""
+        """Do nothing, because sampling does not modify the buffer."""
 
 
 class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
@@ -329,12 +330,13 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
     Parameters
     ----------
     buffer_list
-        Buffers with the same arguments. They become parts of the new buffer, with their rows.
+        Buffers with the same arguments. The buffers and their rows become parts of the new buffer.
 
     Raises
     ------
     ColumnMismatchError
-        If a part is not a hindsight buffer, or relabelling parameters differ; or as in `ReplayBufferManager`.
+        If a buffer is not a hindsight buffer, or the relabelling parameters of two buffers differ; or as in
+        `ReplayBufferManager`.
     """
 
     _part_kind = HERReplayBuffer

@@ -1,4 +1,4 @@
-"""MultiAgentReplayBuffer: newest steps of several agents, in one buffer per policy."""
+"""MultiAgentReplayBuffer: replay buffer of several agents, with one buffer per policy."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ class Fragment:
 def prepare_fragment(
     policy: PolicyID, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
 ) -> Fragment:
-    """Arrange the rows of a policy by stream, and check that a buffer accepts them, without changes.
+    """Order the rows of a policy by stream, and check that a buffer accepts them, without changes.
 
-    part: at least one row. tail: newest row of the buffer, if a later row can continue it. form: form of earlier
-    batches, if any.
+    part: batch of at least one row.
+    tail: newest row of the buffer, if a later row can continue it.
+    form: form of earlier batches, if any.
 
     Raises ColumnNotFoundError if a required column is missing. Raises SampleBatchError if the rows are sequences, or a
     column cannot store its rows.
@@ -131,24 +132,24 @@ class MultiAgentReplayBuffer:
 
     Rows of one agent in one episode are contiguous and in time order, as n-step targets, stacked frames and sequences
     require. The columns `eps_id` and `agent_index` identify agents, `t` identifies steps. If it is unknown whether the
-    next fragment continues the rows of a fragment, the last step counts as truncated in the buffers; sampled rows have
-    the original flags.
+    next fragment continues a fragment, the buffers treat the fragment's last step as truncated. Sampled rows have the
+    original flags.
 
     Parameters
     ----------
     size
-        Capacity of each policy's buffer in rows; one number for all, or a mapping of policy ids.
+        Capacity of each policy's buffer in rows: one number for all policies, or a mapping from policy ids.
     lockstep
         Whether to sample environment steps with the rows of all policies, instead of rows of each policy independently.
-        A step can be sampled while all of its rows are stored.
+        A step can be sampled as long as all of its rows are stored.
     kind
         Class of the buffers, such as `PrioritizedReplayBuffer`.
     seed
         Seed of all sampling.
     **options
-        Further arguments of the buffers. `compress` and `ragged` use the column names of batches; each must be a column
-        of at least one policy, which is checked at the first sample. If a policy that acts later provides the column,
-        `size` must list all policies.
+        Other arguments of the buffers' class. `compress` and `ragged` use the column names of batches; each must be a
+        column of at least one policy, which is checked at the first sample. If only a policy that acts later provides
+        such a column, `size` must list all policies.
 
     Attributes
     ----------
@@ -281,8 +282,8 @@ class MultiAgentReplayBuffer:
         PolicyNotFoundError
             If `size` does not include a policy.
         SequenceError
-            If rows are sequences; or, for lockstep, if rows cannot be assigned to environment steps. An error changes
-            nothing.
+            If rows are sequences, or if `lockstep` is true and rows cannot be assigned to environment steps. An error
+            changes nothing.
         """
         parts = {policy: part for policy, part in batch.items() if part.count}
         with self._lock:
@@ -370,7 +371,7 @@ class MultiAgentReplayBuffer:
     # Sampling
 
     def env_steps(self) -> int:
-        """Return the number of complete environment steps, which are candidates of lockstep sampling."""
+        """Return the number of complete environment steps, which lockstep sampling can select."""
         return len(self._steps)
 
     def sample(
@@ -387,24 +388,24 @@ class MultiAgentReplayBuffer:
         Parameters
         ----------
         batch_size
-            Number of rows per policy; in lockstep, number of environment steps, whose rows are grouped by step. 0 for
-            all in time order, None for all in random order, a negative number for none.
+            Number of rows per policy; in lockstep, number of environment steps, whose rows are grouped by step. 0: all
+            in time order; None: all in random order; negative: none.
         n_step, gamma
-            As in `ReplayBuffer.sample`; the columns are `returns`, `discount` and `new_obs`.
+            As in `ReplayBuffer.sample`; n-step rows have the columns `returns`, `discount` and `new_obs`.
         device, floats
             As in `ReplayBuffer.sample`.
 
         Returns
         -------
         Sample
-            A `MultiAgentBatch` of the added columns, and the row locations by policy; unpacks as `batch, indices`.
-            Prioritized buffers add `weights`, `generation` and `batch_indexes`, which `update_priorities` requires. In
-            lockstep, policies without rows at the steps are omitted.
+            A `MultiAgentBatch` with the columns of added batches, and the row locations by policy; unpacks as
+            `batch, indices`. Prioritized buffers add `weights`, `generation` and `batch_indexes`, which
+            `update_priorities` requires. In lockstep, policies without rows at the steps are omitted.
 
         Raises
         ------
         ArgumentError, DeviceError
-            As in `ReplayBuffer.sample`. If no policy has a column of `compress` or `ragged`.
+            As in `ReplayBuffer.sample`. ArgumentError also if no policy has a column named in `compress` or `ragged`.
         EmptyBufferError
             If there are no rows to sample.
         """
@@ -420,7 +421,7 @@ class MultiAgentReplayBuffer:
         return delivery.one(Sample(MultiAgentBatch(rows, count), drawn), convert_sample)
 
     def _check_names(self) -> None:
-        """Validate the column names in the options once all known policies have rows."""
+        """Validate the column names in `compress` and `ragged` after all known policies have received rows."""
         if self._has_checked_names or not self.buffers:
             return
         if not isinstance(self._size, dict) or self._size.keys() <= self.buffers.keys():
@@ -429,7 +430,7 @@ class MultiAgentReplayBuffer:
             self._has_checked_names = True
 
     def _draw(self, batch_size: int | None) -> tuple[dict[PolicyID, Ints], int]:
-        """Sample slots per policy; return them and the number of environment steps."""
+        """Sample slots per policy; return the slots and the number of environment steps."""
         if self.lockstep:
             positions = self._draw_steps(batch_size)
             drawn = {policy: self._steps.rows(policy, positions) for policy in self.buffers}
@@ -459,7 +460,7 @@ class MultiAgentReplayBuffer:
         return rows_as_added(rows, self._forms[policy], self.buffers[policy].action_unit)
 
     def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[PolicyID, npt.ArrayLike]) -> None:
-        """Set priorities of sampled rows; rows that have since been overwritten are skipped.
+        """Set priorities of sampled rows; skip rows that have since been overwritten.
 
         Parameters
         ----------
@@ -531,7 +532,7 @@ _COLUMN_OPTIONS = ("compress", "ragged")
 
 
 def _as_stored(selection: Any) -> Any:
-    """Convert column names of batches to column names of buffers."""
+    """Convert column names of batches to the names that buffers use."""
     if isinstance(selection, bool):
         return selection
     parts = [name.partition(".") for name in ([selection] if isinstance(selection, str) else selection)]

@@ -27,7 +27,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """Replay buffer of one environment with prioritized sampling.
 
     A new step is assigned the largest priority so far. Rows have two additional columns: `weight`, the importance
-    weight by which their losses are multiplied, and `generation`, which `update_weight` accepts.
+    weight that multiplies the loss of the row, and `generation`, which `update_weight` accepts.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     beta
         Importance exponent: 0 for equal weights, 1 for full correction.
     weight_norm
-        Whether to divide weights by the largest weight of the rows that are read together, so that weights are at most
-        1.
+        Whether to divide importance weights by the largest weight of the rows that one call reads, so that weights are
+        at most 1.
     stratified
-        Whether each of n draws covers an equal share of the total priority: rows are in slot order, and their
-        frequencies deviate less from the expectation.
+        Whether each of n draws covers one of n equal intervals of the total priority. Rows are then in slot order, and
+        sampling frequencies deviate less from their expectation.
     storage
         New folder for the rows; see `ReplayBuffer`.
     **kwargs
@@ -95,7 +95,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def weight(self) -> SegmentTree:
-        """Sum tree of priorities to the power of alpha, one per slot; 0 for slots without a row."""
+        """Sum tree with the priority of each slot to the power of alpha; 0 for slots without a row."""
         if self._ring is not None:
             raise RingError("the weights of all rings are in one tree; read `weight` of the entire buffer")
         return SegmentTree._over(self._sampler.tree)
@@ -119,7 +119,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         index
             Index of n rows, as in `buf[index]`. On duplicates the last priority wins.
         new_weight
-            Priorities, shape (n,) or one for all; an array or a tensor. Signs are ignored.
+            Priorities, shape (n,), or one for all rows; an array or a tensor. Signs are ignored.
         generation
             `generation` of the rows at sampling, shape (n,). Priorities of rows that have since been overwritten or
             removed are discarded.
@@ -129,13 +129,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises
         ------
         ColumnLengthError
-            If there are not n priorities, or not n generations; or if `burn_in` does not have the shape of the indices.
+            If the number of priorities or generations is not n, or `burn_in` does not have the shape of the indices.
         ColumnTypeError
             If priorities are not numbers.
         PriorityError
             If a priority is NaN or too large. An error changes nothing.
         RowIndexError
-            If an index is out of range, or, without generations, has no row.
+            If an index is out of range, or if an index has no row and `generation` is None.
 
         Examples
         --------
@@ -168,7 +168,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._sampler.update(slots, priorities)
 
     def init_weight(self, index: Any) -> None:
-        """Set the priority of rows to the largest priority so far, like that of new rows.
+        """Set the priority of rows to the largest priority so far, as for new rows.
 
         Raises
         ------
@@ -197,7 +197,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise RowIndexError(f"index {missing} must have a row to get a priority, got an empty slot")
 
     def get_weight(self, index: Any) -> Any:
-        """Return importance weights of rows without normalization: a number for a single index, otherwise an array.
+        """Return unnormalized importance weights of rows: a number for a single index, otherwise an array.
 
         Examples
         --------
@@ -231,12 +231,12 @@ class PrioritizedReplayBufferManager(PrioritizedReplayBuffer, ReplayBufferManage
     Parameters
     ----------
     buffer_list
-        Buffers with the same options. They become parts of the new buffer, with their rows and priorities.
+        Buffers with the same options. The buffers, their rows and priorities become parts of the new buffer.
 
     Raises
     ------
     ColumnMismatchError
-        If a part is not prioritized, or as in `ReplayBufferManager`.
+        If a buffer is not prioritized; or as in `ReplayBufferManager`.
     """
 
     _part_kind = PrioritizedReplayBuffer
@@ -306,10 +306,10 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 
 
 def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[Any, Any]:
-    """Return the prioritized rows of sequences, and their priorities; other indices are returned unchanged.
+    """Return the rows of sequences that receive priorities, and the priorities; return other indices unchanged.
 
-    index: rows; for sequences shape (n, length), -1 for padding.
-    weights: priorities: one for all or one per sequence, shape (n,), or one per step, shape (n, length).
+    index: rows; for sequences, shape (n, length), -1 for padding.
+    weights: one priority for all, one per sequence, shape (n,), or one per step, shape (n, length).
     burn_in: mask of steps that only warm up the state, shape (n, length); None without burn-in.
 
     Raises ColumnLengthError if `burn_in` does not have the shape of the indices.

@@ -1,4 +1,4 @@
-"""ReplayBuffer: ring buffer of the newest steps of an environment, for sampling."""
+"""ReplayBuffer: ring buffer of an environment's newest steps, for sampling."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ class ReplayBuffer:
     """Ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, optionally, `obs_next`, `info`,
-    `policy` and other names; `done` is computed. The first step determines dtypes and shapes. Columns added later have
-    zeros or None in earlier rows. `buf.obs` is the memory of all slots; `buf[...]` copies rows.
+    `policy` and other names; `done` is computed. The first step determines dtypes and shapes. A column that is added
+    later contains zeros or None in earlier rows. `buf.obs` contains the rows of all slots, as a view if possible;
+    `buf[...]` copies rows.
 
-    The buffer is thread-safe: each call holds its lock. Only returned views, such as `buf.obs`, change later.
+    The buffer is thread-safe: each call holds the buffer's lock. Later steps change returned views, such as `buf.obs`,
+    but not returned copies.
 
     Parameters
     ----------
@@ -66,22 +68,24 @@ class ReplayBuffer:
     stack_num
         Number of steps of an episode to stack when observations, info and policy are read.
     ignore_obs_next
-        Whether to derive next observations from the following step; final observations are stored separately.
+        Whether to derive next observations from the following step instead of storing them; final observations are
+        stored separately.
     save_only_last_obs
         Whether to store only the last frame of stacked observations.
     sample_avail
-        Whether to sample only rows that have all the frames of a stack.
+        Whether to sample only rows whose stack of frames is complete.
     random_seed
         Seed of the buffer's generator.
     compress
         Columns to compress with LZ4, for example images; True for observations. A name includes nested columns. The
-        first step must have them, except for `obs_next`, `info` and `policy`.
+        first step must contain these columns, except for `obs_next`, `info` and `policy`.
     ragged
-        Names of columns whose rows vary in shape; arrays of arrays as observations are recognized.
+        Names of columns whose rows vary in shape. Observations that are object arrays of arrays are recognized
+        automatically.
     reward_dtype
-        Dtype of rewards, n-step returns and discounts in rows that are read. They are stored and summed in float64.
+        Dtype of rewards, n-step returns and discounts in rows that are read. Rewards are stored and summed in float64.
     raise_on_nan
-        Whether to reject steps with NaN in a column of floats, before anything is stored.
+        Whether to reject a step with NaN in a floating-point column before storing any of its values.
     storage
         New folder for memory-mapped rows; columns must be numeric, with rows of one shape. `open` reopens the folder.
 
@@ -203,7 +207,7 @@ class ReplayBuffer:
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """Unit of the rows' actions: the environment's, or a policy's with its mapping; None if unknown.
+        """Unit of the rows' actions: the environment's unit, or a policy's unit with its mapping; None if unknown.
 
         Collectors and `extend` set it; files, states and samples include it.
         """
@@ -214,7 +218,7 @@ class ReplayBuffer:
         self._table.action_unit = unit
 
     def _merge_action_unit(self, unit: ActionUnit | None) -> None:
-        """Adopt the action unit of new rows; raises ColumnMismatchError if stored rows have another unit."""
+        """Set the action unit of new rows; raises ColumnMismatchError if stored rows have another unit."""
         table = self._table
         if unit is table.action_unit or unit is None:
             return
@@ -241,21 +245,23 @@ class ReplayBuffer:
         batch
             Values by name, or keywords; `done` without `terminated` means `terminated`.
         buffer_ids
-            k zeros if the values have a leading axis of k successive steps; None for one step without that axis.
+            k zeros if the values have a leading axis of k successive steps; None if the values are one step without
+            that axis.
 
         Returns
         -------
         tuple
-            Four arrays of length 1 or k: index of the step; return and length of the episode that the step ended, or 0;
-            index of the episode's first step. All but the first are read-only if no episode ended.
+            Four arrays of length 1 or k: index of each step; return and length of the episode that the step ended, or 0
+            if it ended none; index of the first step of the step's episode. If no episode ended, all arrays except the
+            first are read-only.
 
         Raises
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a required column is missing, or cannot store its value exactly. An error changes nothing.
+            If a required column is missing, or a column cannot store its value exactly. An error changes nothing.
         ArgumentError, RingError
-            If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer has no
-            slots; if values are passed by position.
+            If the first step lacks a column named in `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer
+            has no slots; if values are passed by position.
         """
         if more:
             raise views.values_by_position(len(more) + 2)
@@ -286,8 +292,8 @@ class ReplayBuffer:
 
         RLlib's column names are translated. Steps are ordered by `eps_id`, `agent_index` and `t` where available, and
         continue the ring's running episode if they follow its newest step. An episode that is interrupted by another
-        episode in its ring is truncated. `env_id` selects the ring; without that column, episodes are assigned to rings
-        in turn. Episodes of a dataset are assembled one at a time.
+        episode in its ring is truncated. `env_id` selects the ring of each step; without that column, episodes are
+        assigned to rings in turn. Episodes of a dataset are assembled one at a time.
 
         Returns
         -------
@@ -296,8 +302,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnTypeError, ColumnMismatchError, SequenceError, RingError
-            If `batch` is not a batch, policies differ in their columns, actions have another unit than the buffer's,
-            rows are sequences, or a row's ring is unknown; or as in `add` and `Dataset.iter_episodes`.
+            If `batch` is not a batch, policies have different columns, the unit of actions differs from the buffer's
+            unit, rows are sequences, or a row's ring is unknown; or as in `add` and `Dataset.iter_episodes`.
 
         Examples
         --------
@@ -322,7 +328,7 @@ class ReplayBuffer:
                 raise
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Copy the steps of another buffer, oldest first per ring; return their indices. Raises the errors of `add`."""
+        """Copy the steps of another buffer, oldest first per ring; return their indices. Raises as `add` does."""
         # The locks are held in turn: two threads may copy between the same buffers in both directions.
         with buffer._table.lock:
             slots = views.slots_of(buffer, slice(None))
@@ -339,7 +345,7 @@ class ReplayBuffer:
             return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer; with `keep_statistics`, returns and lengths of running episodes continue."""
+        """Empty the buffer; with `keep_statistics`, keep the returns and lengths of running episodes."""
         with self._table.lock:
             self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
 
@@ -364,20 +370,21 @@ class ReplayBuffer:
         batch_size
             Number of rows, as in `sample_indices`.
         n_step
-            Maximum steps per row; None for single steps. Adds `returns`, the discounted sum of up to `n_step` rewards
-            of the episode, and `discount`, the factor of the bootstrap value at `obs_next` after the last step:
-            `gamma` to the number of steps, or 0 if the last step is terminated.
+            Maximum steps per row; None for single steps. An integer adds two columns: `returns`, the discounted sum of
+            up to `n_step` rewards of the episode, and `discount`, the factor of the bootstrap value at `obs_next`, the
+            observation after the last of these steps. `discount` is `gamma` to the number of steps, or 0 if the last
+            step is terminated.
         gamma
             Discount per step.
         max_age
             Number of newest rows per ring that may be sampled; None for all.
         once
-            Whether to sample each row at most once until it is overwritten, without replacement. Fewer rows than
-            `batch_size` are returned if fewer remain. The column `sampled` marks sampled rows.
+            Whether to sample without replacement, each row at most once until it is overwritten. If fewer than
+            `batch_size` rows remain, these are returned. The column `sampled` marks sampled rows.
         device
             Device of tensors; None for arrays. Ragged rows become an array of tensors; other objects are unchanged.
         floats
-            Dtype of floating-point columns, torch's or NumPy's, or its name; None keeps each dtype.
+            Torch or NumPy dtype of floating-point columns, or its name; None keeps each dtype.
 
         Returns
         -------
@@ -388,7 +395,7 @@ class ReplayBuffer:
         ------
         EmptyBufferError, ArgumentError, DeviceError, ColumnNotFoundError
             If there are no rows to sample; if an argument is out of range or unknown; if torch cannot use the device;
-            if `n_step` requires next observations that rows do not have. No rows are sampled.
+            if `n_step` requires next observations and the rows do not have them. No rows are sampled.
 
         Examples
         --------
@@ -428,8 +435,8 @@ class ReplayBuffer:
         Parameters
         ----------
         batch_size
-            Number of rows; 0 for all in time order, None for all in random order, a negative number for no rows. Raises
-            EmptyBufferError if there are no rows to sample, ArgumentError if it is not an integer.
+            Number of rows. 0: all in time order; None: all in random order; negative: no rows. Raises EmptyBufferError
+            if there are no rows to sample, ArgumentError if `batch_size` is neither None nor an integer.
         """
         with self._table.lock:
             return self._draw(batch_size) - self._start
@@ -470,11 +477,12 @@ class ReplayBuffer:
         batch_size, epochs
             Number of rows per minibatch, and number of epochs.
         shuffle, drop_last
-            Whether to shuffle rows in each epoch, otherwise in time order; whether to omit a smaller last minibatch.
+            Whether to shuffle rows in each epoch instead of using time order; whether to omit a smaller last minibatch.
         device, floats
             As in `sample`.
         prefetch
-            Number of minibatches to prepare ahead; on a GPU, copied concurrently from page-locked memory.
+            Number of minibatches to prepare in advance; for a GPU, they are copied from page-locked memory during other
+            work.
 
         Raises
         ------
@@ -521,18 +529,19 @@ class ReplayBuffer:
         ----------
         n
             Number of episodes. 0: all in time order, ring by ring; None: all in random order; negative: no episodes.
-            Raises EmptyBufferError if there are no candidates, ArgumentError if it is not an integer.
+            Raises EmptyBufferError if there are no candidates, ArgumentError if `n` is neither None nor an integer.
         unfinished
             Whether running episodes are also candidates.
         where
-            Arrow expression that selects episodes: over `length`, `return` (the sum of rewards), `terminated` and
-            `truncated` of the last step, and numbers of the first step under dotted names (`obs`, `policy.version`).
-            Raises ColumnNotFoundError for other columns.
+            Arrow expression that selects episodes. Its fields are `length`, `return` (the sum of rewards), `terminated`
+            and `truncated` of the last step, and scalar columns of the first step under dotted names (`obs`,
+            `policy.version`). Raises ColumnNotFoundError for other columns.
 
         Returns
         -------
         Sample
-            The rows of each episode in time order, as in `buf[...]`, as slices of one copy; and its array of indices.
+            One batch per episode and one array of indices per episode. A batch contains the episode's rows in time
+            order, as in `buf[...]`; all batches are slices of one copy.
 
         Examples
         --------
@@ -564,7 +573,7 @@ class ReplayBuffer:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
-        """Sample steps and return the sequences that start with them, within episodes and up to the write cursor.
+        """Sample steps and return the sequences that start with them; see `get_sequences`.
 
         Steps are sampled as in `sample`: uniformly, or by priority.
 
@@ -575,8 +584,9 @@ class ReplayBuffer:
         length, burn_in, per_sequence
             As in `get_sequences`.
         padded
-            Whether sequences may be shorter. If not, all runs of `length` steps within an episode are candidates; their
-            first `burn_in` steps warm up the state, and the priority of the step after them determines the probability.
+            Whether sequences may be shorter than `length`. If not, all runs of `length` steps within an episode are
+            candidates. The first `burn_in` steps of a run warm up the state, and the priority of the next step
+            determines the probability of the run.
         device, floats
             As in `sample`. Raises the same errors as `get_sequences` and `sample`; an error samples nothing.
 
@@ -625,16 +635,17 @@ class ReplayBuffer:
         -------
         Sample
             The columns of `buf[...]`, shape (n, length, ...), and two columns of shape (n, length): `mask`, whether a
-            step exists, and `burn_in`, whether it only warms up the state. `weight` and `generation` of a prioritized
-            buffer have shape (n,) and refer to the given steps, `indices[range(n), batch.burn_in.sum(1)]`. Indices have
-            shape (n, length), with -1 for padding.
+            step exists, and `burn_in`, whether the step only warms up the state. `weight` and `generation` of a
+            prioritized buffer have shape (n,) and refer to the given steps, `indices[range(n), batch.burn_in.sum(1)]`.
+            Indices have shape (n, length), with -1 for padding.
 
         Raises
         ------
         ColumnMismatchError, RowIndexError
             If rows already have a column `mask` or `burn_in`; if an index is out of range.
         ArgumentError, SequenceError
-            If `length` is less than 1, `burn_in` less than 0 or a name unknown; if `burn_in` leaves no step.
+            If `length` is less than 1, `burn_in` is less than 0, or a name in `per_sequence` is unknown; if `burn_in`
+            is not less than `length`.
 
         Examples
         --------
@@ -680,7 +691,7 @@ class ReplayBuffer:
 
     @property
     def _meta(self) -> Batch:
-        """Memory of all columns as a batch, for Tianshou's algorithms; columns assigned to it are set in the buffer."""
+        """Columns of all slots as a batch, for Tianshou's algorithms; columns assigned to it are set in the buffer."""
         return views.stored_batch(self._table, self._start, self._start + self.maxsize, settable=self._ring is None)
 
     @_meta.setter
@@ -692,7 +703,7 @@ class ReplayBuffer:
 
         `buf[:]` returns all rows in time order, ring by ring. Other slices and indices refer to slots; see `latest` for
         the newest rows. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`, `done`, `obs_next`, `info` and
-        `policy` (empty if never added), then other names. An array of indices may include empty slots.
+        `policy` (empty if never added), followed by other columns. An array of indices may include empty slots.
 
         Raises
         ------
@@ -718,7 +729,7 @@ class ReplayBuffer:
             return first_row(self._rows(views.require_row(self, slots)))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the rows in time order, ring by ring; each is copied on iteration."""
+        """Iterate over copies of the rows in time order, ring by ring."""
         with self._table.lock:
             indices = (views.slots_of(self, slice(None)) - self._start).tolist()
         for index in indices:
@@ -731,22 +742,22 @@ class ReplayBuffer:
         return array
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
-        """Copy one column of rows, stacked with the preceding steps of their episodes, oldest first.
+        """Copy one column of rows, stacked with preceding steps of the same episode, oldest first.
 
         Parameters
         ----------
         index, key
             Index of the rows, as in `buf[index]`, and name of the column.
         default_value
-            Value to return if the column does not exist; None to raise.
+            Value to return if the column does not exist; None to raise ColumnNotFoundError.
         stack_num
-            Number of steps to stack; `buf.stack_num` if None. With 1 there is no stack axis.
+            Number of steps to stack; `buf.stack_num` if None. If `stack_num` is 1, the result has no stack axis.
 
         Raises
         ------
         ColumnNotFoundError, RowIndexError, ArgumentError
-            If the column does not exist and there is no default; if an index is out of range, or a single index has no
-            row; if `stack_num` is not an integer of at least 1.
+            If the column does not exist and `default_value` is None; if an index is out of range, or a single index has
+            no row; if `stack_num` is not an integer of at least 1.
 
         Examples
         --------
@@ -773,7 +784,7 @@ class ReplayBuffer:
         return values if slots.ndim else first_row(values)
 
     def latest(self, n: int) -> Batch:
-        """Copy the newest n rows of each ring, or fewer if fewer are stored, in time order."""
+        """Copy at most n newest rows of each ring, in time order."""
         whole("n", n)
         with self._table.lock:
             return self._rows(self._table.rings.newest(n, self._ring))
@@ -818,20 +829,20 @@ class ReplayBuffer:
 
     @property
     def subbuffer_edges(self) -> Ints:
-        """First slot of each ring, and the number of slots; shape (rings + 1,)."""
+        """First slot of each ring, followed by the number of slots; shape (rings + 1,)."""
         if self._ring is not None:
             return np.array([0, self.maxsize], _INTP)
         return self._table.rings.edges.copy()
 
     @property
     def last_index(self) -> Ints:
-        """Newest index of each ring, or its first index if it is empty; shape (rings,)."""
+        """Index of each ring's newest row, or the first index of an empty ring; shape (rings,)."""
         with self._table.lock:
             last = self._table.rings.last_index
         return last if self._ring is None else last[self._ring : self._ring + 1] - self._start
 
     def unfinished_index(self) -> Ints:
-        """Return the newest index of each ring with a running episode."""
+        """Return the index of the newest row of each ring with a running episode."""
         with self._table.lock:
             last = self._table.rings.unfinished(self._table.done)
         if self._ring is None:
@@ -839,7 +850,7 @@ class ReplayBuffer:
         return last[(last >= self._start) & (last < self._start + self.maxsize)] - self._start
 
     def get_buffer_indices(self, start: int, stop: int) -> Ints:
-        """Return the indices from `start` to `stop`, exclusive, within one ring; wraps around at the ring's end.
+        """Return the indices from `start` to `stop` (exclusive) within one ring, wrapping around at the ring's end.
 
         Raises RingError if the bounds are in different rings.
 
@@ -872,12 +883,13 @@ class ReplayBuffer:
     # Changes of stored columns
 
     def set_batch(self, batch: Batch | Mapping[str, Any]) -> None:
-        """Overwrite all slots with `maxsize` rows under the usual names; the set of stored rows does not change.
+        """Overwrite all slots with `maxsize` rows, passed by column name; the set of stored rows does not change.
 
         Raises
         ------
         ColumnMismatchError, ColumnLengthError, ColumnTypeError
-            If names or the number of rows differ, or a column cannot store its rows. An error changes nothing.
+            If the names of columns or the number of rows do not match the buffer, or a column cannot store its rows. An
+            error changes nothing.
         """
         values = step_values(batch, {})
         unknown = [name for name in values if name not in gather.ORDER]
@@ -887,15 +899,15 @@ class ReplayBuffer:
             self._table.fill(values, self._start, self._start + self.maxsize)
 
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Set values of one column, which may be new: one per slot, or per index.
+        """Set values of one existing or new column: one value per slot, or per entry of `index`.
 
-        Other slots of a new column get the default, or the missing value of its dtype (NaN, False, None).
+        Other slots of a new column contain the default, or the missing value of the dtype (NaN, False, None).
 
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
-            If the column cannot store the values, or its dtype has no missing value and there is no default. If an
-            index is out of range. An error changes nothing.
+            If the column cannot store the values, or the dtype of a new column has no missing value and no default is
+            passed. If an index is out of range. An error changes nothing.
         """
         slots = (
             np.arange(self._start, self._start + self.maxsize)
@@ -913,10 +925,11 @@ class ReplayBuffer:
         index
             Index of n rows, as in `buf[index]`. On duplicates the last value wins.
         generation
-            `generation_of` the rows when they were read, shape (n,): rows that have since been overwritten are skipped.
-            None requires rows in all slots.
+            Result of `generation_of` when the rows were read, shape (n,): rows that have since been overwritten are
+            skipped. If None, every slot in `index` must have a row.
         **columns
-            Values by name, n rows each. Rows outside `index` get the missing value of a new column: NaN, False, None.
+            Values by name, n rows per column. Rows outside `index` get the missing value of a new column: NaN, False,
+            None.
 
         Returns
         -------
@@ -925,8 +938,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
-            If a column does not have n rows, or cannot store the values. If an index is out of range, or has no row
-            without generations. An error changes nothing.
+            If a column does not have n rows, or cannot store the values. If an index is out of range, or if an index
+            has no row and `generation` is None. An error changes nothing.
 
         Examples
         --------
@@ -943,7 +956,7 @@ class ReplayBuffer:
             return views.update_rows(self, slots, generation, columns)
 
     def generation_of(self, index: Any) -> Ints:
-        """Return how often each slot has been overwritten, in the shape of the index; for `update_rows`."""
+        """Return how often each slot has been overwritten, for `update_rows`; the result has the shape of the index."""
         with self._table.lock:
             return self._table.rings.generation(views.slots_of(self, index))
 
@@ -953,8 +966,8 @@ class ReplayBuffer:
     ) -> Self:
         """Create a full buffer from rows in time order; options are the arguments of the class except the size.
 
-        Contiguous arrays are not copied: later steps overwrite them. Raises ColumnLengthError or ColumnTypeError if the
-        number of rows of a column differs from `obs`, or the column cannot be stored.
+        Contiguous arrays are not copied, so later steps overwrite their values. Raises ColumnLengthError or
+        ColumnTypeError if a column does not have as many rows as `obs`, or cannot be stored.
 
         Examples
         --------
@@ -1004,7 +1017,7 @@ class ReplayBuffer:
         return summary.as_html(*views.summarize(self))
 
     def to_sample_batch(self) -> SampleBatch:
-        """Copy all rows into a flat batch, in time order, ring by ring; names are preserved."""
+        """Copy all rows into a flat batch, in time order, ring by ring; column names are preserved."""
         rows: Batch = self[:] if len(self) else Batch()
         return as_sample_batch(rows)
 
@@ -1030,18 +1043,18 @@ class ReplayBuffer:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
-        """Open a buffer created with `storage`, in the state after its last step, even if its process was killed.
+        """Open a buffer created with `storage`, in the state after its last step, even if the process was killed.
 
-        Without `close`, the generator, priorities and `stack_num` may be in the state after the last added step.
-        `verify=True` compares all files with the checksums of the last `close`; None compares files that have been
-        modified since; False compares no files, and accepts folders that were copied while open or whose machine
-        crashed.
+        If `close` was not called, changes of the generator, priorities and `stack_num` after the last added step may be
+        lost. `verify=True` compares all files with the checksums of the last `close`; None compares only files that
+        have been modified since then. False compares no files, and accepts folders that were copied while open or whose
+        machine crashed.
 
         Raises
         ------
         StorageError, FormatError
-            If another process has the buffer open, or the folder contains no buffer; if it is damaged, contains a
-            buffer of another class, or was copied while open.
+            If another process has the buffer open, or the folder contains no buffer; if the folder is damaged, contains
+            a buffer of another class, or was copied while open.
 
         Examples
         --------
@@ -1059,7 +1072,7 @@ class ReplayBuffer:
         return open_buffer(cls, path, verify=verify)
 
     def flush(self) -> None:
-        """Sync a buffer with `storage` to disk; raises StorageError if it is closed, OSError if the disk fails."""
+        """Sync a buffer with `storage` to disk; raises StorageError if closed, OSError if the disk fails."""
         if self._journal is not None:
             with self._table.lock:
                 self._journal.flush()
@@ -1067,7 +1080,8 @@ class ReplayBuffer:
     def close(self) -> None:
         """Flush a buffer with `storage`, write the checksums of all rows, and unlock its folder.
 
-        It can still be read, but not extended. Idempotent; buffers without `storage` are unaffected.
+        A closed buffer can be read, but not extended. The call is idempotent and has no effect on buffers without
+        `storage`.
         """
         with self._table.lock:
             if self._journal is not None:
@@ -1105,7 +1119,7 @@ class ReplayBuffer:
         return load_buffer(cls, path, missing=missing, **trust)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the complete state: picklable values, arrays and columns, with a checksum per part.
+        """Return a copy of the complete, picklable state: values, arrays and columns, with one checksum per part.
 
         Examples
         --------

@@ -22,17 +22,17 @@ from samplebatch.errors import ColumnLengthError
 class ReservoirReplayBuffer(VectorReplayBuffer):
     """Buffer that stores a uniform random sample of all steps that were ever added (Vitter 1985, algorithm R).
 
-    A full buffer stores step t with probability `size / t` and replaces a uniformly drawn row; a ring buffer stores the
-    newest steps instead. Averages over the rows therefore estimate averages over the entire training, as neural
-    fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without neighbours, so frames cannot
-    be stacked, and n-step returns have one step.
+    A full buffer stores step t with probability `size / t`, in place of a uniformly drawn row. In contrast, a ring
+    buffer stores the newest steps. Averages over the rows therefore estimate averages over the entire training, as
+    neural fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without neighbours, so frames
+    cannot be stacked, and n-step returns have one step.
 
     Parameters
     ----------
     size
         Number of rows.
     random_seed
-        Seed of replacements and draws.
+        Seed of the generator that selects replaced and sampled rows.
     **kwargs
         `compress`, `ragged` and `reward_dtype`, as in `ReplayBuffer`.
 
@@ -92,18 +92,19 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         batch
             Values by name, with a leading axis of k steps; keywords are accepted as in older versions of Tianshou.
         buffer_ids
-            Accepted from collectors but not used, except that the batch must have one row per entry.
+            Accepted for compatibility with collectors, but only its length is used: the batch must have one row per
+            entry.
 
         Returns
         -------
         tuple
-            Index of each step, or -1 if it is not stored or was replaced by another step of the same call; and returns,
-            lengths and first indices of episodes, which are zeros because rows have no episodes.
+            Index of each step, or -1 if the step is not stored or was replaced by another step of the same call. Also
+            returns, lengths and first indices of episodes, which are zeros because rows have no episodes.
 
         Raises
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a required column is missing, or cannot store its value exactly.
+            If a required column is missing, or a column cannot store its value exactly.
         ArgumentError
             If values are passed by position.
         """
@@ -138,6 +139,6 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         return self.add(node(Batch, rows))[0]
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Remove all rows, and count added steps from zero."""
+        """Remove all rows, and reset the number of added steps."""
         super().reset(keep_statistics)
         self.seen = 0

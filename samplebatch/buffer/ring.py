@@ -1,7 +1,7 @@
 """Rings: write positions and running episodes of n ring buffers.
 
-This module contains index arithmetic and no rows. While all rings are written in lockstep, adding a step of all
-environments costs no more than adding a step of one environment.
+This module contains only index arithmetic; rows are stored in `columns`. While all rings are written in lockstep,
+adding a step of all environments costs no more than adding a step of one environment.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Rings:
     """Ring buffers of slots for `Table`: cursors, sizes and running episodes of n rings.
 
     A ring is a contiguous range of slots that is written cyclically; rings are adjacent. While all rings are written in
-    lockstep, they share one cursor. Methods that search for neighbours in an episode require the flags of all slots,
-    `done`.
+    lockstep, they share one cursor. Methods that search for neighbours in an episode require `done`, the flags of all
+    slots.
 
     maxsizes, bases: number of slots and first slot of each ring, shape (n,).
     edges: first slot of each ring, and the total number of slots; shape (n + 1,).
-    even: number of slots per ring if all rings have the same size, otherwise 0. together: whether all rings share
-    `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one
+    even: number of slots per ring if all rings have the same size, otherwise 0.
+    together: whether all rings share `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one
         entry per ring, shape (n,).
     origins: write count of each ring when it was last empty, shape (n,).
-    nothing: initial return: zeros in the shape of one reward. ep_return, began, ep_start: return of each running
-    episode, write count of its ring at its start, and its first
-        slot; shape (n, ...). A single ring has scalars.
+    nothing: initial return: zeros in the shape of one reward.
+    ep_return, began, ep_start: return of each running episode, write count of the ring when the episode began, and
+        first slot of the episode; shape (n, ...). A single ring has scalars.
 
     >>> rings = Rings([3, 3])
     >>> for _ in range(4):
@@ -115,11 +115,11 @@ class Rings:
     # Neighbours
 
     def window_of_one(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints, Flags] | None:
-        """Return the frames of each slot, the frames of the next step, and whether the step is the last of its episode.
+        """Return each slot's frames, its next step's frames, and whether the slot's step is the last of its episode.
 
-        Fast path of `frames` and `next` for one ring in which every frame has a row and none crosses the ring's edge;
-        returns None otherwise. Frames are as in `frames`. For the last stored step of an episode, the step itself is
-        repeated as the newest frame of the next step.
+        Fast path of `frames` and `next` for one ring in which every frame has a row and no stack wraps around; returns
+        None otherwise. Frames are as in `frames`. For the last stored step of an episode, the step itself is repeated
+        as the newest frame of the next step.
         """
         window = slots[..., None] + np.arange(1 - count, 2)
         if self.n > 1 or _count(window.view(_UINTP) >= self.size):
@@ -211,14 +211,14 @@ class Rings:
         return following
 
     def frames(self, slots: Ints, count: int, done: Flags) -> Ints:
-        """Return the slots of the `count` newest steps up to each slot, oldest first; shape (..., count).
+        """Return the slots of the `count` steps that end at each slot, oldest first; shape (..., count).
 
         If the episode has fewer steps, its first step is repeated.
         """
         return self._back(slots, count, done)[0]
 
     def has_frames(self, slots: Ints, count: int, done: Flags) -> Flags:
-        """Return whether the episode of each slot has `count` steps up to the slot."""
+        """Return whether each slot's episode has at least `count` stored steps up to and including the slot."""
         window = self.window_of_one(slots, count, done)
         if window is not None:
             complete: Flags = window[0][..., 0] == slots - (count - 1)
@@ -227,7 +227,7 @@ class Rings:
         return reach
 
     def _back(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints]:
-        """Return the slots of `frames`, and the number of preceding steps in the episode, up to `count - 1`."""
+        """Return the slots of `frames`, and how many of up to `count - 1` preceding steps belong to the episode."""
         base, offset, size, last = self._offsets_of(slots)
         offset = offset[..., None]
         if self.n > 1:
@@ -248,7 +248,7 @@ class Rings:
         return frames, reach
 
     def _offsets_of(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
-        """Return first slot, offset, size and last written offset of each slot's ring."""
+        """Return each slot's ring start and offset, and the size and last written offset of its ring."""
         if self.n == 1:
             return 0, slots, self.size or 1, (self.cursor or self.capacity) - 1
         if self.together:
@@ -261,7 +261,7 @@ class Rings:
 
     @property
     def last_index(self) -> Ints:
-        """Last written slot of each ring, or its first slot if it is empty; shape (n,)."""
+        """Last written slot of each ring, or the first slot of an empty ring; shape (n,)."""
         if self.together:
             return self.bases + ((self.cursor or (self.capacity // self.n)) - 1 if self.size else 0)
         return self.bases + np.where(self.sizes, (self.cursors - 1) % self.maxsizes.clip(1), 0)
@@ -272,9 +272,9 @@ class Rings:
         return last[~done[last]]
 
     def generation(self, slots: Ints) -> Ints:
-        """Return how often each slot has been overwritten; -1 if it was never written.
+        """Return how often each slot has been overwritten; -1 for a slot that was never written.
 
-        Emptying a ring counts as overwriting all its slots.
+        Emptying a ring counts as an overwrite of all its slots.
         """
         if self.together:
             maxsize = self.capacity // self.n
@@ -296,7 +296,7 @@ class Rings:
         return has_row
 
     def overwritten(self) -> Flags:
-        """Return whether each ring has overwritten rows since it was empty, shape (n,)."""
+        """Return whether each ring has overwritten rows since it was last empty, shape (n,)."""
         written = self.writes if self.together else self.written
         is_overwritten: Flags = written - self.origins > self.maxsizes
         return is_overwritten
@@ -304,7 +304,7 @@ class Rings:
     # All rows
 
     def stretches(self, ring: int) -> list[tuple[int, int]]:
-        """Return the slot ranges of a ring's rows, oldest first: at most two pairs of start and stop."""
+        """Return the slot ranges of a ring's rows, oldest first, as at most two pairs of start and stop."""
         base = int(self.bases[ring])
         cursor, size = self._cursor_and_size(ring)
         if not size:
@@ -389,7 +389,7 @@ class Rings:
         return drawn
 
     def interval(self, start: int, stop: int) -> Ints:
-        """Return the slots from `start` to `stop`, exclusive, within one ring; wraps around at the ring's end."""
+        """Return the slots from `start` to `stop` (exclusive) within one ring, wrapping around at the ring's end."""
         if start == stop and 0 <= start <= self.capacity:
             return _zeros(0, _INTP)
         inside = 0 <= start < self.capacity and 0 < stop <= self.capacity
@@ -413,7 +413,7 @@ class Rings:
     # Writing
 
     def targets(self, rings: Ints | None) -> Ints | slice | int:
-        """Return the slots of the next step of some or all rings, without changes."""
+        """Return the slots of the next step of some or all rings, without advancing the rings."""
         if rings is None:
             if self.together:
                 return self.cursor if self.n == 1 else slice(self.cursor, self.capacity, self.even)
@@ -423,7 +423,7 @@ class Rings:
     def run_on(self, rew: Any) -> Added:
         """Advance the only ring by a step that does not end an episode; see `advance`.
 
-        All arrays except the slot are shared between steps, and read-only.
+        All returned arrays except the slot are shared between steps and read-only.
         """
         after = self.cursor + 1
         try:
@@ -440,7 +440,7 @@ class Rings:
         return slots, returns, lengths, starts
 
     def _next_slots(self) -> Ints:
-        """Precompute the slots of many steps; return the slots of the next step."""
+        """Precompute the slots of several steps; return the slots of the next step."""
         length = self.capacity // self.n
         offsets = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
         self._slots_to_come = iter(offsets[:, None] + self.bases)
@@ -496,7 +496,8 @@ class Rings:
         done: whether an episode ended with each step, shape (k,).
         rew: rewards, shape (k, ...).
 
-        Returns: return and length of the episode that each step ended, or 0, and the first slot of each step's episode.
+        Returns: return and length of the episode that each step ended, or 0 if it ended none, and the first slot of
+        each step's episode.
 
         >>> rings = Rings([4])
         >>> rings.advance_run(np.array([False, True, False]), np.array([1.0, 2.0, 4.0]))
@@ -525,7 +526,7 @@ class Rings:
         return returns, lengths, firsts
 
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
-        """Set the running episode of the only ring: write count at its start, first slot, return."""
+        """Set write count at the start, first slot and return of the running episode of the only ring."""
         self.began, self.ep_start, self.ep_return = began, start, total
         self._share()
 
@@ -541,13 +542,13 @@ class Rings:
             self._share()
 
     def _no_ends(self, row_shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float64], Ints]:
-        """Return the returns and lengths of a step that ends no episode, read-only."""
+        """Return read-only arrays: the returns and lengths that a step reports if no episode ends."""
         returns, lengths = _zeros((self.n, *row_shape)), _zeros(self.n, _INTP)
         returns.flags.writeable = lengths.flags.writeable = False
         return returns, lengths
 
     def _share(self) -> None:
-        """Rebuild the arrays shared by steps that do not end an episode."""
+        """Rebuild the arrays that all steps share while no episode ends."""
         starts = np.array(self.ep_start).reshape(self.n)
         starts.flags.writeable = False
         self._unended = starts, *self._no_end
@@ -555,7 +556,7 @@ class Rings:
     def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         """Advance all of several rings by one step; see `advance`.
 
-        If no step ends an episode, all arrays except the slots are shared between steps, and read-only.
+        If no step ends an episode, all returned arrays except the slots are shared between steps and read-only.
         """
         written: Any
         after: Any
@@ -599,7 +600,7 @@ class Rings:
         return slots, returns, lengths, starts
 
     def append(self, ring: int, count: int) -> Ints:
-        """Mark rows outside any running episode as written; return their slots.
+        """Advance a ring by `count` rows that belong to no running episode; return their slots.
 
         The running episode is neither ended nor extended.
         """
@@ -725,7 +726,7 @@ class Rings:
         self._share()
 
     def unite(self) -> None:
-        """Return to a shared cursor if all positions are equal."""
+        """Switch to a shared cursor if the positions of all rings are equal."""
         positions = set(zip(self.cursors.tolist(), self.sizes.tolist(), self.written.tolist(), strict=True))
         if self.together or not self.even or len(positions) > 1:
             return
@@ -735,7 +736,7 @@ class Rings:
 
 
 def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
-    """Add rewards to a total in step order, with the same rounding as single steps."""
+    """Add rewards to a total in step order, so that rounding is the same as for single steps."""
     if rew.ndim == 1:
         for reward in rew.tolist():
             total += reward
@@ -744,5 +745,5 @@ def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:
-    """Return the next write count that starts a cycle, so that generations of a slot never repeat."""
+    """Return the next write count at which a cycle starts, so that generations of a slot never repeat."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes

@@ -1,4 +1,4 @@
-"""Samples (rows and their indices), and samplers, which select the rows that a buffer samples."""
+"""Samplers, which select the rows that a buffer samples, and `Sample`, the rows with their indices."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Sample(tuple[BatchT, IndicesT]):
     batch
         The rows: a `Batch`, a list with one `Batch` per episode, a `SampleBatch` or a `MultiAgentBatch`.
     indices
-        Row locations in the form that the source's `update_weight` accepts.
+        Row locations in the form that `update_weight` of the source accepts.
     weights
-        Importance weights, also a column of the batch; by policy for a `MultiAgentBatch`. None if rows were not sampled
-        by priority.
+        Importance weights, which are also a column of the batch; a dict by policy for a `MultiAgentBatch`. None if rows
+        were not sampled by priority.
     generation
         Generation of each row's slot, for `update_weight`; None if the source has no generations.
 
@@ -99,7 +99,7 @@ class Sample(tuple[BatchT, IndicesT]):
 
 
 def convert_sample(sample: Sample[BatchT, IndicesT], target: Target) -> Sample[BatchT, IndicesT]:
-    """Convert the rows of a sample to a delivery target; indices are unchanged."""
+    """Convert the rows of a sample to the device and dtypes of a delivery; indices are unchanged."""
     converted: Sample[BatchT, IndicesT] = Sample(_convert(sample[0], target), sample[1])
     converted.__dict__.update(sample.__dict__)
     return converted
@@ -116,7 +116,7 @@ _ROUNDS = 3
 
 
 class Sampler(ABC):
-    """Sampling strategy for slots of a table, used by `ReplayBuffer`.
+    """Sampling strategy that selects slots of a table, used by `ReplayBuffer`.
 
     listens: whether the sampler must be notified of added and removed rows.
     """
@@ -125,7 +125,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
-        """Sample the slots of `count` rows, from one ring or all rings."""
+        """Sample `count` slots with rows, from one ring or all rings."""
 
     def on_add(self, slots: Ints) -> None:
         """Handle rows written to slots."""
@@ -136,27 +136,27 @@ class Sampler(ABC):
         return None
 
     def on_move(self, slots: Ints, state: Any) -> None:
-        """Handle rows moved to other slots, shape (n,), given the `state_dict` of their old slots."""
+        """Handle rows that moved to `slots`, shape (n,); `state` is the `state_dict` of their old slots."""
         return None
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
-        """Return columns that the sampler adds to rows, such as weights: shape (...) for slots of shape (...)."""
+        """Return the columns that the sampler adds to rows, such as weights, in the shape of the slots."""
         return {}
 
     @abstractmethod
     def state_dict(self, slots: Ints) -> Any:
-        """Return the state of the sampler and of slots, shape (n,), for `from_state_dict`."""
+        """Return the state of the sampler and of its slots, shape (n,), for `from_state_dict`."""
 
     @classmethod
     @abstractmethod
     def from_state_dict(cls, capacity: int, slots: Ints, state: Any) -> Self:
-        """Create a sampler from a `state_dict`, for a table with `capacity` slots and the given slots, shape (n,)."""
+        """Create a sampler for a table with `capacity` slots from the `state_dict` of `slots`, shape (n,)."""
 
 
 class Uniform(Sampler):
     """Uniform sampling.
 
-    frames: minimum number of steps of the episode up to a sampled row: a complete stack of frames.
+    frames: number of frames in a complete stack; only rows with a complete stack are sampled.
     """
 
     def __init__(self, frames: int = 1) -> None:
@@ -190,7 +190,7 @@ class Uniform(Sampler):
 
 
 def complete_stacks(table: Table, ring: int | None, frames: int) -> Ints:
-    """Return the slots of all rows with `frames` frames, from one ring or all rings, oldest first, ring by ring."""
+    """Return the slots of all rows with a complete stack, of one ring or all rings, oldest first per ring."""
     every = table.rings.chronological(ring)
     if frames < 2 or not len(every):
         return every
@@ -207,10 +207,10 @@ def draw_limited(
     once: bool,
     frames: int,
 ) -> Ints:
-    """Sample slots of the newest `max_age` rows of each ring, or of rows not sampled before if `once`.
+    """Sample slots from each ring's newest `max_age` rows; with `once`, from rows not sampled before.
 
-    Probabilities are proportional to priorities if there are any. With `once`, only unmarked rows are sampled, without
-    replacement, and then marked; fewer than `batch_size` may be returned.
+    Probabilities are proportional to priorities if the sampler has priorities. With `once`, only unmarked rows are
+    sampled, without replacement, and then marked; fewer than `batch_size` may be returned.
     """
     newest = whole("max_age", table.rings.capacity if max_age is None else max_age, 0 if max_age is None else 1)
     candidates = table.rings.newest(newest, ring)
@@ -234,7 +234,7 @@ def draw_limited(
 
 
 def draw_from(candidates: Ints, sampler: Sampler, count: int, rng: np.random.Generator, replace: bool = True) -> Ints:
-    """Sample from slots, by priority if the sampler has priorities."""
+    """Sample from candidate slots, by priority if the sampler has priorities."""
     if not isinstance(sampler, Prioritized):
         picks = rng.integers(0, len(candidates), count) if replace else rng.permutation(len(candidates))[:count]
         return candidates[picks]
@@ -253,19 +253,21 @@ _LOG_FLOAT32_MAX: Final = float(np.log(np.finfo(np.float32).max))
 class Prioritized(Sampler):
     r"""Proportional prioritized experience replay (arXiv:1511.05952).
 
-    A row of priority p is sampled with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. Its importance
-    weight compensates for the sampling frequency: :math:`(w / p_{min})^{-\beta}`, with the smallest priority so far. If
-    weights are normalized, they are divided by the largest weight among the rows read together. This is Tianshou's
-    formula; after the division it equals the paper's, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
+    A row of priority p is sampled with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. The importance
+    weight :math:`(w / p_{min})^{-\beta}` compensates for the sampling frequency; :math:`p_{min}` is the smallest
+    priority so far. If `weight_norm`, importance weights are divided by the largest weight of the rows that are read
+    together. This is Tianshou's formula; after the division it equals the paper's,
+    :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
 
     alpha: priority exponent of at least 0; 0 for uniform sampling.
     beta: importance exponent of at least 0; 0 for equal importance weights.
     weight_norm: whether to divide importance weights by the largest.
-    stratified: whether each of n draws covers an equal share of the total priority, which reduces the variance.
+    stratified: whether each of n draws covers one of n equal intervals of the total priority, which reduces the
+        variance.
 
-    largest, smallest: largest and smallest priority so far, initially 1. New rows receive the largest priority.
+    largest, smallest: largest and smallest priority so far, initially 1. A new row receives the largest priority.
     new_weight: weight of a new row: the largest priority to the power of alpha, computed in the priority's dtype.
-    mirror: array of length `capacity` that mirrors all weights, for example in a file; None for no mirror.
+    mirror: array of length `capacity` with a copy of all weights, for example in a file; None for no copy.
 
     Raises PriorityError if alpha or beta is negative or not a number.
     """
@@ -317,7 +319,7 @@ class Prioritized(Sampler):
         return {names.WEIGHT: weights, names.GENERATION: table.rings.generation(slots)}
 
     def importance(self, slots: Ints) -> Floats:
-        """Return importance weights without normalization, in the shape of the slots; 0 for slots without a row."""
+        """Return unnormalized importance weights in the shape of the slots; 0 for slots without a row."""
         weights: Floats = self.tree.get(slots)
         missing = None
         if np.count_nonzero(weights) < weights.size:
@@ -330,7 +332,7 @@ class Prioritized(Sampler):
         return weights
 
     def update(self, slots: Ints, priorities: npt.NDArray[np.floating[Any]]) -> None:
-        """Set priorities of rows, both C-contiguous of shape (n,); on duplicate slots the last one wins.
+        """Set priorities of slots, both C-contiguous, shape (n,); for duplicate slots the last priority wins.
 
         They are raised to the power of alpha in their own dtype, float32 or float64.
         """
@@ -347,7 +349,7 @@ class Prioritized(Sampler):
         self.smallest = min(self.smallest, smallest)
 
     def sizes(self, priorities: npt.NDArray[np.floating[Any]]) -> tuple[Floats, np.floating[Any]]:
-        """Return the magnitudes of priorities, at least one, and the largest magnitude."""
+        """Return the magnitudes of at least one priority, and the largest magnitude."""
         sizes = np.abs(priorities)
         sizes += EPSILON
         peak = sizes.max()
@@ -383,7 +385,7 @@ class Prioritized(Sampler):
 
 
 def exponent(name: str, value: float) -> float:
-    """Validate an exponent, a number of at least 0.
+    """Validate a non-negative exponent.
 
     >>> exponent("beta", 1)
     1.0

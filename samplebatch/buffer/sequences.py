@@ -1,4 +1,4 @@
-"""Episodes in rings, and sequences of steps within episodes: slots, sampling and rows."""
+"""Sampling of entire episodes, and of sequences of steps within episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samplebatch.buffer.table import Table
 
 
 class Episodes(NamedTuple):
-    """First slots and lengths of episodes, ring by ring, in time order."""
+    """First slots, lengths and completeness of episodes, ring by ring, in time order."""
 
     first: Ints
     """Slot of the first stored step of each episode."""
@@ -30,7 +30,7 @@ class Episodes(NamedTuple):
     """Whether the first step is stored; False if a ring's oldest episode may be partially overwritten."""
 
     def slots(self, rings: Rings, chosen: Ints) -> tuple[Ints, Ints]:
-        """Return the slots of the steps of episodes, concatenated, and the start of each episode among them.
+        """Return the concatenated slots of episodes, and the boundaries of the episodes in them.
 
         Returns: slots, shape (sum of lengths,), and cumulative lengths from 0, shape (k + 1,).
         """
@@ -41,10 +41,10 @@ class Episodes(NamedTuple):
 
 
 def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
-    """Return the episodes of one ring, or of all.
+    """Return the episodes of one ring or of all rings.
 
-    After rows of a ring have been overwritten, its oldest episode counts as incomplete, because its first steps may be
-    missing.
+    If rows of a ring have been overwritten, the ring's oldest episode counts as incomplete, because its first steps may
+    be missing.
 
     >>> rings, done = Rings([5]), np.array([False, False, True, False, True])
     >>> for end in (False, True, True, False, True, False, False, True):
@@ -99,7 +99,7 @@ def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
 
 
 def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
-    """Return the slots that are `by` steps later in their rings, or earlier if `by` is negative.
+    """Return the slots `by` steps after the given slots in their rings; a negative `by` returns earlier slots.
 
     Shapes are broadcast. The rings must have rows at these slots.
     """
@@ -141,7 +141,7 @@ def draw_episodes(
     unfinished: bool,
     where: Any = None,
 ) -> tuple[Ints, Ints]:
-    """Sample episodes; return the slots of their steps, and the start of each episode among them, shape (k + 1,)."""
+    """Sample episodes; return the concatenated slots of k episodes, and their boundaries, shape (k + 1,)."""
     if "obs" not in table.columns.tree:
         candidates = np.zeros(0, np.intp)
     else:
@@ -207,9 +207,9 @@ def draw_stretches(
     burn_in: int,
     rng: np.random.Generator,
 ) -> Ints:
-    """Sample runs of `length` steps within episodes; return the slots of their first steps after burn-in.
+    """Sample runs of `length` steps within episodes; return the slot of each run's first step after burn-in.
 
-    Sampling is uniform, or proportional to the prioritized sampler's weights of the returned slots.
+    Sampling is uniform or, with a prioritized sampler, proportional to the weights of the returned slots.
     """
     total = 0
     if "obs" in table.columns.tree:
@@ -233,7 +233,7 @@ def draw_stretches(
 def sequence_rows(
     table: Table, start_slots: Ints, length: int, burn_in: int, stack: int, per_sequence: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], Ints]:
-    """Gather the sequences of steps in given slots, shape (n,); see `ReplayBuffer.get_sequences`.
+    """Gather the sequences that start with steps in slots, shape (n,); see `ReplayBuffer.get_sequences`.
 
     Returns: the columns, with `mask` and `burn_in`, and the slots of the steps, shape (n, length), -1 for padding.
     """
@@ -259,7 +259,7 @@ def sequence_rows(
 
 
 def check_sequences(table: Table, length: int, burn_in: int, per_sequence: Any = ()) -> tuple[str, ...]:
-    """Validate the arguments of sequences, and reject rows with columns that sequences add; return `per_sequence`."""
+    """Validate the arguments of sequences, and reject rows with a column `mask` or `burn_in`; return `per_sequence`."""
     tree = table.columns.tree
     declared = column_names("per_sequence", per_sequence) if per_sequence else ()
     for name in declared:

@@ -1,4 +1,4 @@
-"""Store: rows of one column of a buffer in numbered slots, which can be overwritten repeatedly.
+"""Store: rows of one column of a buffer in numbered slots that can be overwritten.
 
 A row is written in two steps, so that an `add` rejected by one column changes no other column: `fit` validates and
 converts rows, `write` stores them and cannot fail.
@@ -44,10 +44,10 @@ _ndarray = np.ndarray
 
 
 class Store(ABC):
-    """Interface of stores: rows of one column in numbered slots, for `Columns`.
+    """Abstract store of one column's rows in numbered slots, used by `Columns`.
 
-    dtype, row_shape: dtype and shape of arrays that can be stored by `values[slot] = row` without `fit`; None if all
-    rows require `fit`.
+    dtype, row_shape: dtype and shape of rows that `values[slot] = row` can store without `fit`; None if all rows
+        require `fit`.
     """
 
     __slots__ = ("dtype", "name", "row_shape")
@@ -64,20 +64,20 @@ class Store(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """Rows of all slots for a buffer's attribute; the array itself if the rows are stored in one array."""
+        """Rows of all slots, for an attribute of a buffer: the stored array, if the rows are in one array."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Size of all slots in bytes; for Python objects, the size of the references."""
+        """Size of all slots in bytes; for Python objects, only the references count."""
 
     @abstractmethod
     def fit(self, rows: Any, n: int) -> Any:
-        """Validate n rows, leading axis n, and return them ready to write, without changes to the store."""
+        """Validate and convert n rows with leading axis n, without changes to the store."""
 
     @abstractmethod
     def blank(self, n: int) -> Any:
-        """Return n rows for missing values, ready to write: zeros, None, or rows without elements."""
+        """Return n rows for missing values, ready for `write`: zeros, None, or rows without elements."""
 
     @abstractmethod
     def write(self, slots: Slots, rows: Any) -> None:
@@ -85,11 +85,11 @@ class Store(ABC):
 
     @abstractmethod
     def take(self, slots: npt.NDArray[np.intp]) -> Any:
-        """Gather rows into new memory: slots of shape (...) in [0, number of slots) return shape (..., *row shape)."""
+        """Gather rows into new memory, shape (..., *row shape) for slots of shape (...) in [0, number of slots)."""
 
     @abstractmethod
     def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
-        """Return the size in bytes of the rows that `take` would gather, without allocation."""
+        """Return the size in bytes of the rows that `take` would gather, without allocating memory."""
 
     @abstractmethod
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
@@ -97,10 +97,10 @@ class Store(ABC):
 
     @abstractmethod
     def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column from `to_column`."""
+        """Write the rows of a column that `to_column` returned."""
 
     def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
-        """Allocate memory for the rows of slot ranges, concatenated; return it with the jobs that fill it."""
+        """Allocate memory for the concatenated rows of slot ranges; return it with the copy jobs that fill it."""
         pairs = [np.arange(start, stop) for start, stop in ranges]
         return self.take(np.concatenate([np.zeros(0, np.intp), *pairs])), []
 
@@ -124,7 +124,7 @@ def check_rows(name: str, array: Any, n: int, row_shape: tuple[int, ...]) -> Non
 
 
 def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Convert rows to an array: numeric if they are numbers of equal shape, otherwise of objects."""
+    """Convert rows to a numeric array if they are numbers of equal shape, otherwise to an object array."""
     if type(rows) is _ndarray:
         array = rows
     elif KINDS[type(rows)] == TENSOR:
@@ -152,7 +152,7 @@ def object_rows(rows: Any, name: str) -> npt.NDArray[Any]:
 
 
 def narrow(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Cast numbers to a dtype of a narrower kind; None if a value would change.
+    """Cast numbers to a dtype of a narrower kind; return None if a value would change.
 
     >>> narrow(np.array([2.0, 0.0]), np.dtype("i8")), narrow(np.array([0.7]), np.dtype("i8"))
     (array([2, 0]), None)
@@ -171,7 +171,7 @@ _POOLED_NBYTES = 1 << 18
 
 
 class ArrayStore(Store):
-    """Rows in one array of shape (slots, ...), of numbers or Python objects."""
+    """Store of rows in one array of shape (slots, ...), of numbers or Python objects."""
 
     __slots__ = ("_values",)
     _values: npt.NDArray[Any]
@@ -265,7 +265,7 @@ class DenseStore(ArrayStore):
 
 
 class TorchStore(DenseStore):
-    """Torch tensors of equal shape in a host array with the same element size; read as tensors.
+    """Store of torch tensors of equal shape, in a host array with the same element size.
 
     >>> import torch
     >>> store = TorchStore("policy.hidden_state", np.zeros((4, 2), np.float32), torch.float32)
@@ -316,7 +316,7 @@ class TorchStore(DenseStore):
 
 
 def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
-    """View a tensor's elements as an array; dtypes that NumPy lacks become integers of the same size."""
+    """View a tensor as an array; dtypes that NumPy lacks become integers of the same size."""
     plain = rows.detach().resolve_conj().resolve_neg()
     try:
         return plain.numpy(force=True)
@@ -327,7 +327,7 @@ def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
-    """Allocate memory for the rows of array ranges, concatenated, and split the copy into jobs."""
+    """Allocate memory for the concatenated rows of array ranges, and split the copy into jobs."""
     rows = sum([stop - start for start, stop in ranges])
     out = memory.empty((rows, *values.shape[1:]), values.dtype)
     jobs: list[threads.Job] = []
@@ -342,7 +342,7 @@ def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.ND
 
 
 class ObjectStore(ArrayStore):
-    """Python objects: one per row, or object arrays of equal shape. Unwritten slots contain None.
+    """Store of Python objects: one object per row, or object arrays of equal shape. Unwritten slots contain None.
 
     >>> store = ObjectStore("info.text", 3)
     >>> store.write(1, store.fit(["key found"], 1))
@@ -401,11 +401,11 @@ _PIECE = 1 << 16
 
 
 class RaggedStore(Store):
-    """Rows of varying shape with one dtype and number of dimensions, in one array.
+    """Store of rows of varying shape, with a common dtype and number of dimensions, in one array.
 
     Rows are appended to the array. When the array is full, the rows in use are compacted into a new array of twice
-    their size. Hence memory usage is a small multiple of the rows in use, regardless of the number of writes, and each
-    element is moved about once. Unwritten slots contain a row without elements.
+    their size. Hence memory usage is a small multiple of the size of the rows in use, regardless of the number of
+    writes. Each element is moved about once. An unwritten slot contains a row without elements.
 
     >>> store = RaggedStore("obs", 4, np.dtype(np.int64), 1)
     >>> store.write(np.array([0, 1]), store.fit([[1, 2], [3]], 2))

@@ -1,4 +1,4 @@
-"""Selection of a store for each column of a buffer, and the store of compressed images."""
+"""Stores: selection of a store per column of a buffer, and the store of compressed rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RESTORED_ROWS = 1 << 10
 
 
 class _Chunk:
-    """An open chunk: its rows, and a mask of the rows written since it was opened."""
+    """Open chunk: its rows, and a mask of the rows written since the chunk was opened."""
 
     __slots__ = ("rows", "written")
 
@@ -40,13 +40,13 @@ class _Chunk:
 
 
 class CompressedStore(store.Store):
-    """Rows of one shape, such as images, in chunks of consecutive slots, each compressed as one LZ4 block.
+    """Store of rows of equal shape, such as images, in chunks of slots that are compressed with LZ4.
 
-    A chunk is open, uncompressed, while it is written, and sealed once all its rows are written. When it is
-    overwritten, it is opened with its rows, so that rows not yet overwritten remain readable. At most `max_open` chunks
-    are open; the least recently written ones are sealed first.
+    A chunk is open (uncompressed) while its rows are written, and sealed (compressed as one block) when all its rows
+    have been written. When a sealed chunk is overwritten, its rows are decompressed, so that rows not yet overwritten
+    remain readable. At most `max_open` chunks are open; the least recently written chunks are sealed first.
 
-    max_open: maximum number of open chunks: two per write position, plus a few spare ones.
+    max_open: maximum number of open chunks: two per write position, plus a few spare chunks.
 
     >>> store = CompressedStore("obs", 100, np.dtype(np.uint8), (84, 84))
     >>> store.write(slice(0, 100), store.fit(np.ones((100, 84, 84), np.uint8), 100))
@@ -124,7 +124,7 @@ class CompressedStore(store.Store):
             self._write(chunk, numbers[positions] - chunk * self._chunk, rows[positions])
 
     def _write(self, i: int, positions: npt.NDArray[np.intp], rows: npt.NDArray[Any]) -> None:
-        """Write rows at positions within chunk i, and seal the chunk if it is complete."""
+        """Write rows at positions within chunk i, and seal the chunk if all its rows have been written."""
         chunk = self._open.pop(i, None)
         if chunk is None:
             if self._blocks[i] is None or len(set(positions.tolist())) == self._rows_in(i):
@@ -192,7 +192,7 @@ class CompressedStore(store.Store):
 
 
 def _by_chunk(owners: npt.NDArray[np.intp]) -> list[tuple[int, npt.NDArray[np.intp]]]:
-    """Group positions by chunk, in order within each chunk."""
+    """Group positions by chunk; preserve the order within each chunk."""
     if len(owners) == 1:
         return [(int(owners[0]), np.zeros(1, np.intp))]
     order = np.argsort(owners, kind="stable")
@@ -212,7 +212,7 @@ _LATER = ("obs_next", "info", "policy")
 
 
 def allocate_zeros(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Allocate zeros, 64-byte aligned; the system provides pages when they are written.
+    """Allocate zeros, 64-byte aligned; the operating system allocates each page on its first write.
 
     >>> allocate_zeros("obs", (1_000_000, 3), np.dtype("f4")).shape
     (1000000, 3)
@@ -229,11 +229,12 @@ zeroed = allocate_zeros
 
 @dataclass(frozen=True)
 class Stores:
-    """Factory of a buffer's stores: store kinds, and source of their memory.
+    """Factory of a buffer's stores: selects store kinds and allocates their memory.
 
-    compress: names of columns to store in LZ4 chunks; a name includes its nested columns. ragged: names of columns
-    whose rows vary in shape, in addition to observations in arrays of arrays. max_open: maximum number of open chunks
-    per compressed column. allocate: allocator for rows of one shape.
+    compress: names of columns to store in LZ4 chunks; a name includes its nested columns.
+    ragged: names of columns whose rows vary in shape, in addition to observations that are object arrays of arrays.
+    max_open: maximum number of open chunks per compressed column.
+    allocate: function that allocates memory for rows of equal shape.
 
     >>> stores = Stores(compress=("obs",), ragged=("info.path",))
     >>> frames, path = np.zeros((1, 84, 84), np.uint8), np.zeros((1, 3))
@@ -274,7 +275,7 @@ class Stores:
         return store_for(name, first_rows, slots, self.allocate)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> store.Store:
-        """Create an empty store of a kind for rows of a column that another store's `to_column` returned."""
+        """Create an empty store of a kind for rows that another store's `to_column` returned."""
         if kind == "object":
             return store.ObjectStore(name, slots, row_shape)
         if kind == "compressed":
@@ -299,7 +300,7 @@ class Stores:
 
 
 def names_of(selection: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
-    """Convert an option to column names: one or several names, or True for the defaults.
+    """Convert an option to column names; the option is one name, several names, or True for the defaults.
 
     >>> (
     ...     names_of(True, ("obs",), "compress"),

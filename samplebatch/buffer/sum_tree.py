@@ -1,4 +1,4 @@
-"""Sum tree: weights of slots, range sums, and weighted sampling in logarithmic time."""
+"""Sum tree: slot weights with range sums and weighted sampling in logarithmic time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Floats = npt.NDArray[np.float64]
 
 
 class SumTree:
-    """Weights of numbered slots and their sums, as a binary tree of float64.
+    """Binary tree of float64 sums over the weights of numbered slots.
 
-    Every sum is recomputed from its two children when one child changes, so that rounding errors do not accumulate. The
-    array has twice as many entries as the next power of two; pages of unused slots are not touched. The loops are
+    When a weight changes, each sum above it is recomputed from its two children, so rounding errors do not accumulate.
+    The array has twice as many entries as the next power of two; pages of unused slots are not touched. The loops are
     compiled after the first calls of a process: see `samplebatch.deferred_kernels`.
 
     size: number of slots; their initial weights are 0.
@@ -57,27 +57,28 @@ class SumTree:
 
     @property
     def weights(self) -> Floats:
-        """Weights of all slots, shape (size,): a read-only view."""
+        """Weights of all slots as a read-only view, shape (size,)."""
         view = self._tree[self._leaves : self._leaves + self.size]
         view.flags.writeable = False
         return view
 
     def get(self, slots: Indices | int) -> Any:
-        """Return the weights of slots: an array of the same shape, or a number for a single slot.
+        """Return the weights of slots as an array of the same shape, or as a number for a single slot.
 
         Slots must be in [0, size), which is not checked.
         """
         return self._tree[slots + self._leaves]
 
     def set(self, slots: npt.ArrayLike, weights: npt.ArrayLike) -> None:
-        """Set weights of slots; an invalid slot or weight has no effect on others.
+        """Set weights of slots.
 
         slots: integers in [0, size), shape (n,).
-        weights: shape (n,), or one weight for all. On duplicate slots the last one wins.
+        weights: shape (n,), or one weight for all. For duplicate slots, the last weight wins.
 
         Raises ColumnLengthError if the number of weights differs from the number of slots. Raises PriorityError if a
-        weight is negative, NaN, infinite, or large enough for a sum to overflow. An error changes nothing. Raises
-        RowIndexError if a slot is outside [0, size), or slots are not integers; the message contains the first slot.
+        weight is negative, NaN, infinite, or large enough for a sum to overflow. Raises RowIndexError if a slot is
+        outside [0, size), or slots are not integers; the message contains the first invalid slot. After an error, no
+        weight has changed.
         """
         slot_array = np.asarray(slots)
         if slot_array.dtype.kind not in "iu" and slot_array.size:
@@ -91,7 +92,7 @@ class SumTree:
         self.put(rows, values)
 
     def put(self, slots: Indices, weights: Floats) -> None:
-        """Set weights like `set`, from C-contiguous arrays of dtype intp and float64, shape (n,) each.
+        """Set weights as in `set`, from C-contiguous arrays of dtypes intp and float64, shape (n,) each.
 
         Raises PriorityError or RowIndexError as in `set`.
         """
@@ -107,7 +108,7 @@ class SumTree:
         raise PriorityError(f"a weight must be in [0, {self._limit:.2g}], got {weight} for slot {row}")
 
     def sum(self, start: int, stop: int) -> float:
-        """Return the sum of the weights of slots `start` to `stop`, 0 for an empty range."""
+        """Return the sum of the weights of slots from `start` to `stop` (exclusive); 0 for an empty range."""
         if start <= 0 and stop >= self.size:
             return self.total
         low, high = max(start, 0) + self._leaves, min(stop, self.size) + self._leaves
@@ -125,8 +126,8 @@ class SumTree:
     def find(self, values: npt.ArrayLike) -> Indices:
         """Return, for each value v, the first slot of positive weight at which the cumulative weight is at least v.
 
-        values: numbers from 0 to the total, which must be positive; shape (n,). Larger values return the last slot of
-        positive weight.
+        values: numbers from 0 to the total, which must be positive; shape (n,). A value above the total returns the
+            last slot of positive weight.
 
         Returns: slots, shape (n,).
         """
@@ -147,10 +148,10 @@ class SumTree:
         """Sample slots with replacement, with probabilities proportional to their weights.
 
         rng: source of n uniform numbers.
-        start, stop: range of slots to sample from; default: all. Sampling from a part takes time proportional to its
-            number of slots.
-        stratified: whether draw k covers the k-th of n equal shares of the total, so that slots are in ascending order,
-            and the frequency of each slot differs from its expectation by less than 2.
+        start, stop: range of slots to sample from; default: all. Sampling from fewer than all slots takes time
+            proportional to the length of the range.
+        stratified: whether draw k covers the k-th of n equal intervals of the total. Slots are then in ascending order,
+            and each slot's frequency differs from its expectation by less than 2.
 
         Returns: slots, shape (n,), with positive weights.
 
@@ -188,7 +189,7 @@ class SegmentTree:
     Parameters
     ----------
     size
-        Length of the array, with initial values of 0.
+        Length of the array, whose initial values are 0.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Table: rings of slots and the columns of their steps; the core of every buffer."""
+"""Table: rows of ring buffers with their columns; the core of every replay buffer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _acquired: list[RLock] = []
 def new_lock() -> RLock:
     """Create a reentrant lock that is released in forked children.
 
-    A thread that holds such a lock must not acquire another one, because a fork could then block forever.
+    A thread that holds one of these locks must not acquire another, because a fork could then block forever.
     """
     lock = threading.RLock()
     _locks[id(lock)] = lock
@@ -72,22 +72,22 @@ _NO_ROWS: Ints = np.zeros(0, np.intp)
 
 
 class Journal(Protocol):
-    """Write-ahead log of a table's steps, for example in a folder."""
+    """Write-ahead log of the changes to a table, for example in a folder."""
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Save rows by column and slots before they are overwritten."""
+        """Save rows, specified by columns and slots, before they are overwritten."""
 
     def commit(self) -> None:
-        """Commit a written step, including cursors."""
+        """Commit a written step and the cursors of the rings."""
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Store a sampler's weights of all slots, and return the array that must mirror later changes."""
+        """Store a sampler's weights of all slots; return the array to which later changes must be copied."""
 
     def flush(self) -> None:
-        """Commit other changes, and sync all data to disk."""
+        """Commit all other changes, and sync all data to disk."""
 
     def close(self) -> None:
-        """Commit other changes, and close the log; idempotent."""
+        """Commit all other changes, and close the log; idempotent."""
 
 
 class Listener(Protocol):
@@ -101,19 +101,20 @@ class Listener(Protocol):
 
 
 class Table:
-    """Rows of one or several ring buffers with their columns: the storage of every replay buffer.
+    """Storage of every replay buffer: rows of one or several ring buffers, with their columns.
 
     stores: factory of the column stores.
-    keeps_next: whether next observations are stored as a column. Otherwise they are the observations of the following
-        steps, and only final observations are stored separately.
+    keeps_next: whether next observations are stored as a column. Otherwise next observations are read from the
+        following steps, and only final observations are stored separately.
     last_frame: whether to store only the newest frame of stacked observations.
 
-    fast_add: function that `compile_fast_add` compiled for batches with the layout of the last one; None if there is
-    none. journal: Write-ahead log; None for a table in memory. listener: observer of added and removed rows; None for
-    none. action_unit: unit of the rows' actions; None if unknown. lock: held by the thread that reads or writes rows.
-    Buffers hold it across sampling and gathering, so that the rows
-        are consistent.
-    max_gather_nbytes: maximum bytes of rows gathered at once; None for no limit.
+    fast_add: function that `compile_fast_add` compiled for batches with the layout of the last batch, or None.
+    journal: write-ahead log; None for a table in memory.
+    listener: observer of added and removed rows, or None.
+    action_unit: unit of the rows' actions; None if unknown.
+    lock: lock of the thread that reads or writes rows. Buffers hold the lock across sampling and gathering, so that the
+        rows are consistent.
+    max_gather_nbytes: maximum bytes of rows that one call gathers; None for no limit.
     """
 
     __slots__ = (
@@ -145,12 +146,12 @@ class Table:
         return _NONE if store is None else store.values
 
     def forget_fast_add(self) -> None:
-        """Discard the compiled `fast_add` after a change of a store, its memory or the listener."""
+        """Discard the compiled `fast_add`, because a store, the memory of a store or the listener has changed."""
         self.fast_add = None
         self._general_only = ()
 
     def compile_fast_add(self, values: dict[str, Any], n: int | None) -> None:
-        """Compile `fast_add`, if there is none, for batches with the layout of the last added batch."""
+        """Compile `fast_add` for batches with the layout of the last added batch, unless it is already compiled."""
         form = (n, *values)
         if self.fast_add is None and not self.raise_on_nan and form != self._general_only:
             self.fast_add = compile_fast_add(self, values, n)
@@ -161,8 +162,9 @@ class Table:
     def add(self, step: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
         """Add one step to each of n rings; see `Rings.advance`.
 
-        held: values by name, as in a `Batch`. rings: ring of each row, shape (n,); rows of the same ring are successive
-        steps. None for all rings in order. single: whether the values are one step without a leading axis.
+        step: values by name, as in a `Batch`.
+        rings: ring of each row, shape (n,); rows of the same ring are successive steps. None for all rings in order.
+        single: whether the values are one step without a leading axis.
         """
         values, obs_next = self._complete(step, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
@@ -208,20 +210,20 @@ class Table:
         return added
 
     def _fit(self, values: dict[str, Any], obs_next: Any, n: int) -> None:
-        """Raise the errors that adding n rows would raise, without changes."""
+        """Raise the errors that adding n rows would raise; change nothing."""
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
 
     def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise the errors that `append` (or `add`, if not `stored`) would raise for n rows, without changes."""
+        """Raise the errors that `append` (or `add`, if not `stored`) would raise for n rows; change nothing."""
         self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
-        """Add rows to a ring outside its running episode.
+        """Add rows to a ring without extending or ending its running episode.
 
         rows: values as returned by `gather.rows_at`.
-        count: number of rows to count as added; `rows` contains only the last ones, at most one per slot of the ring.
+        count: number of rows to count as added; `rows` contains the last of them, at most one per slot of the ring.
         gaps: rows that are not followed by the next row although their episode continues, such as the last row.
 
         Returns: slots of the rows in order, shape (count,).
@@ -281,7 +283,7 @@ class Table:
         self._commit()
 
     def check_column(self, name: str, value: Any, n: int) -> Ready:
-        """Validate n rows of one column and convert them, without changes."""
+        """Validate and convert n rows of one column, without changes."""
         if name == "done":
             raise ColumnMismatchError("column 'done' is computed from 'terminated' and 'truncated'; set those")
         if name in ("rew", *FLAGS):
@@ -291,7 +293,7 @@ class Table:
         return self.columns.fit_only(name, value, n)
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
-        """Set values of one column; other slots of a new column get the default, or the missing value of the dtype."""
+        """Set values of one column; fill other slots of a new column with the default or the dtype's missing value."""
         ready = self.check_column(name, value, len(slots))
         blanks = self.columns.fit_others(ready, slots, default)
         self._begin(slots, slice(0, 0), 0)
@@ -304,7 +306,7 @@ class Table:
         self._commit()
 
     def truncate_newest(self, slot: int) -> None:
-        """Truncate the running episode of a ring after its newest step in `slot`."""
+        """Truncate the running episode of a ring at its newest step, which is in `slot`."""
         slots = np.array([slot])
         ring = int(self.rings.ring_of(slots)[0])
         self._begin(slots, np.array([ring]), 1)
@@ -317,7 +319,7 @@ class Table:
         self._commit()
 
     def mark_sampled(self, slots: Ints) -> None:
-        """Set the column `sampled` of rows, which the next step in a slot clears."""
+        """Set the flag `sampled` of rows; a step that overwrites a slot clears its flag."""
         if SAMPLED not in self.columns.tree:
             self.set_column(SAMPLED, np.ones(len(slots), np.bool_), slots, None)
             return
@@ -353,7 +355,7 @@ class Table:
         return np.arange(slots.start, slots.stop, slots.step) if isinstance(slots, slice) else slots
 
     def _begin(self, slots: Slots, rings: Slots, cut: int) -> None:
-        """Log the rows that a step of rings, with `cut` truncations, overwrites."""
+        """Log the rows that a step with `cut` truncations overwrites."""
         if self.journal is None:
             return
         overwritten: list[tuple[Iterable[str], Slots]] = [([store.name for _, store in self.columns.leaves()], slots)]
@@ -378,7 +380,7 @@ class Table:
     ) -> tuple[dict[str, Any], Any]:
         """Convert rewards and flags, compute `done`, and separate next observations.
 
-        With `stored`, the values were read from a table and are already single frames.
+        If `stored`, the values were read from a table and are already single frames.
         """
         values = convert_step(step, n, single=single, last_frame=self.last_frame and not stored)
         if not stored and not self.columns.tree:
@@ -396,7 +398,7 @@ class Table:
     # Emptying
 
     def reset(self, rings: Sequence[int] | None = None, *, keep_statistics: bool = False) -> None:
-        """Empty rings, or all; row values remain until they are overwritten."""
+        """Empty some or all rings; the values of rows remain until they are overwritten."""
         if self.journal is not None:
             # No column changes, but weights and row owners do.
             changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored_slots())]
@@ -505,7 +507,7 @@ _ONE_STEP_EACH = """
 
 
 class _Text:
-    """Source lines of a function, and its variables."""
+    """Source lines of a generated function, and the variables that they use."""
 
     def __init__(self, lead: tuple[int, ...], rings: Rings) -> None:
         self.lead = lead
@@ -522,15 +524,15 @@ class _Text:
         return name
 
     def in_lockstep(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """View rows of all slots as rows of each cursor, shape (slots per ring, rings, ...)."""
+        """View the rows of all slots by cursor position, shape (slots per ring, rings, ...)."""
         return values.reshape(self.rings.n, self.rings.even, *values.shape[1:]).swapaxes(0, 1)
 
     def columns(
         self, values: dict[str, Any], tree: Any, where: str, writes: list[str], slot: str, frame: str = ""
     ) -> bool:
-        """Generate checks and writes of columns; return False if a store would have to convert rows.
+        """Generate code that checks and writes columns; return False if a store must convert rows.
 
-        For values under observation names, `frame` is the index expression of the newest frame.
+        `frame` is the index expression of the newest frame, for columns of observations.
         """
         for name, value in values.items():
             store, key, local = tree.get(name), self.name(name), f"v{len(self.checks)}"
@@ -559,7 +561,7 @@ class _Text:
         return True
 
     def check_rows(self, local: str, value: Any, store: Store, frame: str) -> bool:
-        """Generate the check of an array that its store accepts unchanged; return False if it does not."""
+        """Generate code that checks an array; return False if the store does not accept the array unchanged."""
         if type(store) is DenseStore:
             shape, dtype = store.row_shape, store.dtype
         elif type(store) is ObjectStore and self.lead:
@@ -580,7 +582,7 @@ class _Text:
 
 
 def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> FastAdd | None:
-    """Compile a fast `add` for batches with the layout of the last batch; None if they require the general path."""
+    """Compile a fast `add` for batches with the layout of the last batch; None if this layout needs `Table.add`."""
     tree, finals, rings = table.columns.tree, table.finals, table.rings
     names = set(values)
     has_next = finals is None or "obs_next" in names

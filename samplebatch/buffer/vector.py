@@ -1,4 +1,4 @@
-"""Buffers with several rings, one per environment of a vector, over the same columns."""
+"""Replay buffers of vector environments: one ring per environment, with shared columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INTP = np.dtype(np.intp)
 class ReplayBufferManager(ReplayBuffer):
     """Several replay buffers combined into one, for vector environments: one ring per environment.
 
-    The given buffers become parts of this buffer with their rows, and share its memory afterwards.
+    The buffers and their rows become parts of this buffer and share its memory afterwards.
 
     Parameters
     ----------
@@ -41,11 +41,11 @@ class ReplayBufferManager(ReplayBuffer):
     Raises
     ------
     ColumnMismatchError
-        If options or columns differ; the message contains the difference.
+        If the options or columns of two buffers differ; the message contains the difference.
     ColumnTypeError
-        If a part is not a separate buffer.
+        If an element of `buffer_list` is not a separate buffer.
     StorageError
-        If a part is stored in a folder.
+        If a buffer is stored in a folder.
 
     Examples
     --------
@@ -130,7 +130,7 @@ class ReplayBufferManager(ReplayBuffer):
 
     @property
     def buffers(self) -> npt.NDArray[Any]:
-        """One buffer per ring, in an array of objects; they share the memory of this buffer."""
+        """Object array with one buffer per ring; these buffers share the memory of this buffer."""
         with self._table.lock:
             if self._parts is None:
                 self._bind([self._part(ring) for ring in range(self.buffer_num)])
@@ -153,7 +153,7 @@ class ReplayBufferManager(ReplayBuffer):
         *more: Never,
         **columns: Any,
     ) -> Added:
-        """Add a step of each or some environments.
+        """Add one step of each environment, or steps of some environments.
 
         Parameters
         ----------
@@ -166,16 +166,16 @@ class ReplayBufferManager(ReplayBuffer):
         Returns
         -------
         tuple
-            Four arrays of length k: indices of the steps; returns and lengths of the episodes that they ended,
-            otherwise 0; and first indices of the episodes. If no episode ends in a step of all environments, all but
-            the first array are shared and read-only.
+            Four arrays of length k: indices of the steps; returns and lengths of the episodes that the steps ended, 0
+            for other steps; first indices of the episodes. If all environments are stepped and no episode ends, the
+            arrays except the first are shared between calls and read-only.
 
         Raises
         ------
         ColumnNotFoundError
             If a required column is missing.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column does not have k rows, or cannot store them exactly. An error changes nothing.
+            If a value does not have k rows, or a column cannot store the rows exactly. An error changes nothing.
         RingError
             If a buffer does not exist or has no slots.
         ArgumentError
@@ -228,7 +228,7 @@ class VectorReplayBuffer(ReplayBufferManager):
     Parameters
     ----------
     total_size
-        Total capacity in steps, rounded up to equal slots per environment.
+        Total capacity in steps, rounded up to the same number of slots per environment.
     buffer_num
         Number of environments.
     storage
@@ -265,16 +265,16 @@ class VectorReplayBuffer(ReplayBufferManager):
 
 
 class CachedReplayBuffer(ReplayBufferManager):
-    """Main buffer with one cache per environment, from which finished episodes move to the main buffer.
+    """Main buffer with one cache per environment; finished episodes move from the caches to the main buffer.
 
     The main buffer therefore stores every episode contiguously, although the steps of environments are interleaved.
-    Indices count the main buffer's slots first, then the slots of the caches.
+    Indices refer first to the slots of the main buffer, then to the slots of the caches.
 
     Parameters
     ----------
     main_buffer
-        Target of finished episodes; becomes a part of this buffer with its rows. If its size is 0, episodes are
-        discarded.
+        Target of finished episodes; this buffer and its rows become a part of the new buffer. If its size is 0,
+        episodes are discarded.
     cached_buffer_num
         Number of environments.
     max_episode_length
@@ -347,7 +347,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         *more: Never,
         **columns: Any,
     ) -> Added:
-        """Add a step of each or some environments; episodes that end move to the main buffer.
+        """Add steps of all or some environments; episodes that end move to the main buffer.
 
         Parameters
         ----------
@@ -355,14 +355,14 @@ class CachedReplayBuffer(ReplayBufferManager):
             Values by name, with a leading axis: one row per cache, or per entry of `buffer_ids`. Keywords are accepted
             as in older versions of Tianshou.
         buffer_ids
-            Cache of each row, excluding the main buffer, shape (k,); None for all in order.
+            Number of each row's cache, counted without the main buffer, shape (k,); None for all caches in order.
 
         Returns
         -------
         tuple
-            Four arrays of length k: indices, returns, lengths and first indices as in `ReplayBufferManager.add`; for a
-            moved episode, the indices of its last and first step in the main buffer, or -1 if the main buffer has no
-            slots.
+            Four arrays of length k: indices, returns, lengths and first indices as in `ReplayBufferManager.add`. For a
+            moved episode, the indices are those of its last and first step in the main buffer, or -1 if the main buffer
+            has no slots.
 
         Raises
         ------
@@ -386,7 +386,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         return slots, returns, lengths, starts
 
     def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:
-        """Add rows in groups of different caches, so that finished episodes are moved before their cache is reused."""
+        """Add rows in groups of one row per cache, so that a finished episode moves before the cache's next row."""
         starts, used_rings = [0], set[int]()
         for row, ring in enumerate(rings.tolist()):
             if ring in used_rings:
@@ -413,10 +413,10 @@ class CachedReplayBuffer(ReplayBufferManager):
 
 
 class ListReplayBuffer(ReplayBuffer):
-    """Replay buffer for old Tianshou scripts, which did not pass a size.
+    """Replay buffer for early Tianshou scripts, which do not pass a size.
 
     Early Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then overwrites the
-    oldest ones. Memory is allocated with the first step; the operating system provides it as rows are written.
+    oldest ones. Memory is reserved at the first step; the operating system allocates pages as rows are written.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Views of a buffer: columns as attributes and as a batch, slots of an index, and summary."""
+"""Views of a buffer: its columns as attributes and as a batch, its slots by index, and its summary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def peer_class(kind: type[Any]) -> type[Any]:
-    """Return Tianshou's class with the name of a buffer's class if Tianshou is loaded; otherwise the class."""
+    """Return Tianshou's class of the same name if Tianshou is loaded, otherwise the buffer's own class."""
     peers = sys.modules.get("tianshou.data")
     for base in kind.__mro__ if peers is not None else ():
         if base.__module__.startswith("samplebatch.") and hasattr(peers, base.__name__):
@@ -45,9 +45,9 @@ _count = np.count_nonzero
 
 
 class AbsentColumn(NamedTuple):
-    """Message for a missing column; similar names are searched only when it is formatted, which `hasattr` never does.
+    """Error message for a missing column; it is formatted lazily, because `hasattr` never uses the message.
 
-    It is not an exception, because Python suggests similar attribute names only for `AttributeError`.
+    This class is not an exception, because Python suggests similar attribute names only for `AttributeError`.
     """
 
     kind: str
@@ -74,7 +74,7 @@ _METHODS_ELSEWHERE: Final = {
 
 
 def values_by_position(count: int) -> errors.ArgumentError:
-    """Return the error for a step whose values are passed by position, as other libraries' buffers allow."""
+    """Return the error for a step with values passed by position, as buffers of other libraries accept them."""
     return errors.ArgumentError(
         f"a step must be a Batch or have its values by name, add(obs=..., act=..., rew=..., terminated=..., "
         f"truncated=..., obs_next=...), got {count} values by position"
@@ -86,7 +86,7 @@ REQUIRED: Final[Any] = object()
 
 
 def arguments_of_sample(more: Collection[Any], unknown: Iterable[str]) -> errors.ArgumentError:
-    """Return the error for wrong arguments of `ReplayBuffer.sample`."""
+    """Return the error for invalid arguments of `ReplayBuffer.sample`."""
     arguments = ("batch_size", "n_step", "gamma", "max_age", "once", "device", "floats")
     if more:
         return errors.ArgumentError(
@@ -103,7 +103,7 @@ _BATCH_SIZES = frozenset(("n", "k", "num", "size", "batch", "count", "sample_siz
 
 
 class StepColumn:
-    """Read-only attribute of a buffer for a column that every step has."""
+    """Read-only attribute of a buffer for a column that is present in every step."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -116,7 +116,7 @@ class StepColumn:
 
 
 class StoredColumns(dict[str, Any]):
-    """Columns of a buffer by name, as values of its stored batch; assigned columns are set in the buffer."""
+    """Mapping of a buffer's columns by name; columns assigned to it are set in the buffer."""
 
     def __init__(self, table: Table | None, columns: Mapping[str, Any]) -> None:
         super().__init__(columns)
@@ -137,16 +137,16 @@ class StoredColumns(dict[str, Any]):
 
 
 def stored_batch(table: Table, start: int, stop: int, *, settable: bool) -> Batch:
-    """Return the memory of all columns, in a slot range, as a batch with settable columns."""
+    """Return the columns of a slot range as a batch; if `settable`, assigned columns are set in the table."""
     shown = {name: show_slots(table, name, start, stop) for name in table.columns.tree}
     return node(Batch, StoredColumns(table if settable else None, shown))
 
 
 def set_columns(table: Table | None, batch: Any) -> None:
-    """Replace columns of a table, or add new ones; unchanged columns are skipped.
+    """Replace or add columns of a table; skip unchanged columns.
 
     table: the table; None for a part of a buffer.
-    given: values by name: one row per slot, or per slot with a row; a name without values is emptied. Arrays with one
+    batch: values by name, one row per slot or per slot with a row; a name without values is emptied. Arrays with one
         row per slot are not copied.
     """
     if table is None:
@@ -181,7 +181,7 @@ def _is_stored(stored: Store | Tree, value: Any) -> bool:
 
 
 def _column(table: Table, name: str, value: Any) -> Any:
-    """Create the store of a column, or a tree of stores."""
+    """Create the store of a column, or a tree of stores for nested columns."""
     names = values_of(value)
     if names is not None and not names:
         return {}
@@ -201,7 +201,7 @@ def _column(table: Table, name: str, value: Any) -> Any:
 
 
 def ranges_of(buffer: ReplayBuffer, index: slice) -> list[Range] | None:
-    """Return the slot ranges of a slice; None if there are no ranges or too many."""
+    """Return the slot ranges of a slice, or None if its slots are not a few contiguous ranges."""
     rings = buffer._table.rings
     if index == slice(None):
         chosen = range(rings.n) if buffer._ring is None else (buffer._ring,)
@@ -213,7 +213,7 @@ def ranges_of(buffer: ReplayBuffer, index: slice) -> list[Range] | None:
 
 
 def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
-    """Return the slots of the table at an index of this buffer."""
+    """Convert an index of a buffer to slots of its table."""
     rings = buffer._table.rings
     if isinstance(index, slice):
         if index == slice(None):
@@ -243,7 +243,7 @@ def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
 
 
 def require_row(buffer: ReplayBuffer, slot: Ints) -> Ints:
-    """Return a single slot, shape (), as shape (1,), if it has a row or the buffer is empty."""
+    """Reshape a single slot from () to (1,); raise RowIndexError if it has no row and the buffer has columns."""
     rings = buffer._table.rings
     if not rings.holds(slot) and "obs" in buffer._table.columns.tree:
         raise errors.RowIndexError(
@@ -254,7 +254,7 @@ def require_row(buffer: ReplayBuffer, slot: Ints) -> Ints:
 
 
 def slots_at(buffer: ReplayBuffer, indices: Ints) -> Ints:
-    """Return the slots of indices after checking their bounds."""
+    """Convert indices of a buffer to slots of its table, and check their bounds."""
     maxsize = buffer.maxsize
     # As unsigned numbers, negative indices are also out of bounds.
     if _count(indices.view(np.uintp) >= maxsize):
@@ -268,7 +268,7 @@ def slots_at(buffer: ReplayBuffer, indices: Ints) -> Ints:
 
 
 def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Mapping[str, Any]) -> Flags:
-    """Write columns of rows whose slots have the given generation; see `ReplayBuffer.update_rows`."""
+    """Write columns of rows whose generation is unchanged; see `ReplayBuffer.update_rows`."""
     table, n = buffer._table, len(slots)
     is_current = table.rings.holds(slots)
     if generation is None:
@@ -300,7 +300,7 @@ def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Map
 def neighbours(
     buffer: ReplayBuffer, index: Any, find_within: Callable[..., Ints | None], find: Callable[..., Ints]
 ) -> Any:
-    """Return the indices from `find`; `find_within` is its fast path, or returns None if it does not apply."""
+    """Return the indices that `find` returns; `find_within` is its fast path, which may return None."""
     table = buffer._table
     with table.lock:
         has_ends = "done" in table.columns.tree
@@ -318,7 +318,7 @@ def neighbours(
 
 
 def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:
-    """Remove the rows of a ring with NaN, NaT or None; priorities of other rows are preserved."""
+    """Remove a ring's rows with NaN, NaT or None; preserve the priorities of other rows."""
     slots = table.rings.chronological(ring)
     if not len(slots):
         return
@@ -335,7 +335,7 @@ def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:
 
 
 def summarize(buffer: ReplayBuffer) -> tuple[str, list[summary.Line], tuple[str, ...]]:
-    """Return title, lines and headings of a buffer's summary, from its rows in time order."""
+    """Return title, lines and headings of the summary of a buffer's rows in time order."""
     table = buffer._table
     rings = table.rings.n if buffer._ring is None else 1
     parts = f" in {rings} rings" if rings > 1 else ""

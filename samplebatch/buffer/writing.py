@@ -1,4 +1,4 @@
-"""Conversion of steps to stored values, and slots of several steps per ring."""
+"""Conversion of steps to stored values, and assignment of several steps per ring to slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ndarray = np.ndarray
 
 
 def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the values by name of a step passed as a batch, a dict or columns."""
+    """Return the values, by name, of a step that is passed as a batch, a dict or keywords."""
     if batch is None:
         return Batch(columns).__dict__
     if columns:
@@ -54,8 +54,8 @@ def drop_empty(rows: dict[str, Any]) -> dict[str, Any]:
 def convert_step(step: Mapping[str, Any], n: int, *, single: bool, last_frame: bool) -> dict[str, Any]:
     """Convert n rows, or a single row without a leading axis, to stored values.
 
-    `done` without other flags means `terminated`. With `last_frame`, only the newest frame of stacked observations is
-    returned.
+    `done` without other flags means `terminated`. If `last_frame`, stacked observations are reduced to their newest
+    frame.
 
     >>> convert_step(
     ...     {"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False
@@ -83,7 +83,7 @@ def convert_step(step: Mapping[str, Any], n: int, *, single: bool, last_frame: b
 
 
 def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise ColumnMismatchError if a column of floats has NaN.
+    """Raise ColumnMismatchError if a floating-point column contains NaN.
 
     >>> check_nan({"obs": {"speed": np.array([0.0, np.nan])}})
     Traceback (most recent call last):
@@ -160,7 +160,7 @@ def newest_frame(value: Any, path: str, *, single: bool) -> Any:
 
 
 def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Return whether rows look like images without stacked frames, channels last or absent."""
+    """Return whether rows look like images without stacked frames, with channels last or no channels."""
     if not shape or shape[0] <= _MAX_FRAMES:
         return False
     return (len(shape) == 3 and shape[-1] <= _MAX_FRAMES) or (len(shape) == 2 and dtype == np.uint8)
@@ -178,12 +178,12 @@ _FEW_ENDS = 16
 
 
 class Series:
-    """Slots of k steps in time order, possibly several per ring, with returns and lengths of their episodes.
+    """Assignment of k steps in time order, possibly several per ring, to slots of rings.
 
     slots: slot of each step, shape (k,).
     target: the same slots as a slice if they are contiguous, otherwise `slots`.
-    lasting: steps that no later step overwrites, shape (l,), ascending; None for all.
-    rings, newest: rings that receive steps, ascending, and the newest step of each.
+    lasting: positions of steps that no later step overwrites, shape (l,), ascending; None for all steps.
+    rings, newest: rings that receive steps, ascending, and the position of each ring's newest step.
 
     >>> rings = Rings([2, 2])
     >>> series = Series(rings, np.array([0, 0, 1, 0]))
@@ -230,7 +230,7 @@ class Series:
             self.lasting = self._order[-rings.capacity :]
 
     def advance(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Advance the rings by the steps; see `Rings.advance`."""
+        """Advance the rings by these steps; see `Rings.advance`."""
         rings, order, ring = self._all, self._order, self._ring
         if rings.n == 1 and np.count_nonzero(done) <= _FEW_ENDS:
             return self.slots, *rings.advance_run(done, rew)
@@ -274,7 +274,7 @@ class Series:
 
 
 def _sums(before: npt.NDArray[np.float64], rew: npt.NDArray[np.float64], run: Ints) -> npt.NDArray[np.float64]:
-    """Sum the rewards of each run in the order of single steps."""
+    """Sum the rewards of each run in step order, so that rounding is the same as for single steps."""
     count = len(before)
     runs = np.concatenate([np.arange(count), run])
     values = np.concatenate([before, rew]).reshape(len(runs), -1)
