@@ -13,12 +13,12 @@ from samplebatch.errors import ArgumentError, near_names
 
 
 def whole(name: str, value: object, minimum: int | None = 0) -> int:
-    """Return an integer argument as an int.
+    """Validate an integer argument and return it as an int.
 
     value: a Python or NumPy integer.
-    minimum: minimum; None for any integer.
+    minimum: smallest accepted value; None for any integer.
 
-    Raises ArgumentError if it is not an integer, or too small.
+    Raises ArgumentError if the value is not an integer or is less than `minimum`.
 
     >>> whole("batch_size", np.int32(4))
     4
@@ -35,9 +35,9 @@ def whole(name: str, value: object, minimum: int | None = 0) -> int:
 
 
 def count_of(name: str, value: object) -> int:
-    """Return a count that a file specifies and every reader can represent.
+    """Validate a count that a file contains and that every reader can represent.
 
-    Raises ArgumentError if it is not an integer from 0 to 2**62.
+    Raises ArgumentError if the value is not an integer from 0 to 2**62.
 
     >>> count_of("times", 10**30)
     Traceback (most recent call last):
@@ -51,9 +51,9 @@ def count_of(name: str, value: object) -> int:
 
 
 def finite(name: str, value: object) -> float:
-    """Return a priority that a file specifies.
+    """Validate a priority that a file contains.
 
-    Raises ArgumentError if it is not a non-negative finite number.
+    Raises ArgumentError if the value is not a non-negative finite number.
 
     >>> finite("priority", float("nan"))
     Traceback (most recent call last):
@@ -65,9 +65,9 @@ def finite(name: str, value: object) -> float:
 
 
 def fraction(name: str, value: object) -> float:
-    """Return a number in [0, 1], such as a discount, as a float.
+    """Validate a number in [0, 1], such as a discount, and return it as a float.
 
-    Raises ArgumentError if it is not a number from 0 to 1.
+    Raises ArgumentError if the value is not a number from 0 to 1.
 
     >>> fraction("gamma", 1)
     1.0
@@ -81,9 +81,9 @@ def fraction(name: str, value: object) -> float:
 
 
 def positive(name: str, value: object) -> float:
-    """Return a positive number, such as a duration, as a float.
+    """Validate a positive number, such as a duration, and return it as a float.
 
-    Raises ArgumentError if it is not a positive number.
+    Raises ArgumentError if the value is not a positive number.
 
     >>> positive("stall_timeout_s", 0)
     Traceback (most recent call last):
@@ -95,7 +95,7 @@ def positive(name: str, value: object) -> float:
 
 
 def choice(name: str, value: object, known: Iterable[str]) -> str:
-    """Return one of several options. Raises ArgumentError with near names if the value is not an option.
+    """Return one of several options. Raises ArgumentError with similar names if the value is not one of the options.
 
     >>> choice("convention", "rlib", ["rllib", "tianshou"])
     Traceback (most recent call last):
@@ -119,10 +119,10 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     """Validate keyword arguments of a class before its `__init__` is called.
 
     cls: the class. Valid names are parameters of its `__init__`, and of base classes if it accepts `**options`.
-    values, names: positional arguments, and the names of keyword arguments. renamed: names in other versions and
-    libraries, mapped to the names here.
+    values, names: positional arguments, and the names of keyword arguments.
+    renamed: argument names in other versions and libraries, mapped to the names in this library.
 
-    Raises ArgumentError if arguments are positional, missing or have an unknown name; the message suggests the near
+    Raises ArgumentError if an argument is positional, missing or has an unknown name; the message suggests a similar
     name.
 
     >>> class Learner:
@@ -148,7 +148,7 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
 
 @cache
 def _parameters_of(cls: type) -> tuple[dict[str, Parameter], bool]:
-    """Return the named parameters of a class (empty if it accepts any), and whether it accepts positional arguments."""
+    """Return a class's named parameters (empty if it accepts any name), and whether positional arguments are valid."""
     parameters: dict[str, Parameter] = {}
     takes_any, takes_positional = True, False
     for base in cls.__mro__:
@@ -180,9 +180,9 @@ def _check_required(subject: str, required: Iterable[str], names: Iterable[str])
 def suggest_names(
     **renamed: str,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator that raises errors for unknown, missing and superfluous arguments, with near names.
+    """Return a decorator that rejects unknown, missing and superfluous arguments, and suggests similar names.
 
-    **renamed: names in other libraries, mapped to the names here.
+    **renamed: argument names in other libraries, mapped to the names in this library.
 
     >>> @suggest_names(lam="gae_lambda")
     ... def estimate(gae_lambda=0.95): ...
@@ -241,5 +241,5 @@ def _describe_integer(minimum: int | None) -> str:
 
 
 def _show(value: object) -> str:
-    """Format a value for an error message: numbers and strings as they are, otherwise the type."""
+    """Format a value for an error message: numbers and strings by `repr`, other values by type."""
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

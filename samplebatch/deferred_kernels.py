@@ -1,7 +1,7 @@
-"""Kernels that run in NumPy until the import of the compiled ones pays.
+"""Kernels that run in NumPy until importing the compiled kernels is worth its time.
 
-numba needs up to a second to import. A program with few samples or advantages never imports it: each kernel here has a
-version in NumPy that returns the same bits. `samplebatch.kernels` is imported when these versions have run for
+numba needs up to a second to import. A program that computes few samples or advantages never imports numba: each kernel
+here has a NumPy version that returns identical bits. `samplebatch.kernels` is imported when these versions have run for
 `BUDGET_S` in total, or by the program itself, which avoids the pause during training:
 
 >>> import samplebatch.kernels
@@ -31,7 +31,7 @@ _spent_s = 0.0
 
 
 def _deferred(plain: F) -> F:
-    """Call `plain` until its compiled version is available, and replace it in this module then."""
+    """Call `plain` until its compiled version is available, then replace it in this module."""
     name = plain.__name__
 
     @wraps(plain)
@@ -86,7 +86,7 @@ def tree_find(tree: Floats, leaves: int, values: Floats, slots: Indices) -> None
 
 
 def _find_positive(tree: Floats, leaves: int, value: float) -> int:
-    """Return the leaf of a value that is 0, or whose remainder rounding moved past the last positive leaf."""
+    """Return the leaf of a value that is 0, or that rounding errors moved past the last positive leaf."""
     node = 1
     while node < leaves:
         node *= 2

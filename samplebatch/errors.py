@@ -40,8 +40,8 @@
     ├── AccessError           (PermissionError) replay service rejected the token, or is not trusted
     └── MissingExtraError     (ImportError)  optional dependency not installed
 
-Every message is one sentence: the requirement, the actual value, and the remedy. It contains the name of the column,
-argument, file or service that caused the error, and never the data of a column.
+Every message is one sentence: the requirement, the actual value, and the remedy. The message contains the name of the
+column, argument, file or service that caused the error, and never the data of a column.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class UnstorableError(SampleBatchError, NotImplementedError):
 
 
 class DeviceError(SampleBatchError, ValueError):
-    """Torch cannot use a device here, or device memory is passed where host memory is required."""
+    """Torch cannot use a device on this machine, or device memory is passed where host memory is required."""
 
 
 class SharedMemoryError(SampleBatchError, MemoryError):
@@ -142,7 +142,7 @@ class ChannelTimeoutError(SampleBatchError, TimeoutError):
 
 
 class ChannelClosedError(SampleBatchError, BrokenPipeError):
-    """An end of a channel is closed: this end, or the consumer of a sent batch."""
+    """An end of a channel is closed: the end that is used, or the consumer that a batch is sent to."""
 
 
 class EndOfStreamError(SampleBatchError, EOFError):
@@ -154,7 +154,7 @@ class PeerDiedError(SampleBatchError, ConnectionError):
 
 
 class NonFiniteLossError(SampleBatchError, FloatingPointError):
-    """A loss is NaN or infinite, so a gradient step would make the weights NaN."""
+    """A loss is NaN or infinite, so a gradient step would make the weights non-finite."""
 
 
 class OwnershipError(SampleBatchError, RuntimeError):
@@ -182,14 +182,14 @@ class WorkerError(SampleBatchError, RuntimeError):
 
 
 class LimitTimeoutError(SampleBatchError, TimeoutError):
-    """The rate limit of a replay table blocked an insertion or a sample until the timeout.
+    """The rate limit of a replay table blocked an insert or a sample request until the timeout.
 
     Attributes
     ----------
     why
         Reason, as a clause.
     since
-        Time when the request was received, in seconds of Unix time.
+        Unix time in seconds at which the request was received.
     """
 
     def __init__(self, sentence: str, why: str = "", since: float = 0.0) -> None:
@@ -203,7 +203,7 @@ class TableClosedError(SampleBatchError, RuntimeError):
 
 
 class AbandonedError(SampleBatchError, RuntimeError):
-    """The client of a blocked request to a replay table is gone."""
+    """The client of a blocked request to a replay table has disconnected."""
 
 
 class ServiceError(SampleBatchError, ConnectionError):
@@ -211,7 +211,7 @@ class ServiceError(SampleBatchError, ConnectionError):
 
 
 class AccessError(SampleBatchError, PermissionError):
-    """A replay service rejects a client without its token, or a client rejects the service's certificate."""
+    """A replay service rejects a client with a missing or wrong token, or a client rejects its certificate."""
 
 
 class MissingExtraError(SampleBatchError, ImportError):
@@ -261,7 +261,7 @@ def require(module: str, extra: str) -> ModuleType:
     Raises
     ------
     MissingExtraError
-        If the module is not installed; the message contains the extra that installs it.
+        If the module is not installed; the message names the extra that installs the module.
     """
     try:
         return import_module(module)
@@ -279,7 +279,7 @@ def require_torch() -> None:
     Raises
     ------
     MissingExtraError
-        If torch is not installed; the message contains the extra that installs it.
+        If torch is not installed; the message names the extra that installs torch.
     """
     if "torch" not in sys.modules:
         require("torch", "torch")

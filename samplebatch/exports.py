@@ -15,8 +15,8 @@ _ERRORS, _LEARN = "samplebatch.errors", "samplebatch.learn"
 def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Create `__getattr__`, `__dir__` and `__all__` of a package from its imports under `if TYPE_CHECKING:`.
 
-    That block is the only list of a package's public names. Type checkers read it; this function reads the compiled
-    code of the calling module, so packages without source files work as well.
+    That block is the only list of a package's public names. Type checkers read the block; this function reads it from
+    the compiled code of the calling module, so source files are not required.
 
     more: public names that the package itself defines.
 
@@ -61,7 +61,7 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
 
 
 def _other_home(package: str, name: str) -> str:
-    """Return how to import a name that is public in another module of `samplebatch`; empty if there is none."""
+    """Return a hint on how to import a name from another module of `samplebatch`; empty if no module has the name."""
     if package != "samplebatch" or name.startswith("_"):
         return ""
     error = getattr(import_module(_ERRORS), name, None)
@@ -76,7 +76,7 @@ def _is_from_import(frame: FrameType) -> bool:
 
 
 def imported_names(code: CodeType) -> dict[str, str]:
-    r"""Return name and module of each `from samplebatch.x import name as name` in compiled code.
+    r"""Return the name and module of each `from samplebatch.x import name as name` in compiled code.
 
     >>> code = compile(
     ...     "from samplebatch.names import OBS as OBS\nfrom typing import Any", "", "exec"

@@ -1,15 +1,16 @@
 """Loops that NumPy cannot vectorize efficiently, compiled by numba.
 
-Each kernel has one signature and is compiled when this module is imported: nothing compiles during training, and an
-unexpected dtype or layout is rejected. The import needs 1.6 s the first time on a machine, and 0.26 s in later
-processes, mostly for numba; 0.42 s if SciPy is installed, which numba imports (numba 0.68, server core at 2.7 GHz).
+Each kernel has one signature and is compiled when this module is imported. Hence nothing is compiled during training,
+and an unexpected dtype or layout is rejected. The first import on a machine takes 1.6 s. Later processes take 0.26 s,
+mostly for numba, or 0.42 s if SciPy is installed, which numba imports (numba 0.68, server core at 2.7 GHz).
 
-numba caches the machine code in `__pycache__` beside this file; if that is read-only, in the user's cache folder or in
-the folder `NUMBA_CACHE_DIR`. Without a writable folder, every process compiles. Concurrent compilations replace each
-other's files atomically with the same code, because each kernel has a single signature.
+numba caches the machine code in `__pycache__` beside this file. If that folder is read-only, numba uses the user's
+cache folder or the folder in `NUMBA_CACHE_DIR`. If no folder is writable, every process compiles the kernels.
+Concurrent compilations replace each other's files atomically with the same code, because each kernel has a single
+signature.
 
-The kernels release the interpreter lock. They validate only what their docstrings specify; the callers in `column/`,
-`returns/`, `buffer/` and `tokens/` validate indices.
+The kernels release the interpreter lock. A kernel validates only what its docstring specifies; the callers in
+`column/`, `returns/`, `buffer/` and `tokens/` validate indices.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def _input(item: Any, ndim: int = 1) -> Any:
-    """Return the type of a read-only array, so that memory-mapped and shared memory is accepted."""
+    """Return the numba type of a read-only array, which accepts memory-mapped and shared memory."""
     return types.Array(item, ndim, "C", readonly=True)
 
 
@@ -41,7 +42,7 @@ _BYTES, _BYTES_OUT = _input(types.uint8), types.uint8[::1]
 
 
 def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
-    """Compile for one signature, from numba's cache if possible."""
+    """Compile a function for one signature, or load it from numba's cache."""
     signature = [result(*arguments)]
 
     def compile_(function: F) -> F:
@@ -94,10 +95,10 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 
 @_compiled(types.void, _FLOATS, _INDEX, _FLOATS, _INDICES_OUT)
 def tree_find(tree: Floats, leaves: int, values: Floats, slots: Indices) -> None:
-    """Find the first slot of positive weight whose prefix sum reaches each value; the total must be positive.
+    """Find, for each value, the first slot of positive weight whose prefix sum is at least the value.
 
     tree, leaves: see `tree_set`.
-    values: shape (n,), from 0 to the total.
+    values: shape (n,), from 0 to the total, which must be positive.
     slots: output, shape (n,).
     """
     n = len(values)
@@ -144,7 +145,7 @@ def gae(
     """Estimate advantages in one backward pass over steps in time order.
 
     rewards, terminated, values, next_values: shape (n,); `next_values` at terminated steps is ignored.
-    cut: shape (n,): whether the next row does not continue the episode.
+    cut: shape (n,): True if the next row does not continue the episode.
     gamma, gae_lambda: discount per step, and decay of the estimates.
     advantages, returns: outputs, shape (n,); returns are advantages plus values.
     """
@@ -177,12 +178,12 @@ def vtrace(
     advantages: Floats,
     returns: Floats,
 ) -> None:
-    """Estimate V-trace targets and advantages backwards through steps in time order, in one pass.
+    """Estimate V-trace targets and advantages in one backward pass over steps in time order.
 
-    rewards, terminated, cut, values, next_values: as in `gae`. log_ratios: logarithms of the ratio of target to
-    behaviour probability of each action, shape (n,). gamma, vtrace_lambda: discount per step, and additional decay of
-    the trace. rho_clip, c_clip, advantage_rho_clip: upper bounds of the ratios in temporal differences, in traces and
-    in
+    rewards, terminated, cut, values, next_values: as in `gae`.
+    log_ratios: log-ratio of the target to the behaviour probability of each action, shape (n,).
+    gamma, vtrace_lambda: discount per step, and additional decay of the trace.
+    rho_clip, c_clip, advantage_rho_clip: upper bounds of the ratios in temporal differences, in traces and in
         advantages.
     advantages, returns: outputs, shape (n,); the returns are the V-trace targets.
     """
@@ -224,14 +225,14 @@ def windows(
 
     rewards: shape (slots, m), m rewards per step.
     terminated, done: shape (slots,).
-    edges: shape (rings + 1,): ring r has the slots from `edges[r]` to `edges[r + 1]` and wraps around.
-    newest: shape (rings,): slot of each ring's newest step, where every window ends.
+    edges: shape (rings + 1,): ring r consists of the slots from `edges[r]` to `edges[r + 1]` and wraps around.
+    newest: shape (rings,): slot of each ring's newest step, at which every window ends at the latest.
     slots: shape (n,): first slot of each window.
     n_step: maximum steps per window, at least 1.
     gamma: discount per step.
-    returns: output: sums, shape (n, m).
+    returns: output, shape (n, m): discounted sums.
     discounts: output, shape (n,): gamma to the number of steps, or 0 if the window's last step is terminated.
-    last: output: last slot of each window, shape (n,).
+    last: output, shape (n,): last slot of each window.
 
     Returns: position of the first invalid slot, or -1.
     """
@@ -274,8 +275,8 @@ def accumulate_rows(
     values: elements of all rows, shape (m,).
     offsets: offsets of rows, shape (n + 1,).
     initial: sum before the first element of each row, shape (n,).
-    decay: factor of the sum per step; 1 for plain sums.
-    backwards: whether sums start at the ends of rows.
+    decay: factor of the sum per element; 1 for plain sums.
+    backwards: whether sums start at the last elements of rows.
     sums: output, shape (m,).
     """
     for row in range(len(offsets) - 1):
@@ -302,7 +303,7 @@ def gae_rows(
     advantages: Floats,
     returns: Floats,
 ) -> None:
-    """Estimate advantages in one backward pass over rows that are one trajectory each.
+    """Estimate advantages in one backward pass over rows; each row is one trajectory.
 
     rewards, values: elements of all rows, shape (m,).
     last_values: estimates after the last element of each row, shape (n,).
@@ -326,7 +327,7 @@ def count_positions(offsets: Indices, positions: Indices) -> None:
     """Count the elements of each row from 0.
 
     offsets: offsets of rows, shape (n + 1,), from 0 to m.
-    positions: output: position of each element in its row, shape (m,).
+    positions: output, shape (m,): position of each element in its row.
     """
     for row in range(len(offsets) - 1):
         counted = positions[offsets[row] : offsets[row + 1]]
@@ -340,7 +341,7 @@ def copy_rows(source: Bytes, starts: Indices, lengths: Indices, target: Bytes) -
 
     source: bytes that contain the rows.
     starts, lengths: first byte and number of bytes of each row, shape (n,), within `source`.
-    target: output: bytes of all rows, of the sum of the lengths.
+    target: output: concatenated bytes of all rows; the size is the sum of the lengths.
     """
     stop = 0
     for k in range(len(starts)):
@@ -359,7 +360,7 @@ def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> 
     weights: shape (n,), each from 0 to `capacity`.
     capacity: maximum sum of weights per bin.
     tree: scratch of length 2 * leaves; leaves is a power of two and at least n.
-    bins: output: bin of each item, shape (n,).
+    bins: output, shape (n,): bin of each item.
     """
     # Each node is the maximum free capacity of the bins below it, so the first fitting bin is found in log(n) steps.
     leaves = len(tree) >> 1
@@ -386,12 +387,12 @@ def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> 
 def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, parts: Indices, totals: Floats) -> None:
     """Assign items to parts of nearly equal weight: largest first, then exchanges between the extreme parts.
 
-    weights: shape (n,), not negative.
-    order: items by decreasing weight, shape (n,).
+    weights: shape (n,), non-negative.
+    order: indices of the items by decreasing weight, shape (n,).
     largest: maximum number of items per part.
-    is_equal_size: whether sizes of parts must stay within one of each other, so that items are exchanged but not moved.
-    parts: output: part of each item, shape (n,).
-    totals: output: weight of each part, shape (k,).
+    is_equal_size: whether the sizes of parts may differ by at most one; items are then exchanged but not moved.
+    parts: output, shape (n,): part of each item.
+    totals: output, shape (k,): total weight of each part.
     """
     k, n = len(totals), len(weights)
     sizes = np.zeros(k, np.intp)

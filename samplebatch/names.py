@@ -1,4 +1,4 @@
-"""Names of columns in RLlib, Tianshou and other libraries.
+"""Column names in RLlib, Tianshou and other libraries.
 
 The constants are the names of the flat types (`SampleBatch.OBS` is `names.OBS`). `PEERS` maps them to the names of
 other libraries, with dots for nesting. `TO_NESTED` and `TO_FLAT` map to and from Tianshou's names, the keys of a
@@ -174,7 +174,7 @@ def rename(columns: Mapping[str, V], convention: Convention | None) -> dict[str,
     ArgumentError
         If the convention is unknown.
     ColumnMismatchError
-        If two columns would share a name.
+        If two columns would have the same name.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def is_per_sequence(name: str) -> bool:
 
 
 def counts_steps(name: str) -> bool:
-    """Return whether the rows of a column count the steps of its batch.
+    """Return whether the number of rows of a column is the number of steps of its batch.
 
     >>> [n for n in ("obs", "infos", "state_in_0", "state_out_0") if counts_steps(n)]
     ['obs']

@@ -1,12 +1,12 @@
 """Returns, advantages and n-step targets of arrays, ragged columns, batches and buffers.
 
-`gae`, `vtrace` and `discounted_returns` accept arrays and ragged columns, `nstep` arrays. `compute_episodic_return`,
-`compute_nstep_return` and `compute_vtrace_return` accept a batch and optionally its buffer and slots, with Tianshou's
-interface.
+`gae`, `vtrace` and `discounted_returns` accept arrays and ragged columns; `nstep` accepts only arrays.
+`compute_episodic_return`, `compute_nstep_return` and `compute_vtrace_return` accept a batch and optionally its buffer
+and slots, with Tianshou's interface.
 
-After a *terminated* step the value is 0. After a *truncated* step, and after an unfinished last row, learners bootstrap
-from an estimate that the caller supplies. Sums are float64 for all input dtypes. The loops are
-compiled; the first calls of a process run in NumPy, see `samplebatch.deferred_kernels`.
+After a *terminated* step, the value of the next state is 0. After a *truncated* step, and after an unfinished last row,
+learners bootstrap from an estimate that the caller supplies. Sums are computed in float64 for all input dtypes. The
+loops are compiled; only the first calls of a process run in NumPy (see `samplebatch.deferred_kernels`).
 """
 
 from __future__ import annotations

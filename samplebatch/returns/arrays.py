@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class NStep(NamedTuple):
-    """N-step returns of rows, with the discount of the bootstrap value."""
+    """N-step returns of rows, with the discounts of their bootstrap values."""
 
     returns: Floats
     """Discounted sums of rewards, of the shape of the rewards."""
@@ -93,7 +93,7 @@ def gae(
         Estimates at the observations after the steps, of the shape of the rewards. For ragged rewards: one estimate
         after the last element of each row, shape (rows,), 0 if the row is terminated; None: all rows are terminated.
     gamma, gae_lambda
-        Discount per step, and decay of the estimates. Default: 0.99 and 0.95; for ragged rewards 1 and 1.
+        Discount per step, and decay of the estimates. Defaults: 0.99 and 0.95; for ragged rewards, 1 and 1.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def gae(
     Raises
     ------
     ColumnLengthError
-        If an array has the wrong number of elements.
+        If the number of elements of an array does not match the rewards.
     ColumnTypeError
         If an array is not numeric, or only one of rewards and values is ragged.
     ArgumentError
@@ -145,7 +145,7 @@ def gae(
 
 
 class VTrace(NamedTuple):
-    """V-trace targets of a critic, and advantages of a policy gradient."""
+    """V-trace targets of a critic, and advantages for a policy gradient."""
 
     returns: Floats
     """Targets of the critic, of the shape of the rewards."""
@@ -188,7 +188,7 @@ def vtrace(
     gamma, vtrace_lambda
         Discount per step (default: 0.99; for ragged rewards 1), and decay of the trace (remark 2 of the paper).
     rho_clip, c_clip
-        Upper bounds of the importance ratios in temporal differences and in traces; None for no bound.
+        Upper bounds of the importance ratios in temporal differences and in traces respectively; None for no bound.
     advantage_rho_clip
         Upper bound of the importance ratio that weights an advantage; None for no bound.
 
@@ -269,16 +269,16 @@ def discounted_returns(
     rewards, terminated, truncated
         As in `gae`.
     next_values
-        Estimates at the observations after the steps, of the shape of the rewards. They replace the rewards after a
-        truncated step or an unfinished last row; other estimates are ignored. For ragged rewards: one estimate per row,
-        as in `gae`. None: zeros.
+        Estimates at the observations after the steps, of the shape of the rewards. The estimate after a truncated step
+        or an unfinished last row replaces the rewards of later steps; other estimates are ignored. For ragged rewards:
+        one estimate per row, as in `gae`. None: zeros.
     gamma
         Discount per step. Default: 0.99; for ragged rewards 1.
 
     Returns
     -------
     ndarray, RaggedColumn or RaggedTorchColumn
-        Sums of the shape of the rewards; dtype as in `gae`.
+        Sums in the shape of the rewards; dtype as in `gae`.
 
     Raises
     ------
@@ -333,10 +333,10 @@ def nstep(
     n_step: int = 3,
     gamma: float = 0.99,
 ) -> NStep:
-    """Sum the discounted rewards of each step and up to `n_step - 1` next steps of its episode.
+    """Sum the discounted rewards of each step and of up to `n_step - 1` following steps of its episode.
 
-    A window ends early with the episode or the last row. The target of a step is `returns + discount * estimate`, with
-    an estimate at the observation after the step `last`.
+    A window ends early at the end of its episode or in the last row. The target of a step is
+    `returns + discount * estimate`, where the estimate refers to the observation after step `last`.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ def nstep_of_rings(
 ) -> NStep:
     """Sum the discounted rewards from slots of ring buffers; see `nstep`.
 
-    A window wraps around at the end of its ring, and ends at the ring's newest step.
+    A window wraps around at the end of its ring, and ends at the latest at the ring's newest step.
 
     rewards, terminated, ended: all slots, shapes (slots, ...), (slots,) and (slots,); `ended` is terminated or
         truncated.
@@ -434,7 +434,7 @@ def nstep_of_rings(
 def _sum_windows(
     rewards: npt.NDArray[Any], edges: Indices, slots: Indices, last: Indices, gamma: float
 ) -> npt.NDArray[np.float64]:
-    """Sum the discounted rewards of windows, reading no other rewards."""
+    """Sum the discounted rewards of windows; rewards outside the windows are not read."""
     ring = np.searchsorted(edges, slots, side="right") - 1
     start, stop = edges[ring], edges[ring + 1]
     steps = (last - slots) % (stop - start) + 1
@@ -450,7 +450,7 @@ def _sum_windows(
 def estimate_advantages(
     rewards: Floats, terminated: Flags, ended: Flags, values: Floats, next_values: Floats, gamma: float, decay: float
 ) -> tuple[Floats, Floats]:
-    """Estimate returns and advantages for each reward of a step."""
+    """Estimate returns and advantages separately for each of several rewards per step."""
     gamma, decay = fraction("gamma", gamma), fraction("gae_lambda", decay)
     if rewards.ndim == 1:
         advantages, returns = memory.empty(rewards.shape, rewards.dtype), memory.empty(rewards.shape, rewards.dtype)
@@ -479,7 +479,7 @@ def estimate_vtrace(
     c_clip: float | None,
     advantage_rho_clip: float | None,
 ) -> VTrace:
-    """Estimate V-trace targets and advantages with the compiled kernel, for each reward of a step."""
+    """Estimate V-trace targets and advantages separately for each of several rewards per step."""
     from samplebatch import kernels
 
     gamma, decay = fraction("gamma", gamma), fraction("vtrace_lambda", vtrace_lambda)
@@ -503,7 +503,7 @@ def _numbers(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def as_floats(name: str, value: Any, shape: tuple[int, ...] | None = None) -> Floats:
-    """Return an array, tensor or list as float64, reshaped to `shape` if passed."""
+    """Convert an array, tensor or list to float64, reshaped to `shape` if passed."""
     array = np.ascontiguousarray(_numbers(name, value), np.float64)
     if shape is None or array.shape == shape:
         return array
@@ -513,7 +513,7 @@ def as_floats(name: str, value: Any, shape: tuple[int, ...] | None = None) -> Fl
 
 
 def as_episode_flags(terminated: Any, truncated: Any, n: int) -> tuple[Flags, Flags]:
-    """Return terminated flags, and a new array of flags of steps that end an episode."""
+    """Return the terminated flags, and a new mask of steps that end an episode."""
     episode_flags = []
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if value is not None:
@@ -602,7 +602,7 @@ def _last(rows: RaggedRows, values: Any) -> npt.NDArray[np.float64]:
 
 
 def _like(rows: RaggedRows, elements: npt.NDArray[np.float64]) -> Any:
-    """Return elements in the rows of a column, in its floating-point dtype and on its device."""
+    """Return elements as a ragged column with the rows, floating-point dtype and device of another column."""
     flat = rows.flat
     if isinstance(flat, np.ndarray):
         cast: Any = elements.astype(flat.dtype, copy=False) if flat.dtype.kind == "f" else elements

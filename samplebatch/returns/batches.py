@@ -41,13 +41,14 @@ def compute_episodic_return(
     Parameters
     ----------
     batch
-        Steps in time order, episode by episode: a `Batch`, a `SampleBatch` or a dict with rewards, terminated and
-        truncated flags under Tianshou's or RLlib's names.
+        Steps in time order, episode by episode: a `Batch`, a `SampleBatch` or a dict. Rewards, terminated flags and
+        truncated flags have Tianshou's or RLlib's names.
     buffer, indices
-        Source buffer and slots, such that the batch is `buffer[indices]`; the buffer reports unfinished episodes.
-        Without a buffer, an episode ends where `eps_id` or `agent_index` (if present) changes, and with the last row.
+        Source buffer and slots, such that the batch is `buffer[indices]`; the buffer determines which episodes are
+        unfinished. Without a buffer, an episode ends where `eps_id` or `agent_index` (if present) changes, and with the
+        last row.
     v_s_
-        Estimates for the next observations, n elements. None: zeros, which requires a `gae_lambda` of 1.
+        Estimates for the next observations, n elements. None: zeros; `gae_lambda` must then be 1.
     v_s
         Estimates for the observations, n elements. None: `v_s_` of the previous row, and of the last row for the first.
     gamma, gae_lambda
@@ -163,23 +164,23 @@ def compute_nstep_return(
         Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. None: the batch contains the
         steps.
     target_q_fn
-        Function of the buffer (or batch) and the slots (or rows) of each window's last step, shape (n,). Returns
-        estimates for the next observations, n rows of any shape: a tensor or an array.
+        Function of the buffer (or batch) and the slots (or rows) of each window's last step, shape (n,). It returns
+        estimates for the next observations as a tensor or an array with n rows of any shape.
     gamma
         Discount per step.
     n_step
-        Maximum steps per window; an episode's end and a ring's newest step end a window early.
+        Maximum steps per window; a window ends early at the end of its episode and at the newest step of its ring.
 
     Returns
     -------
     Batch, SampleBatch or dict
-        The batch itself: `returns` has shape (n, k) for k estimates per row, and the estimates' dtype and device. If
-        the estimates are tensors, a `weight` in the batch also becomes a tensor.
+        The batch itself: `returns` has shape (n, k) for k estimates per row, and the dtype and device of the estimates.
+        If the estimates are tensors, a `weight` in the batch also becomes a tensor.
 
     Raises
     ------
     ColumnLengthError
-        If batch, indices and estimates differ in length.
+        If the batch, the indices and the estimates do not have the same length.
     ColumnNotFoundError, ColumnTypeError, SequenceError
         As in `compute_episodic_return`.
     ArgumentError
@@ -241,7 +242,7 @@ def _column(batch: Any, name: str) -> Any:
 
 
 def _steps(batch: Any) -> tuple[arrays.Floats, arrays.Flags, arrays.Flags]:
-    """Return a batch's rewards, terminated flags, and a new array of flags of steps that end an episode."""
+    """Return rewards and terminated flags of a batch, and a new mask of steps that end an episode."""
     for layout in ("zero_padded", "time_major"):
         if layout not in batch and getattr(batch, layout, False) is True:
             raise SequenceError(f"steps must be contiguous rows, got a batch that is {layout}")
@@ -259,7 +260,7 @@ def _steps(batch: Any) -> tuple[arrays.Floats, arrays.Flags, arrays.Flags]:
 def _mark_ends(
     batch: Any, buffer: Any, indices: npt.ArrayLike | None
 ) -> tuple[arrays.Floats, arrays.Flags, arrays.Flags]:
-    """Return rewards, terminated steps, and steps after which the next row does not continue the episode."""
+    """Return rewards, terminated flags, and a mask of rows whose next row does not continue the episode."""
     reward, over, ended = _steps(batch)
     if buffer is None:
         _mark_changes(batch, ended)
@@ -289,7 +290,7 @@ def _mark(ended: arrays.Flags, slots: arrays.Indices, unfinished: arrays.Indices
 
 
 def _mark_changes(batch: Any, ended: arrays.Flags) -> None:
-    """Mark the last row of each run of `eps_id` and `agent_index`."""
+    """Mark the last row of each run of equal `eps_id` and `agent_index`."""
     for name in (names.EPS_ID, names.AGENT_INDEX):
         if name in batch:
             ids = np.asarray(batch[name])
