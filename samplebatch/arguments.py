@@ -118,7 +118,8 @@ Result = TypeVar("Result")
 def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], renamed: Mapping[str, str]) -> None:
     """Validate keyword arguments of a class before its `__init__` is called.
 
-    cls: the class. Valid names are parameters of its `__init__`, and of base classes if it accepts `**options`.
+    cls: the class. Valid names are the parameters of `cls.__init__`, and those of base classes if `__init__` accepts
+        `**options`.
     values, names: positional arguments, and the names of keyword arguments.
     renamed: argument names in other versions and libraries, mapped to the names in this library.
 

@@ -146,11 +146,11 @@ class ChannelClosedError(SampleBatchError, BrokenPipeError):
 
 
 class EndOfStreamError(SampleBatchError, EOFError):
-    """There is nothing more to receive: the producer has closed its end."""
+    """The producer has closed its end, and no batch is left to receive."""
 
 
 class PeerDiedError(SampleBatchError, ConnectionError):
-    """The process at the other end of a channel died without closing it."""
+    """The process at the other end of a channel died without closing that end."""
 
 
 class NonFiniteLossError(SampleBatchError, FloatingPointError):

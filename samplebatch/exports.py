@@ -71,7 +71,6 @@ def _other_home(package: str, name: str) -> str:
 
 
 def _is_from_import(frame: FrameType) -> bool:
-    """Return whether a frame is executing `from package import name`."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
 
 

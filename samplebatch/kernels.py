@@ -390,7 +390,7 @@ def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, 
     weights: shape (n,), non-negative.
     order: indices of the items by decreasing weight, shape (n,).
     largest: maximum number of items per part.
-    is_equal_size: whether the sizes of parts may differ by at most one; items are then exchanged but not moved.
+    is_equal_size: whether the sizes of parts may differ by at most one; if so, items are exchanged but not moved.
     parts: output, shape (n,): part of each item.
     totals: output, shape (k,): total weight of each part.
     """

@@ -262,7 +262,7 @@ def policy_seed(policy: PolicyID) -> bytes:
 
 
 def label_policies(policies: Iterable[PolicyID]) -> dict[PolicyID, str]:
-    """Return a unique string per policy for formats with string keys: the id itself if it is a string.
+    """Return a unique string per policy, for formats with string keys: a string id is returned unchanged.
 
     >>> label_policies(["walker", 0, 1, "1"])
     {'walker': 'walker', 0: '0', 1: '1_', '1': '1'}

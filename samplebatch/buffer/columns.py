@@ -180,7 +180,7 @@ class Columns:
     # State
 
     def state_dict(self, slots: npt.NDArray[np.intp]) -> dict[str, Any]:
-        """Return the structure, and the rows of slots, for `load_state_dict`.
+        """Return the tree structure and the rows of slots, for `load_state_dict`.
 
         Returns: `tree`: names mapped to nested dicts or column indices; `kinds`, `row_shapes` and `columns`: store
         kind, row shape and rows of each column.
@@ -203,7 +203,7 @@ class Columns:
         return state
 
     def load_state_dict(self, slots: npt.NDArray[np.intp], state: dict[str, Any]) -> None:
-        """Replace the stores by the stores of a `state_dict`, including rows."""
+        """Restore the stores and their rows from a `state_dict`."""
         columns: list[Column] = state["columns"]
 
         def grow(indices: dict[str, Any], prefix: str) -> Tree:
@@ -279,7 +279,7 @@ def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
 
 
 def first_row(value: Any) -> Any:
-    """Return the only row of values: numbers as 0-d arrays, objects unchanged."""
+    """Return the single row of values; a number becomes a 0-d array, an object is unchanged."""
     if KINDS[type(value)] == NODE:
         return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
     if type(value) is np.ndarray and value.dtype.kind != "O":

@@ -20,8 +20,6 @@ _SPARE = 64
 
 
 class _Run:
-    """Growing array."""
-
     __slots__ = ("_memory", "size")
 
     def __init__(self, dtype: Any, size: int = 0) -> None:
@@ -121,8 +119,8 @@ class EnvSteps:
     def add(self, count: int, rows: dict[PolicyID, tuple[Ints, Ints, int]]) -> None:
         """Append steps.
 
-        rows: for each buffer, the step of each row, from 0, shape (n,); the slots of the last m rows, shape (m,), where
-            m is less than n if there are more rows than slots; and the number of slots.
+        rows: for each buffer, a tuple of the step of each row, counted from 0, shape (n,); the slots of the stored
+            rows, which are the last m rows, shape (m,); and the number of slots.
         """
         if self._is_complete.size - self._alive > self._alive + _SPARE:
             self._compact()
@@ -226,7 +224,7 @@ def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[in
     parts: rows of each policy. If all policies have the columns `eps_id` and `t`, each distinct pair of values is a
         step. Otherwise every policy must have one row per step, in order.
 
-    Returns: number of steps, and the step of each row per policy, from 0.
+    Returns: number of steps, and, for each policy, the step of each row, counted from 0.
 
     >>> env_steps_of(
     ...     {

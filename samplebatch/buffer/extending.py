@@ -53,9 +53,9 @@ def find_streams(
 ) -> Streams:
     """Determine the stream order of n rows, and the ends of streams.
 
-    episode, agent: ids, shape (n,). Without episode ids all rows are one stream; without agent ids all rows of an
+    episode, agent: ids, shape (n,). Without episode ids, all rows are one stream. Without agent ids, all rows of an
         episode are one stream.
-    t: times, shape (n,): rows of a stream are consecutive if their times differ by one. None if all rows are
+    t: times, shape (n,): rows of a stream are consecutive if their times differ by one. If `t` is None, all rows are
         consecutive.
     before: the newest row before the fragment.
 
@@ -193,7 +193,6 @@ def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
 
 
 def _check_ids(columns: Mapping[str, Any], count: int) -> None:
-    """Reject columns that cannot identify or order an agent's steps."""
     for name in (names.EPS_ID, names.AGENT_INDEX):
         if name in columns:
             row_ids(columns, name, count)

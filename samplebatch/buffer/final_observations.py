@@ -1,7 +1,7 @@
 """Final observations, which no later step contains, for buffers that do not store next observations.
 
 The next observation of a step is the observation of the following step, except after a truncation and at the newest
-step of a running episode. After a termination a learner needs no next observation.
+step of a running episode. After a termination, a learner requires no next observation.
 """
 
 from __future__ import annotations

@@ -62,7 +62,6 @@ def rows_at(table: Table, slots: Ints, stack: int, skip: Container[str] = ()) ->
 
 
 def _check_gather(table: Table, slots: Ints, around: Around) -> None:
-    """Validate the size of rows before they are gathered."""
     tree = table.columns.tree
     total = sum(gathered_nbytes(column, around[0] if name in STACKED else slots) for name, column in tree.items())
     if not table.keeps_next:
@@ -172,7 +171,8 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
     """Gather next observations that are not stored with their steps.
 
     The next observation of a step is the observation of the following step. After a truncation and at the newest step
-    of a running episode it is the stored final observation; after a termination it is the step's observation.
+    of a running episode, the next observation is the stored final observation. After a termination, the step's own
+    observation is returned.
     """
     frame_slots, after, last = around
     stacked = frame_slots is not slots

@@ -56,7 +56,7 @@ def relabel(
     rows: rows read from these slots, which are modified in place and returned.
     goals, chosen: new goals, shape (k, ...), and the positions of the rows to relabel, shape (k,).
     compute_reward_fn: function that computes rewards from achieved and desired goals of steps.
-    n_step, gamma: arguments of the sampling; not None if the rows have `returns`, which are recomputed.
+    n_step, gamma: arguments of `sample`; not None if the rows have `returns`, which are recomputed.
     stack: number of stacked frames of observations.
 
     Raises ColumnLengthError if the function does not return one reward per goal. Raises ColumnMismatchError if the

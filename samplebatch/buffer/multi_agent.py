@@ -51,7 +51,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Rows of one policy, ready to be added to its buffer."""
+    """Rows of one policy, ready to be added to the policy's buffer."""
 
     buffer: ReplayBuffer
     rows: dict[str, Any]
@@ -128,7 +128,7 @@ def rows_as_added(buffer_rows: dict[str, Any], form: Form, action_unit: ActionUn
 
 
 class MultiAgentReplayBuffer:
-    """Replay buffer of several agents with one `ReplayBuffer` per policy; adds and samples `MultiAgentBatch`es.
+    """Replay buffer of several agents, with one `ReplayBuffer` per policy, for `MultiAgentBatch`es.
 
     Rows of one agent in one episode are contiguous and in time order, as n-step targets, stacked frames and sequences
     require. The columns `eps_id` and `agent_index` identify agents, `t` identifies steps. If it is unknown whether the
@@ -154,16 +154,16 @@ class MultiAgentReplayBuffer:
     Attributes
     ----------
     buffers
-        Buffer of each policy with rows, by policy id. Read-only.
+        Dict from policy id to buffer, for each policy that has rows. Read-only.
     lockstep
         The argument.
 
     Raises
     ------
     ColumnTypeError
-        If `kind` is not a buffer with one ring.
+        If `kind` is not a class of buffers with one ring.
     StorageError
-        If a folder is passed: policies cannot share one.
+        If a folder is passed, because policies cannot share a folder.
 
     Examples
     --------
@@ -270,8 +270,8 @@ class MultiAgentReplayBuffer:
         ----------
         batch
             Batch with columns `obs`, `actions`, `rewards`, at least one of `terminateds` and `dones`, and any others.
-            If the first batch of a policy has `new_obs`, all batches of the policy must have it. The batch is not
-            modified.
+            If the first batch of a policy has the column `new_obs`, all batches of the policy must have this column.
+            The batch is not modified.
 
         Raises
         ------
@@ -312,7 +312,6 @@ class MultiAgentReplayBuffer:
             self._steps.add(count, rows)
 
     def _write(self, policy: PolicyID, fragment: Fragment) -> Ints:
-        """Add prepared rows; return their slots."""
         buffer, streams = fragment.buffer, fragment.streams
         self.buffers[policy] = buffer
         self._forms[policy], buffer.action_unit = fragment.form, fragment.action_unit
@@ -400,7 +399,7 @@ class MultiAgentReplayBuffer:
         Sample
             A `MultiAgentBatch` with the columns of added batches, and the row locations by policy; unpacks as
             `batch, indices`. Prioritized buffers add `weights`, `generation` and `batch_indexes`, which
-            `update_priorities` requires. In lockstep, policies without rows at the steps are omitted.
+            `update_priorities` requires. In lockstep, policies without rows at the sampled steps are omitted.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Prioritized replay buffers: rows are sampled in proportion to priorities, with importance weights."""
+"""Prioritized replay buffers, which sample rows in proportion to priorities and return importance weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     storage
         New folder for the rows; see `ReplayBuffer`.
     **kwargs
-        As in `ReplayBuffer`. `sample_avail` has no effect: rows with fewer frames are also sampled.
+        As in `ReplayBuffer`. `sample_avail` has no effect: rows with an incomplete stack of frames are also sampled.
 
     Raises
     ------
@@ -110,21 +110,21 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         """Set priorities of rows.
 
-        Indices of sequences, shape (n, length), accept one priority per sequence, shape (n,), for the step by which the
-        sequence was sampled, which is the first step after burn-in. Priorities of shape (n, length) apply to each step;
-        padding, index -1, is skipped.
+        For indices of sequences, shape (n, length), one priority per sequence, shape (n,), applies to the first step
+        after burn-in, by which the sequence was sampled. Priorities of shape (n, length) apply to each step; padding,
+        index -1, is skipped.
 
         Parameters
         ----------
         index
-            Index of n rows, as in `buf[index]`. On duplicates the last priority wins.
+            Index of n rows, as in `buf[index]`. For duplicate rows, the last priority wins.
         new_weight
             Priorities, shape (n,), or one for all rows; an array or a tensor. Signs are ignored.
         generation
-            `generation` of the rows at sampling, shape (n,). Priorities of rows that have since been overwritten or
-            removed are discarded.
+            `generation` of the rows when they were sampled, shape (n,). Priorities of rows that have since been
+            overwritten or removed are discarded.
         burn_in
-            Column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
+            Column `burn_in` of sequences that were sampled with burn-in, shape (n, length).
 
         Raises
         ------

@@ -54,12 +54,10 @@ class ReplayBuffer:
     """Ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, optionally, `obs_next`, `info`,
-    `policy` and other names; `done` is computed. The first step determines dtypes and shapes. A column that is added
-    later contains zeros or None in earlier rows. `buf.obs` contains the rows of all slots, as a view if possible;
-    `buf[...]` copies rows.
+    `policy` and other names; `done` is computed. The first step determines dtypes and shapes. A column added later
+    contains zeros or None in earlier rows. `buf.obs` is a view of all slots, if possible; `buf[...]` copies rows.
 
-    The buffer is thread-safe: each call holds the buffer's lock. Later steps change returned views, such as `buf.obs`,
-    but not returned copies.
+    The buffer is thread-safe: each call holds a lock. Later steps change views, such as `buf.obs`, but not copies.
 
     Parameters
     ----------
@@ -68,8 +66,7 @@ class ReplayBuffer:
     stack_num
         Number of steps of an episode to stack when observations, info and policy are read.
     ignore_obs_next
-        Whether to derive next observations from the following step instead of storing them; final observations are
-        stored separately.
+        Whether to read next observations from the following step; final observations are stored separately.
     save_only_last_obs
         Whether to store only the last frame of stacked observations.
     sample_avail
@@ -80,14 +77,13 @@ class ReplayBuffer:
         Columns to compress with LZ4, for example images; True for observations. A name includes nested columns. The
         first step must contain these columns, except for `obs_next`, `info` and `policy`.
     ragged
-        Names of columns whose rows vary in shape. Observations that are object arrays of arrays are recognized
-        automatically.
+        Names of columns whose rows vary in shape; observations that are object arrays of arrays are detected.
     reward_dtype
         Dtype of rewards, n-step returns and discounts in rows that are read. Rewards are stored and summed in float64.
     raise_on_nan
         Whether to reject a step with NaN in a floating-point column before storing any of its values.
     storage
-        New folder for memory-mapped rows; columns must be numeric, with rows of one shape. `open` reopens the folder.
+        New folder for memory-mapped rows; columns must be numeric, with rows of equal shape. `open` reopens the folder.
 
     Raises
     ------
@@ -209,7 +205,7 @@ class ReplayBuffer:
     def action_unit(self) -> ActionUnit | None:
         """Unit of the rows' actions: the environment's unit, or a policy's unit with its mapping; None if unknown.
 
-        Collectors and `extend` set it; files, states and samples include it.
+        Collectors and `extend` set the unit; files, states and samples include the unit.
         """
         return self._table.action_unit
 
@@ -243,17 +239,15 @@ class ReplayBuffer:
         Parameters
         ----------
         batch
-            Values by name, or keywords; `done` without `terminated` means `terminated`.
+            Values by name; or pass the values as keywords. If `done` is the only flag, it is used as `terminated`.
         buffer_ids
-            k zeros if the values have a leading axis of k successive steps; None if the values are one step without
-            that axis.
+            k zeros if the values have a leading axis of k successive steps; None for a single step without this axis.
 
         Returns
         -------
         tuple
-            Four arrays of length 1 or k: index of each step; return and length of the episode that the step ended, or 0
-            if it ended none; index of the first step of the step's episode. If no episode ended, all arrays except the
-            first are read-only.
+            Four arrays of length 1 or k: index of each step; return and length of the episode that the step ended, or
+            0; first index of the step's episode. If no episode ended, only the first array is writable.
 
         Raises
         ------
@@ -290,10 +284,10 @@ class ReplayBuffer:
     def extend(self, batch: Any) -> Ints:
         """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
 
-        RLlib's column names are translated. Steps are ordered by `eps_id`, `agent_index` and `t` where available, and
-        continue the ring's running episode if they follow its newest step. An episode that is interrupted by another
-        episode in its ring is truncated. `env_id` selects the ring of each step; without that column, episodes are
-        assigned to rings in turn. Episodes of a dataset are assembled one at a time.
+        RLlib's column names are translated. Steps are ordered by the columns `eps_id`, `agent_index` and `t`, if
+        present. Steps that follow the newest step of a ring's running episode continue this episode. An episode that is
+        interrupted by another episode in its ring is truncated. `env_id` selects the ring of each step; without that
+        column, episodes are assigned to rings in turn. Episodes of a dataset are assembled one at a time.
 
         Returns
         -------
@@ -370,10 +364,9 @@ class ReplayBuffer:
         batch_size
             Number of rows, as in `sample_indices`.
         n_step
-            Maximum steps per row; None for single steps. An integer adds two columns: `returns`, the discounted sum of
-            up to `n_step` rewards of the episode, and `discount`, the factor of the bootstrap value at `obs_next`, the
-            observation after the last of these steps. `discount` is `gamma` to the number of steps, or 0 if the last
-            step is terminated.
+            Maximum steps per row; None for single steps. An integer adds `returns`, the discounted sum of up to
+            `n_step` rewards of the episode, and `discount`, the factor of the bootstrap value at `obs_next` (after the
+            last step). `discount` is `gamma` to the number of steps, or 0 if the last step is terminated.
         gamma
             Discount per step.
         max_age
@@ -470,7 +463,7 @@ class ReplayBuffer:
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Iterator[Sample[Batch, Ints]]:
-        """Iterate over all rows in minibatches, each row once per epoch; yields `Sample`s.
+        """Iterate over all rows in minibatches of type `Sample`, each row once per epoch.
 
         Parameters
         ----------
@@ -481,14 +474,13 @@ class ReplayBuffer:
         device, floats
             As in `sample`.
         prefetch
-            Number of minibatches to prepare in advance; for a GPU, they are copied from page-locked memory during other
-            work.
+            Number of minibatches to prepare ahead; copies to a GPU run concurrently, from page-locked memory.
 
         Raises
         ------
         ArgumentError, DeviceError
-            If `batch_size` is less than 1, or `epochs` or `prefetch` less than 0; if `floats` is not a floating-point
-            dtype; if `prefetch` has no device; if torch cannot use the device.
+            If `batch_size` is less than 1, or `epochs` or `prefetch` is less than 0; if `floats` is not a
+            floating-point dtype; if `prefetch` is used without a device; if torch cannot use the device.
 
         Examples
         --------
@@ -516,7 +508,7 @@ class ReplayBuffer:
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, seed: int | None = None
     ) -> Iterator[Batch]:
-        """Iterate over all rows in batches; see `Batch.split`. Uses the buffer's generator by default."""
+        """Iterate over all rows in batches; see `Batch.split`. By default, the buffer's generator shuffles the rows."""
         rows: Batch = self[:]
         return rows.split(size, shuffle, merge_last, rng=self._rng if seed is None else np.random.default_rng(seed))
 
@@ -533,15 +525,14 @@ class ReplayBuffer:
         unfinished
             Whether running episodes are also candidates.
         where
-            Arrow expression that selects episodes. Its fields are `length`, `return` (the sum of rewards), `terminated`
-            and `truncated` of the last step, and scalar columns of the first step under dotted names (`obs`,
-            `policy.version`). Raises ColumnNotFoundError for other columns.
+            Arrow expression that selects episodes. The fields of the expression are `length`, `return` (the sum of
+            rewards), `terminated` and `truncated` of the last step, and scalar columns of the first step under dotted
+            names (`obs`, `policy.version`). Raises ColumnNotFoundError for other columns.
 
         Returns
         -------
         Sample
-            One batch per episode and one array of indices per episode. A batch contains the episode's rows in time
-            order, as in `buf[...]`; all batches are slices of one copy.
+            One batch and one array of indices per episode, in time order; all batches are slices of one copy.
 
         Examples
         --------
@@ -585,8 +576,7 @@ class ReplayBuffer:
             As in `get_sequences`.
         padded
             Whether sequences may be shorter than `length`. If not, all runs of `length` steps within an episode are
-            candidates. The first `burn_in` steps of a run warm up the state, and the priority of the next step
-            determines the probability of the run.
+            candidates; the priority of the step after `burn_in` determines the probability of a run.
         device, floats
             As in `sample`. Raises the same errors as `get_sequences` and `sample`; an error samples nothing.
 
@@ -629,23 +619,22 @@ class ReplayBuffer:
         burn_in
             Maximum number of steps before the given step, to warm up the state of a recurrent learner.
         per_sequence
-            Columns with one row per sequence, such as initial states: the rows of the first step, shape (n, ...).
+            Names of columns with one row per sequence, such as initial states: rows of the first steps, shape (n, ...).
 
         Returns
         -------
         Sample
             The columns of `buf[...]`, shape (n, length, ...), and two columns of shape (n, length): `mask`, whether a
-            step exists, and `burn_in`, whether the step only warms up the state. `weight` and `generation` of a
-            prioritized buffer have shape (n,) and refer to the given steps, `indices[range(n), batch.burn_in.sum(1)]`.
-            Indices have shape (n, length), with -1 for padding.
+            step exists, and `burn_in`, whether the step only warms up the state. The columns `weight` and `generation`
+            of a prioritized buffer have shape (n,) and refer to the given steps,
+            `indices[range(n), batch.burn_in.sum(1)]`. Indices have shape (n, length), with -1 for padding.
 
         Raises
         ------
         ColumnMismatchError, RowIndexError
             If rows already have a column `mask` or `burn_in`; if an index is out of range.
         ArgumentError, SequenceError
-            If `length` is less than 1, `burn_in` is less than 0, or a name in `per_sequence` is unknown; if `burn_in`
-            is not less than `length`.
+            If `length` is less than 1, `burn_in` is less than 0 or not less than `length`, or a name is unknown.
 
         Examples
         --------
@@ -888,8 +877,7 @@ class ReplayBuffer:
         Raises
         ------
         ColumnMismatchError, ColumnLengthError, ColumnTypeError
-            If the names of columns or the number of rows do not match the buffer, or a column cannot store its rows. An
-            error changes nothing.
+            If names or the number of rows do not match, or a column cannot store its rows. An error changes nothing.
         """
         values = step_values(batch, {})
         unknown = [name for name in values if name not in gather.ORDER]
@@ -923,13 +911,12 @@ class ReplayBuffer:
         Parameters
         ----------
         index
-            Index of n rows, as in `buf[index]`. On duplicates the last value wins.
+            Index of n rows, as in `buf[index]`. For duplicate rows, the last value wins.
         generation
             Result of `generation_of` when the rows were read, shape (n,): rows that have since been overwritten are
             skipped. If None, every slot in `index` must have a row.
         **columns
-            Values by name, n rows per column. Rows outside `index` get the missing value of a new column: NaN, False,
-            None.
+            Values by name, n rows each. In a new column, other rows contain the missing value: NaN, False, None.
 
         Returns
         -------
@@ -1080,8 +1067,7 @@ class ReplayBuffer:
     def close(self) -> None:
         """Flush a buffer with `storage`, write the checksums of all rows, and unlock its folder.
 
-        A closed buffer can be read, but not extended. The call is idempotent and has no effect on buffers without
-        `storage`.
+        A closed buffer can be read, but not extended. Idempotent; no effect on buffers without `storage`.
         """
         with self._table.lock:
             if self._journal is not None:
@@ -1141,7 +1127,7 @@ class ReplayBuffer:
         Raises
         ------
         ColumnMismatchError
-            If the class, sizes or options differ.
+            If the class, sizes or options of the state do not match this buffer.
         FormatError
             If the state is incomplete or damaged. An error changes nothing.
         RingError

@@ -30,7 +30,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
     Parameters
     ----------
     size
-        Number of rows.
+        Maximum number of stored rows.
     random_seed
         Seed of the generator that selects replaced and sampled rows.
     **kwargs
@@ -128,7 +128,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         return slots, np.zeros(count), np.zeros(count, np.intp), np.zeros(count, np.intp)
 
     def extend(self, batch: Any) -> Ints:
-        """Offer all steps of a batch; see `ReplayBuffer.extend`. Returns their indices; see `add`."""
+        """Offer all steps of a batch to the reservoir; see `ReplayBuffer.extend`. Returns their indices; see `add`."""
         steps = len(batch)
         ordered = ReplayBuffer(max(steps, 1))
         ordered.action_unit = self.action_unit

@@ -140,7 +140,7 @@ class Rings:
     def prev_within(self, slots: Ints, done: Flags) -> Ints | None:
         """Fast path of `prev` for one ring in which each slot and its predecessor have rows; None otherwise.
 
-        Includes the bounds check of the slots.
+        Slots out of bounds also return None.
         """
         previous: Ints = slots - 1
         # `in` on bytes finds a set flag faster than NumPy counts flags.
@@ -154,7 +154,7 @@ class Rings:
     def next_within(self, slots: Ints, done: Flags) -> Ints | None:
         """Fast path of `next` for one ring in which each slot and its successor have rows; None otherwise.
 
-        Includes the bounds check of the slots.
+        Slots out of bounds also return None.
         """
         if self.n > 1 or not self.size or 1 in (slots.view(_UINTP) >= self.size - 1).tobytes():
             return None
@@ -449,7 +449,7 @@ class Rings:
     def advance(self, rings: Ints | None, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         """Advance rings by one step.
 
-        rings: numbers of k different rings, shape (k,); None for all in order.
+        rings: numbers of k different rings, shape (k,); None for all rings in order.
         done: whether an episode ended with the step, shape (k,).
         rew: rewards, shape (k, ...).
         """
@@ -496,8 +496,8 @@ class Rings:
         done: whether an episode ended with each step, shape (k,).
         rew: rewards, shape (k, ...).
 
-        Returns: return and length of the episode that each step ended, or 0 if it ended none, and the first slot of
-        each step's episode.
+        Returns: return and length of the episode that ended with each step, or 0 if no episode ended, and the first
+        slot of each step's episode.
 
         >>> rings = Rings([4])
         >>> rings.advance_run(np.array([False, True, False]), np.array([1.0, 2.0, 4.0]))
@@ -687,7 +687,7 @@ class Rings:
         return state | {"starts": state["starts"] - self.bases[ring], "together": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict` of rings of the same sizes."""
+        """Restore a `state_dict` of rings with the same sizes."""
         if not np.array_equal(state["maxsizes"], self.maxsizes):
             actual, expected = np.asarray(state["maxsizes"]).tolist()[:8], self.maxsizes.tolist()[:8]
             raise FormatError(f"the state must have rings of {expected} slots, got {actual}")

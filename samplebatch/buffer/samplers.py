@@ -207,10 +207,10 @@ def draw_limited(
     once: bool,
     frames: int,
 ) -> Ints:
-    """Sample slots from each ring's newest `max_age` rows; with `once`, from rows not sampled before.
+    """Sample slots from each ring's newest `max_age` rows; if `once`, only rows that have not been sampled.
 
-    Probabilities are proportional to priorities if the sampler has priorities. With `once`, only unmarked rows are
-    sampled, without replacement, and then marked; fewer than `batch_size` may be returned.
+    Probabilities are proportional to priorities if the sampler has priorities. If `once`, unmarked rows are sampled
+    without replacement and then marked; fewer than `batch_size` slots may be returned.
     """
     newest = whole("max_age", table.rings.capacity if max_age is None else max_age, 0 if max_age is None else 1)
     candidates = table.rings.newest(newest, ring)
@@ -334,7 +334,7 @@ class Prioritized(Sampler):
     def update(self, slots: Ints, priorities: npt.NDArray[np.floating[Any]]) -> None:
         """Set priorities of slots, both C-contiguous, shape (n,); for duplicate slots the last priority wins.
 
-        They are raised to the power of alpha in their own dtype, float32 or float64.
+        The power of alpha is computed in the dtype of the priorities, float32 or float64.
         """
         if not len(slots):
             return

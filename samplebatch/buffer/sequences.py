@@ -276,7 +276,6 @@ def check_sequences(table: Table, length: int, burn_in: int, per_sequence: Any =
 
 
 def _blank_out(value: Any, where: npt.NDArray[np.bool_]) -> Any:
-    """Overwrite rows with zeros, or None for objects."""
     kind = KINDS[type(value)]
     if kind == NODE:
         return node(type(value), {name: _blank_out(inner, where) for name, inner in value.__dict__.items()})

@@ -124,7 +124,6 @@ class CompressedStore(store.Store):
             self._write(chunk, numbers[positions] - chunk * self._chunk, rows[positions])
 
     def _write(self, i: int, positions: npt.NDArray[np.intp], rows: npt.NDArray[Any]) -> None:
-        """Write rows at positions within chunk i, and seal the chunk if all its rows have been written."""
         chunk = self._open.pop(i, None)
         if chunk is None:
             if self._blocks[i] is None or len(set(positions.tolist())) == self._rows_in(i):
@@ -318,7 +317,6 @@ def names_of(selection: bool | str | Sequence[str], of_true: tuple[str, ...], ar
 
 
 def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Iterate over the dotted names of values."""
     for name, value in values.items():
         inner = values_of(value)
         if inner is None:

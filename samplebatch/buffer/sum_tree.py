@@ -215,7 +215,6 @@ class SegmentTree:
 
     @classmethod
     def _over(cls, sums: SumTree) -> Self:
-        """Create a segment tree that shares the weights of a sum tree."""
         tree = cls.__new__(cls)
         tree._sums = sums
         return tree
@@ -248,7 +247,7 @@ class SegmentTree:
     def get_prefix_sum_idx(self, value: npt.ArrayLike) -> Any:
         """Return, for each value v, the smallest i such that `array[0] + ... + array[i]` is at least v.
 
-        Zeros are skipped, so that v = 0 returns the first non-zero element.
+        Zeros are skipped, so that v = 0 returns the index of the first non-zero element.
 
         Parameters
         ----------

@@ -163,7 +163,8 @@ class Table:
         """Add one step to each of n rings; see `Rings.advance`.
 
         step: values by name, as in a `Batch`.
-        rings: ring of each row, shape (n,); rows of the same ring are successive steps. None for all rings in order.
+        rings: ring of each row, shape (n,); rows of the same ring are successive steps. If `rings` is None, the rows
+            belong to all rings in order.
         single: whether the values are one step without a leading axis.
         """
         values, obs_next = self._complete(step, n, single=single)
@@ -176,7 +177,6 @@ class Table:
         return added
 
     def _add_series(self, values: dict[str, Any], obs_next: Any, numbers: Ints) -> Added:
-        """Add several successive steps per ring."""
         if not self.rings.even and not self.rings.maxsizes[numbers].all():
             raise RingError("a buffer must have slots to add steps, got a ring without slots; pass a size")
         series = Series(self.rings, numbers)
@@ -226,7 +226,7 @@ class Table:
         count: number of rows to count as added; `rows` contains the last of them, at most one per slot of the ring.
         gaps: rows that are not followed by the next row although their episode continues, such as the last row.
 
-        Returns: slots of the rows in order, shape (count,).
+        Returns: slots of the added rows in order, shape (count,).
         """
         n = min(count, int(self.rings.maxsizes[ring]))
         values, obs_next = self._complete(rows, n, single=False, stored=True)
@@ -518,7 +518,6 @@ class _Text:
         self.names: dict[str, Any] = {"ndarray": _ndarray}
 
     def name(self, value: Any) -> str:
-        """Create a variable for a value."""
         name = f"_{len(self.names)}"
         self.names[name] = value
         return name
@@ -676,7 +675,6 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
 
 
 def _keep_all(finals: FinalObservations, slots: Any, terminated: Any, truncated: Any) -> None:
-    """Store the final observations of a step of every ring."""
     finals.owners[: len(slots)] = slots + 1
     cut = truncated & ~terminated
     if np.count_nonzero(cut):

@@ -158,10 +158,11 @@ class ReplayBufferManager(ReplayBuffer):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis: one row per buffer, or per entry of `buffer_ids`. Keywords are accepted
-            as in older versions of Tianshou.
+            Values by name, with a leading axis of one row per buffer, or one row per entry of `buffer_ids`. Keywords
+            are accepted as in older versions of Tianshou.
         buffer_ids
-            Buffer of each row, shape (k,); None for all in order. Rows with the same buffer are successive steps.
+            Number of each row's buffer, shape (k,); None for all buffers in order. Rows of the same buffer are
+            successive steps.
 
         Returns
         -------
@@ -177,7 +178,7 @@ class ReplayBufferManager(ReplayBuffer):
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
             If a value does not have k rows, or a column cannot store the rows exactly. An error changes nothing.
         RingError
-            If a buffer does not exist or has no slots.
+            If `buffer_ids` contains the number of a buffer that does not exist or has no slots.
         ArgumentError
             If values are passed by position.
         """
@@ -283,7 +284,7 @@ class CachedReplayBuffer(ReplayBufferManager):
     Attributes
     ----------
     main_buffer, cached_buffers
-        The main buffer, and an array of the caches.
+        The main buffer, and an object array of the caches.
     cached_buffer_num
         The argument.
 
@@ -352,8 +353,8 @@ class CachedReplayBuffer(ReplayBufferManager):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis: one row per cache, or per entry of `buffer_ids`. Keywords are accepted
-            as in older versions of Tianshou.
+            Values by name, with a leading axis of one row per cache, or one row per entry of `buffer_ids`. Keywords are
+            accepted as in older versions of Tianshou.
         buffer_ids
             Number of each row's cache, counted without the main buffer, shape (k,); None for all caches in order.
 
@@ -416,7 +417,7 @@ class ListReplayBuffer(ReplayBuffer):
     """Replay buffer for early Tianshou scripts, which do not pass a size.
 
     Early Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then overwrites the
-    oldest ones. Memory is reserved at the first step; the operating system allocates pages as rows are written.
+    oldest steps. Memory is reserved at the first step; the operating system allocates pages as rows are written.
 
     Parameters
     ----------

@@ -243,7 +243,7 @@ def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
 
 
 def require_row(buffer: ReplayBuffer, slot: Ints) -> Ints:
-    """Reshape a single slot from () to (1,); raise RowIndexError if it has no row and the buffer has columns."""
+    """Reshape a single slot from () to (1,); raise RowIndexError if the slot has no row and the buffer has columns."""
     rings = buffer._table.rings
     if not rings.holds(slot) and "obs" in buffer._table.columns.tree:
         raise errors.RowIndexError(

@@ -86,7 +86,7 @@ def gae(
         Rewards of steps in time order, episode by episode, shape (n,), or (n, m) for m rewards per step. Alternatively,
         a ragged column in which each row is one trajectory, such as the tokens of a completion.
     terminated, truncated
-        Flags, shape (n,); `truncated` is optional. None for ragged rewards.
+        Flags, shape (n,); `truncated` is optional. Flags must be None for ragged rewards.
     values
         Estimates at the observations of the steps, of the shape of the rewards: array, tensor or ragged column.
     next_values

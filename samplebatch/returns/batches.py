@@ -45,7 +45,7 @@ def compute_episodic_return(
         truncated flags have Tianshou's or RLlib's names.
     buffer, indices
         Source buffer and slots, such that the batch is `buffer[indices]`; the buffer determines which episodes are
-        unfinished. Without a buffer, an episode ends where `eps_id` or `agent_index` (if present) changes, and with the
+        unfinished. Without a buffer, an episode ends where `eps_id` or `agent_index` (if present) changes, and at the
         last row.
     v_s_
         Estimates for the next observations, n elements. None: zeros; `gae_lambda` must then be 1.
@@ -164,8 +164,8 @@ def compute_nstep_return(
         Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. None: the batch contains the
         steps.
     target_q_fn
-        Function of the buffer (or batch) and the slots (or rows) of each window's last step, shape (n,). It returns
-        estimates for the next observations as a tensor or an array with n rows of any shape.
+        Function of the buffer (or batch) and the slots (or rows) of each window's last step, shape (n,). The function
+        returns estimates for the next observations as a tensor or an array with n rows of any shape.
     gamma
         Discount per step.
     n_step

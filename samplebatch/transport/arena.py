@@ -1,8 +1,8 @@
 """Arena: allocation of blocks in the shared memory of a channel.
 
 Recently used memory is faster to write than other memory, so returned blocks are reused first. Small blocks are
-allocated at the end of the arena and large ones at its start, so that long-lived small blocks do not fragment the space
-for large blocks.
+allocated at the end of the arena, and large blocks at its start, so that long-lived small blocks do not fragment the
+space for large blocks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _write = os.write
 
 
 class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Consumer-side bytes of a block, shape (nbytes,); the block is returned after the last array over them is deleted.
+    """Consumer-side bytes of a block, shape (nbytes,); the block is returned when the last view of them is deleted.
 
-    - `first`: lease of the message's first block, if this block is another block of the message.
+    - `first`: lease of the message's first block, for further blocks of the same message.
     """
 
     __slots__ = ("first",)
@@ -240,7 +240,6 @@ class Arena:
                 self._merge(start, start + nbytes)
 
     def _merge(self, start: int, stop: int) -> None:
-        """Add a range to the free ranges, and merge it with its free neighbours."""
         starts, stops = self._starts, self._stops
         i = bisect_left(starts, start)
         joins_left = i > 0 and stops[i - 1] == start
@@ -260,9 +259,9 @@ class Arena:
 class Blocks:
     """Producer-side allocator of blocks, which tracks lent and reserved blocks.
 
-    `lent` and `reserved` contain all allocated blocks. Each changes in a single operation, and `arena` can be rebuilt
-    from them. A signal handler may raise between any two calls, so `is_settled` is false until an allocated block is in
-    one of the two dicts. If `is_settled` is false, the next call rebuilds the arena.
+    `lent` and `reserved` contain all allocated blocks. Each of these dicts changes in a single operation, and `arena`
+    can be rebuilt from them. A signal handler may raise between any two calls, so `is_settled` is false until an
+    allocated block is in one of the two dicts. If `is_settled` is false, the next call rebuilds the arena.
 
     - `start`, `stop`: start and end of the arena.
     - `back`: non-blocking pipe through which the consumer returns blocks by message number.

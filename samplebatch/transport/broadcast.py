@@ -88,9 +88,9 @@ class Publication:
 class Publisher(peers.Transferable):
     """Publishing end of a broadcast, created by `samplebatch.broadcast`.
 
-    The publisher belongs to the first process that publishes with it or closes it. After the death of that process, it
-    belongs to the next process that does so. Before the first publication, readers detect the death of the process that
-    received the end. Concurrent calls are serialized.
+    The publisher belongs to the first process that publishes with it or closes it. After the death of that process, the
+    publisher belongs to the next process that publishes or closes it. Before the first publication, readers detect the
+    death of the process that received the end. Concurrent calls are serialized.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[peers.Recipient]) -> None:
@@ -306,8 +306,6 @@ def _close(reference: weakref.ref[Publisher]) -> None:
 
 @dataclass(frozen=True)
 class _Description:
-    """Decoded description of a publication."""
-
     schema: Schema
     plan: Plan
     metadata: dict[str, Any]
@@ -352,13 +350,13 @@ class Subscription:
         timeout_s
             Seconds to wait; unlimited if None.
         into
-            Arrays and tensors that receive the weights instead of new memory, such as a model's `state_dict()`. Their
-            names, shapes and dtypes must equal those of the publication. After a `ChannelTimeoutError`, their values
-            are undefined.
+            Arrays and tensors that receive the weights instead of new memory, such as a model's `state_dict()`. The
+            names, shapes and dtypes in `into` must match the publication. After a `ChannelTimeoutError`, the values in
+            `into` are undefined.
 
         Returns
         -------
-        Number of the publication, and its value: `into`, or else a copy that belongs to the caller.
+        Number of the publication, and its value, which is `into` or a copy that belongs to the caller.
 
         Raises
         ------
@@ -444,7 +442,6 @@ class Subscription:
             watch.close()
 
     def _await(self, board: Board, version: int, deadline: float | None) -> int:
-        """Wait for this or a later version, and return the newest version."""
         while True:
             status = board.status
             if status.newest >= version:
@@ -613,7 +610,7 @@ class Board:
         return board
 
     def read_only(self) -> Self:
-        """Return a read-only view of the board, which processes can only read even after receiving it."""
+        """Return a read-only view of the board; processes that receive this view cannot write either."""
         return type(self)(self.region.read_only())
 
     @property
@@ -746,7 +743,7 @@ def broadcast(
         Maximum size of a publication in bytes, including a few hundred bytes for the description of each array.
     blocks
         Number of publications that the memory can contain. A reader must copy a publication before `blocks - 1` further
-        ones are published. `blocks * capacity_nbytes` bytes are reserved immediately.
+        publications. `blocks * capacity_nbytes` bytes are reserved immediately.
     allow_pickle
         Whether to pickle Python objects without an Arrow type. Unpickling executes code that the publisher supplies:
         allow it only for publishers that you trust.

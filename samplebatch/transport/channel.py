@@ -76,7 +76,6 @@ def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False
 
 
 def _pipe() -> tuple[int, int]:
-    """Create a pipe with non-blocking ends."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

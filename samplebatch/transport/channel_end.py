@@ -6,8 +6,8 @@ The arena starts with a header, in which each end records its process and whethe
       |                                                                  ^
       +--closed by its creator, unused--> LEFT                           +--used by any process-- FREE, GIVEN, LEFT
 
-If the descriptors of an end are closed but its header does not record a close, the process has died, even if it had not
-bound the end yet. End of file on a pipe is not a reliable sign that a process has died: its children, and other
+If the descriptors of an end are closed but the header does not record a close, the end's process has died, even if it
+had not bound the end yet. End of file on a pipe is not a reliable sign that a process has died: its children, and other
 processes forked while the descriptors were open, may still hold them. Therefore each end also watches the process of
 the other end.
 """
@@ -131,7 +131,7 @@ class ChannelEnd(peers.Transferable):
         """Record this process as the holder of the end; return False if another process has claimed the end.
 
         A process that receives an end calls this method immediately, so that its death is detected even before it uses
-        the end. Until the first use, the process may pass the end to another process.
+        the end. Until its first use of the end, the process may pass the end to another process.
         """
         region, words, side = self._region, self._words, self._side
         if region is None or self._is_held():

@@ -172,8 +172,8 @@ class Consumer(channel_end.ChannelEnd):
         """Return a descriptor that is readable when `recv` would not wait.
 
         For `multiprocessing.connection.wait`, `select` and asyncio. The descriptor may become readable without a batch,
-        when a producer binds its end or waits for a block. Then call `recv(timeout_s=0)`. Call it after an interrupted
-        `recv`, too.
+        when a producer binds its end or waits for a block. In this case, and after an interrupted `recv`, call
+        `recv(timeout_s=0)`.
         """
         self._own()
         self._look()
@@ -203,8 +203,8 @@ class Consumer(channel_end.ChannelEnd):
         Raises
         ------
         LeaseError
-            At the end of the `with` statement, if arrays, slices or tensors of the batch still exist. These arrays stay
-            valid, and the memory is returned when the last of them is deleted.
+            At the end of the `with` statement, if arrays, slices or tensors of the batch still exist. The remaining
+            arrays stay valid, and the memory is returned when the last of these arrays is deleted.
         ChannelTimeoutError, EndOfStreamError, PeerDiedError, WorkerError, FormatError, UntrustedPickleError
             As `recv`.
         OwnershipError, ChannelClosedError
@@ -299,7 +299,6 @@ class Consumer(channel_end.ChannelEnd):
         self._message[0] = 0
 
     def _give_up(self, error: errors.SampleBatchError) -> None:
-        """Discard the current message because of an error."""
         if isinstance(error, errors.FormatError):
             self._finish("damaged")
         self._decoder.unfinished = None
@@ -338,7 +337,6 @@ class Consumer(channel_end.ChannelEnd):
         return channel_end.LOOK_S if self._peer_fd is None else channel_end.LONG_S
 
     def _collect_garbage(self) -> None:
-        """Collect garbage, to return the blocks of batches in unreachable reference cycles."""
         begun = _monotonic()
         if begun >= self._next_collection:
             self._starved_after = -1
@@ -369,7 +367,6 @@ class Consumer(channel_end.ChannelEnd):
     # -- the end of it -------------------------------------------------------------------------------------------------
 
     def _finish(self, how: Literal["closed", "died", "damaged"]) -> None:
-        """Record the end of the stream and its reason."""
         if self._end:
             return
         self._end = how
@@ -415,6 +412,5 @@ class Consumer(channel_end.ChannelEnd):
 
 
 def _clear(batch: AnyBatch) -> None:
-    """Remove all columns from a batch and its parts."""
     for part in batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else [batch]:
         part.clear()

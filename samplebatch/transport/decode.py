@@ -167,7 +167,7 @@ def _sample_batch(part: Part, places: list[Place], root: Root, variable: Variabl
 
 
 def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
-    """Create a column that views its bytes in a block."""
+    """Create a column whose values are views of bytes in a block."""
     column, shape, offset = place
     values: npt.NDArray[Any] = _ndarray(shape, column.dtype, root, offset)
     return TensorColumn(values) if column.torch is None else TorchColumn.from_bits(values, column.torch)

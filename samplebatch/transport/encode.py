@@ -364,7 +364,6 @@ def _dump_variable_leaf(value: Any, part: PartEncoder, path: str) -> list[Any]:
 
 
 def _alone(value: Any) -> npt.NDArray[Any]:
-    """Create an array of shape (1,) with an object of any type."""
     row = np.empty(1, object)
     row[0] = value
     return row

@@ -141,7 +141,6 @@ class Gathering:
                 del self._open[descriptor]
 
     def _wait(self, deadline: float | None) -> None:
-        """Wait for a message or until the consumers must be checked again."""
         self._ready += [self._open[descriptor] for descriptor in self._poller.poll(0.0)]
         if self._ready:
             return
@@ -197,8 +196,8 @@ def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gatheri
     Returns
     -------
     Gathering
-        Iterator over the batches. Its `source` is the consumer of the last batch, and `lost` contains the errors of
-        producers.
+        Iterator over the batches. The attribute `source` is the consumer of the last batch, and `lost` contains the
+        errors of producers.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Peers: identity, liveness and exit status of other processes.
 
-A process that is killed while it starts has not recorded yet that it received an end. Its parent therefore records the
-`Recipient` of an end: with `fork` from the arguments of the started process, otherwise when it pickles the end for that
-process.
+A process that is killed while it starts has not yet recorded that it received an end. Therefore the parent process
+records the `Recipient` of an end: with `fork`, from the arguments of the started process, otherwise when the parent
+pickles the end.
 """
 
 from __future__ import annotations
@@ -306,7 +306,8 @@ UNGUARDED_STATUS: Final = 167
 def exit_if_unguarded() -> None:
     """Terminate a starting child if importing the parent's main module starts processes.
 
-    Then only the parent raises an error. Otherwise each child and each of its own children would print an error.
+    With this check, only the parent raises an error. Without it, each child and each of its own children would print an
+    error.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A fork server loses the status of `SystemExit`.

@@ -131,8 +131,8 @@ class Reservation:
         rows_used
             Number of rows to send, counted from the first row; default: all rows.
         extra
-            Additional columns by name, which are copied. These include columns that cannot be filled in place: Python
-            objects, text and rows of varying shape.
+            Additional columns by name, which are copied, for example columns that cannot be filled in place, such as
+            Python objects, text and rows of varying shape.
         timeout_s
             Maximum seconds to wait for a block for the extra columns, and for space in the pipe.
 
@@ -215,7 +215,6 @@ class Reservation:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Make the arrays of the reservation read-only, and release the block."""
         for values in self._arrays.values():
             if isinstance(values, np.ndarray):
                 values.setflags(write=False)
@@ -312,8 +311,8 @@ _write = os.write
 class Producer(channel_end.ChannelEnd):
     """Sending end of a channel, created by `samplebatch.channel`.
 
-    A producer belongs to the first process that uses it. One thread at a time may use it. As a context manager, a
-    producer is closed on exit, after reporting an exception, if any, to the consumer. Entering the `with` statement
+    A producer belongs to the first process that uses it. One thread at a time may use a producer. As a context manager,
+    a producer is closed on exit, after reporting an exception, if any, to the consumer. Entering the `with` statement
     counts as use. A process that has sent a producer to another process should close its own copy, as with
     `multiprocessing.Pipe`.
     """
@@ -350,7 +349,7 @@ class Producer(channel_end.ChannelEnd):
 
     @property
     def sent(self) -> int:
-        """Number of sent batches. Its increase shows that an interrupted `send` or `commit` has succeeded."""
+        """Number of sent batches, which shows whether an interrupted `send` or `commit` has succeeded."""
         return self._blocks.sent + self._blocks.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
@@ -572,7 +571,6 @@ class Producer(channel_end.ChannelEnd):
                 raise self._consumer_gone() from None
 
     def _take(self, nbytes: int, deadline: float | None) -> Block:
-        """Allocate a block; wait while none is free."""
         blocks = self._blocks
         block = blocks.take(nbytes)
         if block is not None:
@@ -645,16 +643,16 @@ class Producer(channel_end.ChannelEnd):
     # -- the end of it -------------------------------------------------------------------------------------------------
 
     def fail(self, reason: str, details: str = "") -> None:
-        """Report to the consumer that this process cannot continue; `recv` raises WorkerError after all batches.
+        """Report to the consumer that this process cannot continue; `recv` raises WorkerError after the last batch.
 
-        This method waits only for space in the pipe, for at most one second. Nothing can be sent afterwards.
+        This method waits only for space in the pipe, for at most one second. After this call, the producer cannot send.
 
         Parameters
         ----------
         reason
             Description of the failure in one line.
         details
-            Details, such as a traceback; the start of a text that is too long is omitted.
+            Details, such as a traceback; only the end of a long text is sent.
 
         Raises
         ------

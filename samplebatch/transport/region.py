@@ -283,7 +283,6 @@ def _is_sealed(descriptor: int) -> bool:
 
 
 def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
-    """Set the size of a file and allocate all of its pages."""
     if nbytes > _UNASKED_NBYTES:
         free = _obtainable_nbytes(named=named)
         if free is not None and nbytes > free:

@@ -93,8 +93,9 @@ class Part(NamedTuple):
 
     - `label`: policy id in a `MultiAgentBatch`, otherwise empty.
     - `columns`: columns in order.
-    - `structure`: nesting of the columns. For a `SampleBatch`, this is the JSON of its nested columns. For a `Batch`,
-      these are pairs of a name and its structure: None for a leaf (the next column), or nested pairs.
+    - `structure`: nesting of the columns. For a `SampleBatch`, the structure is the JSON of its nested columns. For a
+      `Batch`, the structure consists of pairs of a name and a substructure, which is None for a leaf (the next column)
+      or nested pairs.
     - `nested`: decoded structure of a `SampleBatch`'s nested columns.
     - `has_variable`: whether a column is variable.
     - `flags`: flags of the batch, with its action unit; a message may override them.

@@ -40,11 +40,11 @@ _lingering_process = 0
 def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = LINGER_S) -> None:
     """Send batches in `multiprocessing` queues and pipes through shared memory.
 
-    Afterwards this process copies every `SampleBatch`, `MultiAgentBatch` and `Batch` that it sends once, to shared
-    memory, where the receiving process reads it. This applies to a `multiprocessing.Queue`, a `Pipe`, and the results
-    of a `Pool` or a `ProcessPoolExecutor`, and to batches inside other objects. Batches of less than 128 KiB remain in
-    the pickle. A received batch is writable and belongs to the receiver; its memory is freed when the last array that
-    views it is deleted.
+    After this call, each `SampleBatch`, `MultiAgentBatch` and `Batch` that this process sends is copied once, to shared
+    memory, where the receiving process reads the batch. The call affects `multiprocessing.Queue`, `Pipe`, and the
+    results of `Pool` and `ProcessPoolExecutor`, and also batches inside other objects. Batches of less than 128 KiB
+    remain in the pickle. A received batch is writable and belongs to the receiver; its memory is freed when the last
+    array that views it is deleted.
 
     Call this function in every sending process; receiving processes need no call. A further call replaces the settings.
 
@@ -59,8 +59,8 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
         Bytes of shared memory that the process retains for reuse, because copying to warm memory takes a fraction of
         the time. The receiver frees memory beyond this size.
     linger_s
-        Maximum seconds that an exiting child process waits until its batches are received. It stops waiting if its
-        parent ends.
+        Maximum seconds that an exiting child process waits until its batches are received. The child process stops
+        waiting if its parent ends.
 
     Raises
     ------

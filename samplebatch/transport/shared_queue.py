@@ -78,7 +78,6 @@ class _Parcel:
         self._next_look_s = 0.0
 
     def seal(self, *, by_path: bool) -> Address:
-        """Mark the parcel as sent."""
         words = self.words
         self._generation += 1
         words[_TOKEN], words[_GENERATION] = self._token, self._generation
@@ -154,7 +153,6 @@ class SharedQueueMemory:
         return None if address is None else (address, span)
 
     def _fill(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> Address | None:
-        """Allocate a parcel, call a function that writes to its memory, and mark it as sent."""
         with self._lock:
             provide_parcel = self._find(nbytes)
             if provide_parcel is None:
@@ -290,7 +288,6 @@ _identity: ProcessIdentity | None = None
 
 
 def _own_identity() -> ProcessIdentity:
-    """Return the cached identity of the calling process."""
     global _identity
     if _identity is None or _identity.pid != os.getpid():
         _identity = ProcessIdentity.own()

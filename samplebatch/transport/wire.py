@@ -1,11 +1,11 @@
 """Wire format: 64-byte messages in a channel's pipe, and optional metadata in a message's block.
 
-One call writes a message, which is shorter than the system's limit for atomic writes, so it arrives completely or not
-at all. Its arrival commits everything that it refers to.
+A message is written by one call and is shorter than the system's limit for atomic writes, so it arrives completely or
+not at all. The arrival of a message commits all data that the message refers to.
 
-The metadata is JSON. It contains the numbers of rows if columns differ in them, flags, the headers of variable columns,
-and a schema that is new to the consumer. The buffers of variable columns follow the metadata. Most messages have no
-metadata.
+The metadata is JSON. This JSON contains flags, the headers of variable columns, a schema that is new to the consumer,
+and the numbers of rows unless all columns have the same number. The buffers of variable columns follow the metadata.
+Most messages have no metadata.
 """
 
 from __future__ import annotations
