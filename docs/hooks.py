@@ -1,7 +1,8 @@
 """Hooks of the site's build: pages of classes and of files outside `docs`, and examples without prompts.
 
-The pages in `docs/api` list the public names. Functions stay there; each class has a separate page, which the page
-of its group links to. If the base of a class is listed too, the class's page shows only members that the base lacks.
+The pages in `docs/api` list the public names. These pages document functions; each class has a separate page, to which
+its group's page links. If the base of a class is also listed, the page of the class shows only members that the base
+lacks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PARSER = doctest.DocTestParser()
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of classes to the navigation, below the page of their group; without a repository, edit nothing."""
+    """Add the pages of classes to the navigation, below their group's page; without a repository, omit edit links."""
     if not config.repo_url:
         config.edit_uri = None
     docs = Path(config.docs_dir)
@@ -116,7 +117,7 @@ def link(name: str, path: str) -> str:
 
 
 def without_prompts(block: str) -> str:
-    r"""Return Markdown with the code of examples and, apart, what each prints.
+    r"""Return Markdown with separate blocks for the code of examples and their outputs.
 
     >>> print(without_prompts(">>> a = 1\n>>> a + 1\n2\n"))
     ```python

@@ -2,8 +2,9 @@
 
     python docs/pictures.py            # writes docs/images/*-light.svg and *-dark.svg
 
-A page shows the one of its theme: `![text](images/ring-light.svg#only-light)![text](images/ring-dark.svg#only-dark)`.
-The bar charts take their figures from the tables of the benchmark pages.
+A page shows the picture of the current theme:
+`![text](images/ring-light.svg#only-light)![text](images/ring-dark.svg#only-dark)`. The bar charts show the values in
+the tables of the benchmark pages.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Picture:
         )
 
     def box(self, x: float, y: float, width: float, height: float, words: str = "", *, fill: str = "a") -> None:
-        """Draw a rectangle with words in its middle."""
+        """Draw a rectangle with centred text."""
         self._shapes.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="{self._theme[fill]}"/>'
         )
@@ -59,12 +60,12 @@ class Picture:
             self.text(x + width / 2, y + height / 2 + 5 + 18 * (number - (len(lines) - 1) / 2), line)
 
     def cells(self, x: float, y: float, size: float, values: Sequence[str], fills: Sequence[str]) -> None:
-        """Draw a row of squares with a value each."""
+        """Draw a row of squares with one value each."""
         for number, (value, fill) in enumerate(zip(values, fills, strict=True)):
             self.box(x + number * (size + 3), y, size, size, value, fill=fill)
 
     def arrow(self, *points: tuple[float, float]) -> None:
-        """Draw a line through points, with a head at the last."""
+        """Draw a line through points, with an arrowhead at the last point."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         self._shapes.append(
             f'<polyline points="{path}" fill="none" stroke="{self._theme["line"]}" stroke-width="2" '
@@ -95,7 +96,7 @@ Theme = dict[str, str]
 
 
 def columns(theme: Theme) -> Picture:
-    """One column's memory, and what reads it."""
+    """Memory of one column, and the libraries that read it."""
     picture = Picture(760, 250, theme)
     for number, words in enumerate(
         ('NumPy array\nbatch["obs"]', "torch tensor\nbatch.to_torch()", "Arrow array\npa.table(batch)")
@@ -111,7 +112,7 @@ def columns(theme: Theme) -> Picture:
 
 
 def sequences(theme: Theme) -> Picture:
-    """Rows of three sequences, and the same padded."""
+    """Rows of three sequences, with and without padding."""
     picture = Picture(760, 230, theme)
     picture.text(20, 45, "rows", anchor="start")
     picture.cells(130, 20, 40, list("123456"), ["a", "a", "b", "b", "b", "c"])
@@ -173,7 +174,7 @@ def n_step(theme: Theme) -> Picture:
 
 
 def fragments(theme: Theme) -> Picture:
-    """The way of a worker's fragment to a train batch."""
+    """Path of a worker's fragment to a train batch."""
     picture = Picture(760, 230, theme)
     for number in range(2):
         y = 25 + number * 110
@@ -303,7 +304,7 @@ CHARTS = {
 
 
 def chart(rows: dict[str, str]) -> Callable[[Theme], Picture]:
-    """Return a drawing of bars: how many times as long the fastest peer takes."""
+    """Return a bar chart of the fastest peer's time in multiples of ours."""
 
     def draw(theme: Theme) -> Picture:
         times = figures()
@@ -384,7 +385,7 @@ CARD_SIZE = (1200, 630)
 
 
 def draw_card(path: Path) -> None:
-    """Write the picture that other sites show beside a link to a page."""
+    """Write the preview image that other sites show for a link to a page."""
     from PIL import Image, ImageDraw, ImageFont
 
     theme = THEMES["dark"]

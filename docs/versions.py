@@ -2,8 +2,8 @@
 
     python docs/versions.py public     # writes public/0.1/, public/versions.json and public/index.html
 
-The header of each page lists the versions of `versions.json`; `index.html` leads to the newest one. Serve the folder
-with any web server.
+The header of each page lists the versions of `versions.json`; `index.html` redirects to the newest version. Serve the
+folder with any web server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def current_version() -> str:
 
 
 def listed(versions: list[dict[str, object]], version: str) -> list[dict[str, object]]:
-    """Return the list of versions with one more, newest first; the newest has the alias `latest`.
+    """Add a version to the list of versions, newest first; the newest has the alias `latest`.
 
     >>> [entry["version"] for entry in listed([{"version": "0.9", "title": "0.9.2", "aliases": []}], "0.10.0")]
     ['0.10', '0.9']
@@ -46,7 +46,7 @@ def listed(versions: list[dict[str, object]], version: str) -> list[dict[str, ob
 
 
 def main(folder: str) -> None:
-    """Build this version into its folder, and renew the list of versions."""
+    """Build this version into its folder and update the list of versions."""
     public, version = Path(folder), current_version()
     minor = version.rpartition(".")[0]
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(public.resolve() / minor)]

@@ -2,8 +2,8 @@
 
 python docs/examples/dqn_cartpole.py
 
-prints a line for every epoch and test, and at the end the mean return of 20 episodes
-without exploration. `--steps` sets the number of environment steps, `--seed` the seed.
+prints a line for every epoch and test, and then the mean return of 20 episodes without
+exploration. `--steps` sets the number of environment steps, and `--seed` sets the seed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENV, ENVS, CAPACITY, WARM_UP, EPOCHS = "CartPole-v1", 8, 50_000, 1_000, 5
 
 
 def main(steps: int, seed: int) -> float:
-    """Learn, and return the mean return of 20 episodes."""
+    """Train the policy and return the mean return of 20 evaluation episodes."""
     torch.set_num_threads(
         1
     )  # for networks as small as these, threads cost more than they save

@@ -3,8 +3,8 @@
     python docs/examples/grpo.py
 
 Workers generate a group of answers for each prompt, a judge adds rewards, and the
-learner takes complete groups from the same table of rows. It packs the answers without
-padding, runs a gradient step, and publishes the weights.
+learner reads complete groups from the same table of rows. The learner packs the answers
+without padding, runs a gradient step, and publishes the weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ torch.set_num_threads(1)  # in all processes: each has a core
 
 
 class Model(nn.Module):
-    """A transformer of 0.1 million parameters with causal attention within segments."""
+    """Transformer with 0.1 million parameters and causal attention within segments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Model(nn.Module):
     def forward(
         self, ids: torch.Tensor, places: torch.Tensor, segments: torch.Tensor
     ) -> torch.Tensor:
-        """Return the log-probabilities of what follows each token."""
+        """Return the log-probabilities of the token after each token."""
         x = self.tokens(ids) + self.places(places)
         hidden = (segments[:, :, None] != segments[:, None]) | torch.ones(
             2 * ids.shape[1:], dtype=torch.bool
@@ -99,7 +99,7 @@ def draw_prompts(rng: np.random.Generator, count: int) -> RaggedColumn:
 
 
 def score(prompts: RaggedColumn, answers: RaggedColumn) -> np.ndarray:
-    """Return the fraction of correct tokens: the digits in order, then END."""
+    """Return the fraction of tokens that match the sorted digits followed by END."""
     solved = RaggedColumn.from_rows(
         [np.append(np.sort(prompt[:-1]), END) for prompt in prompts]
     )
@@ -108,7 +108,7 @@ def score(prompts: RaggedColumn, answers: RaggedColumn) -> np.ndarray:
 
 
 def roll_out(uri: str, worker: int, workers: int) -> None:
-    """Generate groups of answers by the newest weights, until terminated."""
+    """Generate groups of answers with the newest weights until stopped."""
     torch.manual_seed(worker)
     rng, model, version = np.random.default_rng(worker), Model(), 0
     with RowClient(uri, "rollouts") as rows:
@@ -129,7 +129,7 @@ def roll_out(uri: str, worker: int, workers: int) -> None:
 
 
 def judge(uri: str) -> None:
-    """Add rewards to rows that have none, until the process is ended."""
+    """Add rewards to rows without rewards until stopped."""
     with RowClient(uri, "rollouts") as rows:
         while True:
             batch = rows.take(
@@ -141,7 +141,7 @@ def judge(uri: str) -> None:
 def learn(
     model: Model, optimizer: torch.optim.Optimizer, batch: SampleBatch
 ) -> PackedBatch:
-    """Make one gradient step on groups of answers; prompts are not in the loss."""
+    """Perform one gradient step on groups of answers; the loss excludes prompts."""
     prompts, answers, blank = batch["prompt"], batch["answer"], batch["prompt"] * 0.0
     advantages = answers * 0.0 + batch.group_by("uid").normalize("reward")
     logp, advantages = (
@@ -172,7 +172,7 @@ def learn(
 
 
 def main(steps: int, workers: int) -> list[float]:
-    """Learn, and return the mean reward of the answers in each step."""
+    """Train the model and return the mean reward of the answers in each step."""
     torch.manual_seed(0)
     model, rewards, start, size = Model(), [], time.monotonic(), PROMPTS * GROUP
     optimizer, context = (

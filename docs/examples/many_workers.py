@@ -1,4 +1,4 @@
-"""Many workers with a channel each, one broadcast of weights, one gathering process.
+"""Many workers with one channel each, one broadcast of weights, one gathering process.
 
 python docs/examples/many_workers.py --workers 64
 """
@@ -29,7 +29,7 @@ def play(
     worker: int,
     fragments: int,
 ) -> None:
-    """Step CartPole by the newest weights, and stamp every step with their version."""
+    """Step CartPole with the newest weights; store their version with every step."""
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=worker)
     with producer, weights:
@@ -49,7 +49,7 @@ def play(
 
 
 def main(workers: int, fragments: int) -> None:
-    """Start the workers, publish weights now and then, and gather what they send."""
+    """Start the workers, publish weights repeatedly, and gather the batches."""
     publisher, subscription = samplebatch.broadcast(1 << 12)
     publisher.publish({"w": np.zeros(4, np.float32)})
     context = multiprocessing.get_context("forkserver")

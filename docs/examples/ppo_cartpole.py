@@ -2,9 +2,9 @@
 
     python docs/examples/ppo_cartpole.py
 
-prints the mean return of the episodes that ended in each iteration, and at the end of
-20 episodes with the best actions. `--steps` sets the number of environment steps,
-`--seed` the seed.
+prints the mean return of the episodes that ended in each iteration, and then the mean
+return of 20 episodes with the best actions. `--steps` sets the number of environment
+steps, and `--seed` sets the seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GAMMA, LAMBDA, CLIP, ENTROPY, LEARNING_RATE = 0.99, 0.95, 0.2, 0.003, 1e-3
 
 
 def layers(*sizes: int) -> nn.Sequential:
-    """Stack linear layers with tanh between them."""
+    """Create linear layers with tanh activations between them."""
     parts: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         parts += [nn.Linear(before, after), nn.Tanh()]
@@ -34,7 +34,7 @@ def layers(*sizes: int) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """A policy and a value function. With `explore`, actions are sampled."""
+    """Policy and value function; actions are sampled if `explore` is true."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,17 +42,17 @@ class Agent(nn.Module):
         self.explore = True
 
     def forward(self, obs: torch.Tensor) -> Batch:
-        """Choose actions, and keep what learning from them takes."""
+        """Select actions; return them with their log-probabilities and values."""
         logits, values = self.policy(obs), self.value(obs).squeeze(-1)
-        chances = Categorical(logits=logits)
-        actions = chances.sample() if self.explore else logits.argmax(-1)
+        distribution = Categorical(logits=logits)
+        actions = distribution.sample() if self.explore else logits.argmax(-1)
         return Batch(
-            act=actions, action_logp=chances.log_prob(actions), vf_preds=values
+            act=actions, action_logp=distribution.log_prob(actions), vf_preds=values
         )
 
     @torch.no_grad()
     def value_of(self, obs: np.ndarray) -> torch.Tensor:
-        """Estimate what comes after the observations that steps led to."""
+        """Estimate the values of observations."""
         return self.value(torch.from_numpy(obs)).squeeze(-1)
 
 
@@ -62,24 +62,24 @@ def learn(
     batch: SampleBatch,
     rng: np.random.Generator,
 ) -> None:
-    """Take some epochs of steps on shuffled minibatches."""
-    wanted = batch.select(
+    """Perform gradient steps on shuffled minibatches for several epochs."""
+    training_rows = batch.select(
         "obs", "actions", "action_logp", "advantages", "value_targets"
     )
-    wanted["advantages"] = (batch["advantages"] - batch["advantages"].mean()) / (
+    training_rows["advantages"] = (batch["advantages"] - batch["advantages"].mean()) / (
         batch["advantages"].std() + 1e-8
     )
-    for rows in wanted.minibatches(MINIBATCH, epochs=EPOCHS, rng=rng):
+    for rows in training_rows.minibatches(MINIBATCH, epochs=EPOCHS, rng=rng):
         obs, actions, logp, advantages, targets = (
             torch.as_tensor(column) for column in rows.values()
         )
-        chances = Categorical(logits=agent.policy(obs))
-        ratio = (chances.log_prob(actions) - logp).exp()
+        distribution = Categorical(logits=agent.policy(obs))
+        ratio = (distribution.log_prob(actions) - logp).exp()
         gain = torch.minimum(
             ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages
         )
         value_loss = (agent.value(obs).squeeze(-1) - targets).square()
-        loss = (0.5 * value_loss - gain - ENTROPY * chances.entropy()).mean()
+        loss = (0.5 * value_loss - gain - ENTROPY * distribution.entropy()).mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
@@ -87,7 +87,7 @@ def learn(
 
 
 def evaluate(agent: Agent, episodes: int, seed: int) -> np.ndarray:
-    """Play episodes with the best actions, and return what each of them brought."""
+    """Run episodes with the most probable actions and return their returns."""
     agent.explore = False
     with Collector(agent, gymnasium.make("CartPole-v1"), seed=seed) as collector:
         returns = collector.collect(n_episode=episodes).returns
@@ -96,7 +96,7 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> np.ndarray:
 
 
 def main(steps: int, seed: int) -> float:
-    """Learn, and return the mean return of 20 episodes."""
+    """Train the agent and return the mean return of 20 evaluation episodes."""
     torch.set_num_threads(
         1
     )  # for networks as small as these, threads cost more than they save

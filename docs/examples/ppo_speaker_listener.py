@@ -1,10 +1,10 @@
-"""PPO with two policies: a speaker that sees the goal, a listener that moves.
+"""PPO with two policies: a speaker that observes the goal, and a listener that moves.
 
 python docs/examples/ppo_speaker_listener.py
 
 prints a line for every epoch and test, then the mean return of 100 episodes of the
 trained pair and of 100 random episodes. `--steps` sets the number of environment steps,
-`--seed` the seed.
+and `--seed` sets the seed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def learner(
 
 
 def main(steps: int, seed: int) -> tuple[float, float]:
-    """Learn; return the mean returns of 100 trained and of 100 random episodes."""
+    """Train; return the mean returns of 100 trained and of 100 random episodes."""
     torch.set_num_threads(
         1
     )  # for networks as small as these, threads cost more than they save

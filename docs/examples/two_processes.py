@@ -1,4 +1,4 @@
-"""Two processes: one writes steps into shared memory, the other reads them in place.
+"""Two processes: a writer of steps in shared memory, and a reader without copies.
 
 python docs/examples/two_processes.py
 """
@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 def play(producer: samplebatch.Producer, fragments: int) -> None:
-    """Step CartPole with random actions, each step straight into a block."""
+    """Step CartPole with random actions; write each step directly into a block."""
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=1)
     with producer:

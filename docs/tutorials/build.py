@@ -1,10 +1,10 @@
 """Run tutorials; write their outputs, figures and notebooks.
 
-    python docs/tutorials/build.py ppo-loop      # minutes: run the page's code, renew its outputs and figures
+    python docs/tutorials/build.py ppo-loop      # minutes: run the page's code, update its outputs and figures
     python docs/tutorials/build.py --notebooks   # seconds: write the notebooks from the pages
 
-A tutorial is a page. Its ```python blocks are one script, a ```text block is the output of the block before it, and
-`<!-- short: STEPS, SEEDS = 4_000, [0] -->` is the line that tests put in place of the page's own.
+The ```python blocks of a page form one script, a ```text block is the output of the preceding block, and
+`<!-- short: STEPS, SEEDS = 4_000, [0] -->` is the line with which tests replace the settings of the page.
 """
 
 from __future__ import annotations
