@@ -218,7 +218,7 @@ class MissingExtraError(SampleBatchError, ImportError):
     """An optional dependency is not installed."""
 
 
-def near_names(name: object, known: Iterable[object]) -> str:
+def near_names(name: object, existing: Iterable[object]) -> str:
     """Format a hint for an unknown name: similar names, otherwise the existing names.
 
     >>> near_names("reward", ["obs", "rewards"])
@@ -227,7 +227,7 @@ def near_names(name: object, known: Iterable[object]) -> str:
     "there are 'obs', 'rewards'"
     """
     # Ids of policies may be integers.
-    names = {str(n): repr(n) for n in known}
+    names = {str(n): repr(n) for n in existing}
     if not names:
         return "there are none"
     synonyms = [word for group in _SYNONYMS if name in group for word in group if word in names and word != name]
@@ -250,9 +250,9 @@ _SYNONYMS = (
 """Names of one column in several libraries."""
 
 
-def no_such_column(name: object, known: Iterable[str]) -> ColumnNotFoundError:
+def no_such_column(name: object, existing: Iterable[str]) -> ColumnNotFoundError:
     """Return the error for an unknown column."""
-    return ColumnNotFoundError(f"no column {name!r}; {near_names(name, known)}")
+    return ColumnNotFoundError(f"no column {name!r}; {near_names(name, existing)}")
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -55,8 +55,8 @@ class AbsentColumn(NamedTuple):
     columns: tuple[str, ...]
 
     def __str__(self) -> str:
-        way_out = _METHODS_ELSEWHERE.get(self.name) or errors.no_such_column(self.name, self.columns)
-        return f"{self.kind!r} object has no attribute {self.name!r}: {way_out}"
+        hint = _METHODS_ELSEWHERE.get(self.name) or errors.no_such_column(self.name, self.columns)
+        return f"{self.kind!r} object has no attribute {self.name!r}: {hint}"
 
 
 _ADD = "add(Batch(obs=..., act=..., rew=..., ...)) adds a step, and extend(batch) the steps of a batch"

@@ -267,8 +267,8 @@ class Series:
         next_slots = rings.bases[changed] + state["cursors"][changed]
         state["starts"][changed] = np.where(over, next_slots, first_slots[final])
         state["returns"][changed] = np.where(_as_wide(over, rew), 0.0, totals[final])
-        alike = all(len(set(state[name].tolist())) == 1 for name in ("cursors", "sizes", "writes"))
-        state["together"] = rings.n == 1 or (bool(rings.even) and alike)
+        is_uniform = all(len(set(state[name].tolist())) == 1 for name in ("cursors", "sizes", "writes"))
+        state["together"] = rings.n == 1 or (bool(rings.even) and is_uniform)
         rings.load_state_dict(state)
         return self.slots, returns, lens, firsts
 

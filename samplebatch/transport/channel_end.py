@@ -296,8 +296,8 @@ class ChannelEnd(peers.Transferable):
                 f"the {name} must be closed by the process that has it, which died before it attached to the memory"
             )
         return PeerDiedError(
-            f"the {name} must close its end when it is done, and its process {self._peer_identity().pid} died before "
-            "it did"
+            f"the {name} must be closed before its process ends, got process {self._peer_identity().pid} that died "
+            "without closing it"
         )
 
     # -- closing -------------------------------------------------------------------------------------------------------

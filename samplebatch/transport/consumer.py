@@ -337,14 +337,14 @@ class Consumer(channel_end.ChannelEnd):
         return channel_end.LOOK_S if self._peer_fd is None else channel_end.LONG_S
 
     def _collect_garbage(self) -> None:
-        begun = _monotonic()
-        if begun >= self._next_collection:
+        started = _monotonic()
+        if started >= self._next_collection:
             self._starved_after = -1
             if self._lent:
                 gc.collect()
             # However often it is asked for, the better half of the time is left.
             now = _monotonic()
-            self._next_collection = now + (now - begun)
+            self._next_collection = now + (now - started)
 
     def _await_too(self, descriptor: int) -> None:
         self._poller.register(descriptor)
@@ -364,7 +364,7 @@ class Consumer(channel_end.ChannelEnd):
         error.add_note(str(metadata.get("details")))
         return error
 
-    # -- the end of it -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------------
 
     def _finish(self, how: Literal["closed", "died", "damaged"]) -> None:
         if self._end:

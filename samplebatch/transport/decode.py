@@ -380,8 +380,8 @@ class Decoder:
         schema = self._schemas.get(number)
         if schema is None:
             raise FormatError(f"a message must have a known schema, got schema number {number}")
-        used = wire.read_rows(metadata[wire.ROWS]) if wire.ROWS in metadata else (rows,)
-        plan = schema.plan(wire.read_rows(metadata[wire.ROOMS]) if wire.ROOMS in metadata else used, used)
+        rows_used = wire.read_rows(metadata[wire.ROWS]) if wire.ROWS in metadata else (rows,)
+        plan = schema.plan(wire.read_rows(metadata[wire.ROOMS]) if wire.ROOMS in metadata else rows_used, rows_used)
         if plan.nbytes > nbytes:
             raise FormatError(f"a message's columns must fit in its {nbytes} bytes, got {plan.nbytes} bytes")
         cut: Cut = _no_buffers

@@ -497,18 +497,18 @@ class Producer(channel_end.ChannelEnd):
         self._blocks.settle()
         text = wire.write_metadata(schema, (rows,), (room,), metadata)
         metadata_start = block[0] + plan.nbytes
-        further: tuple[Block, ...] = ()
+        metadata_blocks: tuple[Block, ...] = ()
         if text:
             nbytes = wire.size_of(text, buffers)
             if nbytes > block[1] - plan.nbytes:
                 if nbytes > self._blocks.arena.nbytes:
                     raise self._too_large(nbytes, "pass fewer extra columns or create a larger channel")
-                further = (self._take(nbytes, deadline),)
-                metadata_start = further[0][0]
+                metadata_blocks = (self._take(nbytes, deadline),)
+                metadata_start = metadata_blocks[0][0]
             wire.put(self._memory, metadata_start, text, buffers)
-        self._commit(schema, (rows,), (block, *further), metadata_start, text, deadline)
+        self._commit(schema, (rows,), (block, *metadata_blocks), metadata_start, text, deadline)
 
-    # -- the parts of it -----------------------------------------------------------------------------------------------
+    # -- sending messages ----------------------------------------------------------------------------------------------
 
     def _commit(
         self, schema: Schema, rows: Any, used: tuple[Block, ...], at: int, metadata: bytes, deadline: float | None
@@ -640,7 +640,7 @@ class Producer(channel_end.ChannelEnd):
             f"a batch must fit in the channel's arena of {max_nbytes} bytes, got {nbytes} bytes; {hint}"
         )
 
-    # -- the end of it -------------------------------------------------------------------------------------------------
+    # -- failing and closing -------------------------------------------------------------------------------------------
 
     def fail(self, reason: str, details: str = "") -> None:
         """Report to the consumer that this process cannot continue; `recv` raises WorkerError after the last batch.

@@ -362,10 +362,10 @@ def _left(limit: str, usage: str, statistics: str, prefix: str) -> int | None:
         limit_text = _text(limit).strip()
         if limit_text == "max":
             return None
-        used = int(_text(usage))
+        used_nbytes = int(_text(usage))
         fields = dict(line.split(" ", 1) for line in _text(statistics).splitlines())
         files = sum(int(fields[f"{prefix}{which}_file"]) for which in ("active", "inactive"))
-        return int(limit_text) - used + files
+        return int(limit_text) - used_nbytes + files
     except (OSError, KeyError, ValueError):
         return None
 

@@ -195,15 +195,15 @@ def plain_flags(flags: Flags) -> list[Any]:
 
 def flags_of(plain: Any) -> Flags:
     """Validate flags that `plain_flags` wrote; raises the same errors as `count_of`."""
-    time_major, zero_padded, max_seq_len, updates, is_training, *more = plain
+    time_major, zero_padded, max_seq_len, updates, is_training, *extras = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
         raise FormatError("a message's flags must have the types of a batch's flags")
-    if len(more) > 2:
+    if len(extras) > 2:
         raise FormatError(f"a message must have 5 to 7 flags of a batch, got {len(plain)}")
-    described = more[0] if more else None
+    described = extras[0] if extras else None
     unit = None if described is None else _units.get(repr(described), lambda: ActionUnit.from_description(described))
-    per_sequence = read_declarations(more[1]) if len(more) == 2 else ()
+    per_sequence = read_declarations(extras[1]) if len(extras) == 2 else ()
     if unit is not None and plain[:5] == _PLAIN_FLAGS and not per_sequence:
         return flags_of_unit(unit)
     width = None if max_seq_len is None else count_of(max_seq_len)
