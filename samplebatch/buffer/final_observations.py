@@ -144,7 +144,7 @@ class FinalObservations:
         return is_stored
 
     def find(self, slots: Ints, rings: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return the rows that belong to slots in rings, shape (k,), and a mask of the valid rows."""
+        """Return the final-observation rows of slots, shape (k,), and a mask of the valid rows."""
         rows = self._row_of[slots].astype(np.intp)
         rows = np.where(rows > 0, rows, rings)
         is_valid: npt.NDArray[np.bool_] = self.owners[rows] == slots + 1

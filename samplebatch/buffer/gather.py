@@ -1,4 +1,4 @@
-"""Gather rows of a table with stacked frames, next observations and n-step targets."""
+"""Gathering of rows from a table, with stacked frames, next observations and n-step targets."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class HERReplayBuffer(ReplayBuffer):
 
     @property
     def future_k(self) -> float:
-        """On average, one of `future_k` steps keeps its goal; settable."""
+        """Average number of sampled steps per step that keeps its goal; settable."""
         return self.__dict__["future_k"]  # type: ignore[no-any-return]
 
     @future_k.setter

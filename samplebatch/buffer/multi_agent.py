@@ -147,9 +147,9 @@ class MultiAgentReplayBuffer:
     seed
         Seed of all sampling.
     **options
-        Other arguments of the buffers' class. `compress` and `ragged` use the column names of batches; each must be a
-        column of at least one policy, which is checked at the first sample. If only a policy that acts later provides
-        such a column, `size` must list all policies.
+        Other arguments of the buffers' class. `compress` and `ragged` contain column names of batches. Each name must
+        be a column of at least one policy; the first `sample` checks the names. If only a policy that acts later
+        provides such a column, `size` must list all policies.
 
     Attributes
     ----------

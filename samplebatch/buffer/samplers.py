@@ -255,9 +255,9 @@ class Prioritized(Sampler):
 
     A row of priority p is sampled with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. The importance
     weight :math:`(w / p_{min})^{-\beta}` compensates for the sampling frequency; :math:`p_{min}` is the smallest
-    priority so far. If `weight_norm`, importance weights are divided by the largest weight of the rows that are read
-    together. This is Tianshou's formula; after the division it equals the paper's,
-    :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
+    priority so far. If `weight_norm` is true, importance weights are divided by the largest weight of the rows that are
+    read together. This is Tianshou's formula; after the division it equals the paper's, :math:`(N P)^{-\beta} / \max (N
+    P)^{-\beta}`.
 
     alpha: priority exponent of at least 0; 0 for uniform sampling.
     beta: importance exponent of at least 0; 0 for equal importance weights.
@@ -332,7 +332,7 @@ class Prioritized(Sampler):
         return weights
 
     def update(self, slots: Ints, priorities: npt.NDArray[np.floating[Any]]) -> None:
-        """Set priorities of slots, both C-contiguous, shape (n,); for duplicate slots the last priority wins.
+        """Set priorities of slots from C-contiguous arrays, shape (n,) each; the last of duplicate slots wins.
 
         The power of alpha is computed in the dtype of the priorities, float32 or float64.
         """

@@ -380,7 +380,7 @@ class Table:
     ) -> tuple[dict[str, Any], Any]:
         """Convert rewards and flags, compute `done`, and separate next observations.
 
-        If `stored`, the values were read from a table and are already single frames.
+        If `stored` is true, the values were read from a table and are already single frames.
         """
         values = convert_step(step, n, single=single, last_frame=self.last_frame and not stored)
         if not stored and not self.columns.tree:
@@ -531,7 +531,7 @@ class _Text:
     ) -> bool:
         """Generate code that checks and writes columns; return False if a store must convert rows.
 
-        `frame` is the index expression of the newest frame, for columns of observations.
+        `frame` is the index expression of the newest frame in columns of observations.
         """
         for name, value in values.items():
             store, key, local = tree.get(name), self.name(name), f"v{len(self.checks)}"

@@ -201,7 +201,7 @@ class ReplayBufferManager(ReplayBuffer):
             return table.add(step_values(batch, columns), self.buffer_num if rings is None else len(rings), rings)
 
     def _rings_of(self, buffer_ids: Any) -> Ints | None:
-        """Return the rings of buffers; None for all in order."""
+        """Validate `buffer_ids` and convert them to rings; None for all rings in order."""
         if buffer_ids is self._order:
             return None
         rings = np.asarray(buffer_ids)

@@ -110,7 +110,7 @@ class Publisher(peers.Transferable):
 
     @property
     def version(self) -> int:
-        """Number of the newest publication, or 0.
+        """Number of the newest publication; 0 before the first publication.
 
         Raises
         ------
@@ -328,7 +328,7 @@ class Subscription:
 
     @property
     def version(self) -> int:
-        """Number of the newest publication, or 0.
+        """Number of the newest publication; 0 before the first publication.
 
         Raises
         ------

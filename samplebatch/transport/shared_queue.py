@@ -5,8 +5,8 @@ sender's descriptor and maps the region. The words at the start of the region re
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
-The sender writes the first transition, and the receiver writes the others. No lock is needed that a dead process could
-hold. On every send, the sender checks the oldest parcels: free parcels are reused while their memory is warm, and
+The sender writes the first transition, and the receiver writes the others. Hence there is no lock that a dead process
+could hold. On every send, the sender checks the oldest parcels: free parcels are reused while their memory is warm, and
 parcels of dead processes are released.
 """
 
