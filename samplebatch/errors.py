@@ -118,7 +118,7 @@ class DeviceError(SampleBatchError, ValueError):
 
 
 class SharedMemoryError(SampleBatchError, MemoryError):
-    """Shared memory cannot be allocated because of the machine, a limit or a file system."""
+    """Shared memory cannot be allocated because of insufficient memory, a resource limit or the file system."""
 
 
 class StorageError(SampleBatchError, OSError):
@@ -138,7 +138,7 @@ class CapacityError(SampleBatchError, ValueError):
 
 
 class ChannelTimeoutError(SampleBatchError, TimeoutError):
-    """A channel had no space or nothing to receive before the timeout."""
+    """The timeout elapsed before a channel had space for a batch, or a batch to receive."""
 
 
 class ChannelClosedError(SampleBatchError, BrokenPipeError):

@@ -1,7 +1,7 @@
 """Column names in RLlib, Tianshou and other libraries.
 
-The constants are the names of the flat types (`SampleBatch.OBS` is `names.OBS`). `PEERS` maps them to the names of
-other libraries, with dots for nesting. `TO_NESTED` and `TO_FLAT` map to and from Tianshou's names, the keys of a
+The constants are the names of the flat types (`SampleBatch.OBS` is `names.OBS`). `PEERS` maps these names to the names
+in other libraries; dots denote nesting. `TO_NESTED` and `TO_FLAT` map to and from Tianshou's names, the keys of a
 `Batch`.
 """
 

@@ -141,7 +141,7 @@ def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
 
 
 def newest_frame(value: Any, path: str, *, single: bool) -> Any:
-    """Return the last frame of stacked observations of one row or each row."""
+    """Return the newest frame of stacked observations, for a single row or for each row."""
     names = values_of(value)
     if names is not None:
         return node(

@@ -161,8 +161,8 @@ def compute_nstep_return(
     batch
         A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer, as in `compute_episodic_return`.
     buffer, indices
-        Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. None: the batch contains the
-        steps.
+        Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. If None, the batch itself
+        contains the steps.
     target_q_fn
         Function of the buffer (or batch) and the slots (or rows) of each window's last step, shape (n,). The function
         returns estimates for the next observations as a tensor or an array with n rows of any shape.

@@ -136,7 +136,7 @@ class Region:
     def attach(cls, descriptor: int, nbytes: int, *, sealed: bool = _HAS_MEMFD, writable: bool = True) -> Self:
         """Map the memory of a descriptor from another process.
 
-        - `descriptor`: descriptor in this process. The region then owns the descriptor; it is closed if this raises.
+        - `descriptor`: descriptor in this process. The region then owns the descriptor, which is closed after an error.
         - `nbytes`: expected size of the region in bytes.
         - `sealed`: whether the memory must be sealed against shrinking; `create` seals it if the system supports seals.
         - `writable`: whether to map the memory for writing; otherwise NumPy rejects writes.

@@ -180,13 +180,13 @@ class SharedQueueMemory:
 
     @property
     def nbytes(self) -> int:
-        """Size of all regions in bytes, in transit and retained."""
+        """Size in bytes of all regions that are in transit or retained."""
         with self._lock:
             return sum(parcel.nbytes for parcel in (*self._sent, *self._retained))
 
     @property
     def lent_nbytes(self) -> int:
-        """Size of the regions in transit or held by running receivers, in bytes."""
+        """Size in bytes of the regions that are in transit or held by running receivers."""
         with self._lock:
             self._take_back(MAX_PARCELS)
             return sum(parcel.nbytes for parcel in self._sent)
