@@ -1,4 +1,4 @@
-"""Share among all tests Hypothesis' settings, how unequal batches are shown, where environments lie, and fixtures."""
+"""Hypothesis settings, comparison reports of batches, environment paths and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NEEDS = {
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without the garbage collector, which takes a quarter of the time there and finds nothing to free."""
+    """Disable the garbage collector during test collection, where it uses a quarter of the time and frees nothing."""
     gc.disable()
     try:
         return (yield)
@@ -94,12 +94,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def pytest_sessionfinish() -> None:
-    """Give the collector back what `_frozen_heap` kept from it: libraries look for leaks at the end."""
+    """Unfreeze the objects of `_frozen_heap`, because libraries search for leaks at exit."""
     gc.unfreeze()
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Show both batches: pytest would compare them as mappings, array by array, and fail."""
+    """Report both batches; pytest would compare batches as mappings, array by array, and fail."""
     if op == "==" and isinstance(left, SampleBatch) and isinstance(right, SampleBatch):
         return ["the batches differ", *str(left).splitlines(), *str(right).splitlines()]
     return None
@@ -107,14 +107,14 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen_heap() -> None:
-    """Keep the garbage collector from all that was there before: a look at the peers' modules takes it a second."""
+    """Freeze all existing objects, because a garbage collection over the peers' modules takes a second."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_cluster_left() -> Iterator[None]:
-    """Leave the Ray cluster that a test has started or joined: the next file starts its own."""
+    """Disconnect from the Ray cluster that a test started or joined; the next file starts a new cluster."""
     yield
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
@@ -122,7 +122,7 @@ def _no_cluster_left() -> Iterator[None]:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[Path]:
-    """Name the folder that a malicious pickle would make, and see that none has."""
+    """Path of the folder that a malicious pickle would create; check that no pickle created the folder."""
     path = tmp_path / "code has run"
     yield path
     assert not path.exists()

@@ -1,4 +1,4 @@
-"""plain_repr: names of cases for pytest."""
+"""Names of parametrized test cases."""
 
 from __future__ import annotations
 

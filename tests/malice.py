@@ -1,4 +1,4 @@
-"""Pickles that leave a mark if anybody runs them, at every depth that an object column has."""
+"""Pickles that create a folder if they are unpickled, at every depth of an object column."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 2
 
 
 class Mark:
-    """An object whose pickle makes a folder when it is loaded."""
+    """Object whose pickle creates a folder when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,24 +71,24 @@ NESTINGS = {
 
 
 def column_of(nesting: str, mark: Path) -> tuple[pa.Array, str]:
-    """Make a column whose pickles make the folder `mark`, and its form."""
+    """Return a column whose pickles create the folder `mark`, and the form of the column."""
     array, form = NESTINGS[nesting](pickle.dumps(Mark(mark)))
     return array, json.dumps(form)
 
 
 def field_of(nesting: str, mark: Path, name: str) -> tuple[pa.Field, pa.Array]:
-    """Make such a column with the field that says what its form is."""
+    """Return a column whose pickles create a folder, with the field that describes its form."""
     array, form = column_of(nesting, mark)
     return pa.field(name, array.type, metadata={FORM_KEY: form.encode()}), array
 
 
 def with_field(table: pa.Table, field: pa.Field, array: pa.Array) -> pa.Table:
-    """Put a column in the place of the one of its name, and keep what the table says of itself."""
+    """Replace the column of the same name in a table; preserve the metadata of the table."""
     return table.set_column(table.schema.get_field_index(field.name), field, array)
 
 
 class MaliciousColumn(ObjectColumn):
-    """A column of objects that is sent as another one."""
+    """Column of objects that is sent as another column."""
 
     __slots__ = ("nesting_and_mark",)
     nesting_and_mark: tuple[str, Path]

@@ -70,7 +70,7 @@ Call = tuple[str, int]
 
 @dataclass
 class Case:
-    """A test that was run without mutants."""
+    """Test that ran without mutants."""
 
     name: str
     seconds: float
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass
 class Mutant:
-    """A change of one file, and how it ended."""
+    """Change of one file and its outcome."""
 
     path: str
     line: int
@@ -100,7 +100,7 @@ class Mutant:
 
 @cache
 def functions_of(path: str) -> list[tuple[int, int, int, str]]:
-    """List the functions of a file: first line, line of `def`, last line, name; the innermost of a line is the last."""
+    """List the functions of a file: first line, line of `def`, last line, name; inner functions follow outer ones."""
     found = []
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -111,7 +111,7 @@ def functions_of(path: str) -> list[tuple[int, int, int, str]]:
 
 @cache
 def unexecuted_spans(path: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """List where code is for type checkers alone: annotations and imports under `TYPE_CHECKING`."""
+    """List code that only type checkers read: annotations, and imports under `TYPE_CHECKING`."""
     nodes: list[ast.AST | None] = []
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -128,13 +128,13 @@ def unexecuted_spans(path: str) -> list[tuple[tuple[int, int], tuple[int, int]]]
 
 
 def function_at(path: str, line: int) -> tuple[Call, str] | None:
-    """Find the innermost function whose body has a line."""
+    """Find the innermost function whose body contains a line."""
     around = [own for own in functions_of(path) if own[1] <= line <= own[2]]
     return ((path, around[-1][0]), around[-1][3]) if around else None
 
 
 def draw_mutants(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Draw mutants, uniformly over the places that can be changed, and over the changes of a place."""
+    """Draw mutants uniformly over the code positions that can be changed, and over the changes of a position."""
     init = import_module("cosmic_ray.commands.init").init
     mutate = import_module("cosmic_ray.mutating").mutate_code
     operators = import_module("cosmic_ray.plugins").get_operator
@@ -172,7 +172,7 @@ def draw_mutants(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 
 class Recorder:
-    """Plugin that records which functions of the mutated files each test calls, and how long it takes."""
+    """Plugin that records, for each test, the called functions of the mutated files and the duration."""
 
     def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
         self.tests: list[Case] = []
@@ -203,7 +203,7 @@ class Recorder:
 
 
 class Selector:
-    """Plugin that keeps some tests, in a given order."""
+    """Plugin that selects tests in a given order."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._places = {name: place for place, name in enumerate(names)}
@@ -246,7 +246,7 @@ def start(folder: Path, arguments: Sequence[str], plugin: Any, result: Path | No
 
 
 def copy_project(folder: Path) -> Path:
-    """Copy what tests need into a new folder."""
+    """Copy the files that tests require into a new folder."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -269,7 +269,7 @@ def record(folder: Path, targets: Sequence[str]) -> list[Case]:
 
 
 def choose_tests(mutant: Mutant, tests: Sequence[Case]) -> list[Case]:
-    """Choose the tests that call the changed function, quickest first; of code outside functions, all of its file."""
+    """Select the tests that call the changed function, fastest first; outside functions, all tests of the file."""
     found = function_at(mutant.path, mutant.line)
     if found is None:
         chosen = [test for test in tests if any(path == mutant.path for path, _ in test.calls)]
@@ -279,7 +279,7 @@ def choose_tests(mutant: Mutant, tests: Sequence[Case]) -> list[Case]:
 
 
 def run_all(mutants: Sequence[Mutant], folders: Sequence[Path]) -> Iterator[Mutant]:
-    """Run each mutant in one of the folders, several at once; yield those that have ended."""
+    """Run several mutants concurrently, each in one of the folders; yield finished mutants."""
     waiting, free = list(reversed(mutants)), list(folders)
     running: dict[int, tuple[Mutant, Path, float]] = {}
     # A changed file must not be taken for the one before, whose compiled form has the same second and size.
@@ -320,7 +320,7 @@ def run_all(mutants: Sequence[Mutant], folders: Sequence[Path]) -> Iterator[Muta
 
 
 def report(mutants: Sequence[Mutant]) -> str:
-    """List the mutants that no test has noticed, and count the outcomes in each file."""
+    """List the mutants that no test detected, and count the outcomes in each file."""
     lines = [str(mutant) for mutant in mutants if mutant.outcome in ("survived", "no test")]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant in mutants:
@@ -335,7 +335,7 @@ def report(mutants: Sequence[Mutant]) -> str:
 
 
 def main() -> None:
-    """Draw mutants, run them, and print those that survived."""
+    """Draw and run mutants; print the survivors."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all if none")
     parser.add_argument("--mutants", type=int, default=500)

@@ -1,4 +1,4 @@
-"""Packages that tests can lack: those that need a missing package are skipped."""
+"""Optional packages; tests that require a missing package are skipped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKAGES = frozenset(
 
 
 def missing_package(error: BaseException | None) -> str | None:
-    """Return the package whose absence an import reports; None if it reports something else."""
+    """Return the missing package that an import error reports; None for other errors."""
     if isinstance(error, MissingExtraError) and (named := re.match(r"'(\w+)' is not installed", str(error))):
         return named[1] if named[1] in PACKAGES and find_spec(named[1]) is None else None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
@@ -42,7 +42,7 @@ def missing_package(error: BaseException | None) -> str | None:
 
 
 class _Missing:
-    """A package that is not installed: its first use skips the test, or the module that is being imported."""
+    """Package that is not installed; first use skips the test or the importing test module."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""How long the soaks last, in seconds: the environment variable ``SOAK_SECONDS``, 20 if it is not set."""
+"""Duration of the soak tests in seconds: the environment variable ``SOAK_SECONDS``, by default 20."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ SECONDS = float(os.environ.get("SOAK_SECONDS", "20"))
 
 
 def rounds(per_second: float) -> int:
-    """Return a number of rounds that grows with the seconds of a soak."""
+    """Return a number of rounds proportional to the duration of a soak test."""
     return max(1, round(per_second * SECONDS))

@@ -1,4 +1,4 @@
-"""check_types: what mypy's strict mode says of a user's script."""
+"""Results of mypy's strict mode for a user's script."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[1]
 
 
 class TypeReport(NamedTuple):
-    """Types that `reveal_type` gave in a script, without their modules, and the lines with errors."""
+    """Types that `reveal_type` reported in a script, without module names, and the lines with errors."""
 
     revealed: list[str]
     errors: list[str]
 
 
 def check_types(script: str, folder: Path) -> TypeReport:
-    """Run mypy over a script that is written into a folder, as the library is checked: strictly, and with its cache."""
+    """Write a script into a folder and run mypy on it in strict mode, with the cache of the library."""
     api = pytest.importorskip("mypy.api")
     source = folder / "script.py"
     source.write_text(script)

@@ -1,4 +1,4 @@
-"""Arguments that stand for nothing are refused at the door, by name, with what was expected and what was found."""
+"""Meaningless arguments are rejected on entry; the error names the argument, the requirement and the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the benchmarks runs, its contestants agree, and outcomes are held against the right bar."""
+"""Every row of the benchmarks runs, its contestants agree, and results are compared with the correct threshold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST = {rows_of([layer])[0].name for layer in LAYERS} - {"cluster.small.1", "tr
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_library_left() -> Iterator[None]:
-    """Forget the loaded peers: one of them has actors on the Ray cluster that `conftest.py` leaves."""
+    """Unload the peers, because one peer has actors on the Ray cluster that `conftest.py` disconnects."""
     yield
     library.cache_clear()
 

@@ -1,4 +1,4 @@
-"""Kernels in NumPy return the same bits as the compiled ones, which replace them when their import pays."""
+"""NumPy kernels and the compiled kernels that replace them return bitwise equal results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def assert_same_bits(expected: Any, actual: Any) -> None:
 
 
 def rough(rng: np.random.Generator, shape: Any) -> Any:
-    """Draw numbers of very different sizes, whose sums depend on the order."""
+    """Draw numbers of very different magnitudes, whose sums depend on the order."""
     return rng.standard_normal(shape) * 10.0 ** rng.integers(-12, 12, shape)
 
 

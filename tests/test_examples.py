@@ -1,4 +1,4 @@
-"""The examples in docs/examples run, and those that learn do learn, in runs shorter than people's."""
+"""The examples in docs/examples run, and learners improve in shortened runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Give torch the threads back that an example takes from it."""
+    """Restore torch's number of threads, which an example changes."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Mistakes of a first day: each gets one sentence that names the way out."""
+"""Beginners' mistakes: each raises one sentence that names the solution."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def env() -> gym.Env[Any, Any]:
 
 
 def learn() -> Any:
-    """Return the learning side, which needs torch."""
+    """Return `samplebatch.learn`, which requires torch."""
     pytest.importorskip("torch")
     import samplebatch.learn
 

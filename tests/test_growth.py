@@ -1,4 +1,4 @@
-"""The script that measures how works grow with the rows runs, and reports every work at every size."""
+"""The script that measures how durations grow with the number of rows reports every operation at every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import samplebatch` is light, and its names resolve when they are first asked for."""
+"""`import samplebatch` imports few modules, and public names are resolved on first access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels are compiled once, kept where numba can keep them, and take only what they are meant for."""
+"""Kernels are compiled once, cached if numba can write a cache, and accept only the supported types."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RESULTS = [-1, [1, 3, 3], [0.0, 1.0, 3.0]]
 
 
 def installed_in(folder: Path, *, read_only: bool) -> Path:
-    """Copy what `kernels` needs into a folder, as an installation does."""
+    """Copy the files that `kernels` requires into a folder, as an installation does."""
     package = folder / "samplebatch"
     package.mkdir(parents=True)
     shutil.copy(kernels.__file__, package)
@@ -57,7 +57,7 @@ def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], folder: Path) -> bool:
-    """Hold a process against the results there must be, and tell whether all of its kernels came from the cache."""
+    """Check the results of a process; return whether all of its kernels were loaded from the cache."""
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     home, *results, hits = json.loads(out)

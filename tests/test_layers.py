@@ -1,4 +1,4 @@
-"""Data flows one way: every import of the package is held against the table of its layers."""
+"""Every import of the package agrees with the table of layers."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ LEARNING = {"learn": {"torch", "gymnasium"}}
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, where it stands, and whether it runs when the importing module does."""
+    """Imported module, the position of the import, and whether it runs when the importing module is imported."""
 
     importer: str
     function: str
@@ -237,7 +237,7 @@ def layer(module: str) -> str:
 
 
 def breach(found: Import) -> str | None:
-    """Say which rule of the layers an import breaks, if any."""
+    """Return the layer rule that an import violates, if any."""
     if found.target.split(".")[0] != "samplebatch" or found.importer in FRONT_DOORS or found.target == VERSION:
         return None
     here, there = layer(found.importer), layer(found.target)
@@ -288,7 +288,7 @@ def test_every_listed_import_is_still_there() -> None:
 
 
 def is_listing(statement: ast.stmt) -> bool:
-    """Tell whether a statement of a front door only names things: an import, a constant, the names to export."""
+    """Return whether a statement of a package's `__init__` only defines names: imports, constants or exported names."""
     if isinstance(statement, ast.If):
         return "TYPE_CHECKING" in ast.unparse(statement.test) and all(map(is_listing, statement.body))
     return isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign | ast.Expr)
@@ -301,7 +301,7 @@ def test_front_doors_hold_no_code(door: str) -> None:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Map every module to those that it imports, at once or inside a function; front doors import none."""
+    """Map every module to its imports, including imports inside functions; `__init__` modules have none."""
     graph: dict[str, set[str]] = {module: set() for module in SOURCES}
     for found in all_imports():
         if found.target in graph and not (found.typing_only or found.importer in FRONT_DOORS):
@@ -310,7 +310,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
-    """Find the sets of nodes that can all be reached from each other."""
+    """Find the strongly connected components of a graph."""
 
     def reachable(start: str) -> set[str]:
         seen: set[str] = set()
@@ -342,7 +342,7 @@ def test_files_are_short() -> None:
 
 
 def public_homes() -> set[str]:
-    """List the modules that public names come from."""
+    """List the modules that define public names."""
     return {found.target for found in all_imports() if found.importer in FRONT_DOORS}
 
 
@@ -359,7 +359,7 @@ def test_modules_with_a_single_importer_have_a_reason() -> None:
 
 
 def loads_at_once(found: Import) -> bool:
-    """Tell whether an import runs when the package's modules are imported, and is of a package that should wait."""
+    """Return whether an import of the package's modules also imports a package that must be imported later."""
     if found.function or found.typing_only:
         return False
     root = found.target.split(".")[0]
@@ -382,7 +382,7 @@ PACKAGES = {"PIL": "pillow", "cv2": "opencv-python-headless"}
 
 
 def required_modules() -> Iterator[tuple[str, str, str]]:
-    """Yield where, module and extra of every call of `errors.require`."""
+    """Yield position, module and extra of every call of `errors.require`."""
     for module, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "require":

@@ -1,4 +1,4 @@
-"""Batches, buffers and reports as people look at them: text, notebooks, pictures and tables of other tools."""
+"""Representations of batches, buffers and reports: text, notebooks, figures and tables of other tools."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_report_prints_a_summary() -> None:
 
 
 class Tags(HTMLParser):
-    """Collects the tags of a page, and sees to it that all are closed."""
+    """Collects the tags of a page and checks that all tags are closed."""
 
     def __init__(self) -> None:
         super().__init__()

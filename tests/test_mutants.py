@@ -1,4 +1,4 @@
-"""The mutation run knows which tests call a function, what is executed at all, and what no test has noticed."""
+"""The mutation run records which tests call a function, which code is executed, and which mutants survive."""
 
 from __future__ import annotations
 

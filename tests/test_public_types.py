@@ -1,4 +1,4 @@
-"""Every class of ours that a public signature names has a public name itself, and stands in the reference."""
+"""Every class of the library in a public signature has a public name and a page in the reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def public_names() -> dict[str, Any]:
 
 @cache
 def imported_names(module: str) -> dict[str, tuple[str, str]]:
-    """Map the names that a module's annotations may use to where they come from, imports for type checkers included."""
+    """Map the names that a module's annotations may use to their origin, including imports for type checkers."""
     tree = ast.parse(inspect.getsource(import_module(module)))
     found = {node.name: (module, node.name) for node in tree.body if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
@@ -39,7 +39,7 @@ def imported_names(module: str) -> dict[str, tuple[str, str]]:
 
 
 def functions_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a public function itself, or the public methods and properties of a class, inherited ones included."""
+    """Yield a public function itself, or the public methods and properties of a class, including inherited ones."""
     if inspect.isfunction(value):
         yield path, value
     elif inspect.isclass(value):
@@ -53,7 +53,7 @@ def functions_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def classes_named(function: Any) -> Iterator[type]:
-    """Yield our classes that a function's annotations name."""
+    """Yield the classes of the library in a function's annotations."""
     known = imported_names(function.__module__)
     for annotation in function.__annotations__.values():
         for name in re.findall(r"(?<![.\w])\w+", str(annotation)):

@@ -1,4 +1,4 @@
-"""Returns beside their definitions written out, beside Tianshou's, and on every kind of batch."""
+"""Returns compared with their definitions and with Tianshou, on every kind of batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gae_written_out(
 
 
 def nstep_written_out(rewards: Any, terminated: Any, truncated: Any, n_step: int, gamma: float) -> list[tuple]:
-    """Walk every window."""
+    """Compute n-step returns by iterating over every window."""
     found = []
     for first in range(len(rewards)):
         total, last = 0.0, first

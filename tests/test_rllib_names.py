@@ -1,4 +1,4 @@
-"""The table of RLlib's public names on the migration page: none is unmentioned, and each row is true."""
+"""The table of RLlib's public names is complete, and each row is correct."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def theirs() -> set[str]:
 
 
 def ours(name: str) -> bool:
-    """Tell whether we have a name."""
+    """Return whether the library has a name."""
     kind, _, attribute = name.rpartition(".")
     if not kind:
         return hasattr(samplebatch, name)

@@ -1,4 +1,4 @@
-"""Bytes from elsewhere are unpickled in one place, which asks for permission; whoever else runs code is listed here."""
+"""Foreign bytes are unpickled in one module, which requires permission; other code execution is listed here."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_loading_a_column_rejects_pickles_by_default(mark: Path) -> None:
 
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """List the nodes of every module's syntax tree that name something, with the module's path."""
+    """List the name nodes of every module's syntax tree, with the path of the module."""
     kinds = ast.Attribute | ast.Name | ast.ImportFrom | ast.keyword | ast.FunctionDef
     return [
         (path.relative_to(PACKAGE).as_posix(), node)
@@ -154,7 +154,7 @@ def nodes() -> list[tuple[str, ast.AST]]:
 
 
 def dotted(node: ast.AST) -> list[str]:
-    """List the dotted names that a node stands for."""
+    """List the dotted names that a node represents."""
     if isinstance(node, ast.ImportFrom):
         return [f"{node.module}.{alias.name}" for alias in node.names]
     if isinstance(node, ast.Attribute):

@@ -27,7 +27,7 @@ def vtrace_written_out(
     decay: float,
     clips: tuple[float, float, float],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sum equation 1 of the paper from every step to the end of its episode, then apply the policy gradient's."""
+    """Sum equation 1 of the paper from every step to the end of its episode; return targets and advantages."""
     n = len(rewards)
     rho_clip, c_clip, weight_clip = clips
     ratios = [math.exp(ratio) for ratio in log_ratios]

@@ -1,4 +1,4 @@
-"""Tianshou without its compiler, which takes half a minute for functions that tests call on a few rows."""
+"""Tianshou without numba compilation, which takes half a minute for functions that tests call on a few rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COMPILED = {
 
 
 class Uncompiling(MetaPathFinder):
-    """Finds these modules of Tianshou's for the import system, and has them keep the Python functions."""
+    """Import finder for Tianshou's compiled modules, which retains the Python functions."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module, if it is one of these."""
+        """Find a module if Tianshou compiles its functions."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname in COMPILED else None
         if spec is None or spec.loader is None:
             return None
@@ -40,5 +40,5 @@ class Uncompiling(MetaPathFinder):
 
 
 def uncompile_tianshou() -> None:
-    """Keep Tianshou from compiling, in whichever test imports it first."""
+    """Disable compilation in Tianshou before any test imports it."""
     sys.meta_path.insert(0, Uncompiling())
