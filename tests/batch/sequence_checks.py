@@ -26,7 +26,7 @@ def by_sequence(batch: SampleBatch) -> list[tuple[float, list[int]]]:
 
 
 def assert_sound(batch: SampleBatch) -> None:
-    """Check that every row still holds what belongs to its step, and that padding is zeros."""
+    """Check that every row contains the values of its step, and that padding is zeros."""
     assert len(batch) == int(np.sum(batch["seq_lens"])) == int(batch.mask().sum())
     mask, rows = batch.mask(), np.array(steps(batch), int)
     assert batch["obs"]["x"][mask].tolist() == ((rows + 1) / 4).tolist()

@@ -14,7 +14,7 @@ from samplebatch.errors import CapacityError, ColumnTypeError, FormatError, Samp
 
 
 class Strange:
-    """An object that no Arrow type holds."""
+    """Object that no Arrow type can represent."""
 
 
 def test_batches_with_the_columns_of_another_keep_their_own_description() -> None:

@@ -204,7 +204,7 @@ def test_arrays_with_a_false_size_are_rejected() -> None:
 
 
 def shared_tuples(depth: int) -> bytes:
-    """Return the operations that make a tuple which holds one twice, which holds one twice, and so on, by number."""
+    """Return pickle operations of nested tuples, each of which contains the next tuple twice, by depth."""
     return b")" + b"".join(b"\x94h" + bytes([i]) + b"\x86" for i in range(depth)) + b"\x94"
 
 

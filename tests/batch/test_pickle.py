@@ -1,4 +1,4 @@
-"""Pickles: every column is a buffer out of band, a slice ships its rows only, and what arrives is what was sent."""
+"""Pickles: columns are out-of-band buffers, a slice contains only its rows, and batches are restored exactly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def out_of_band(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 
 def received(value: object) -> Any:
-    """Send a value out of band and read it back over the same memory."""
+    """Pickle a value with out-of-band buffers and load it from the same memory."""
     data, buffers = out_of_band(value)
     return pickle.loads(data, buffers=buffers)
 
@@ -48,7 +48,7 @@ def nbytes(buffers: list[pickle.PickleBuffer]) -> int:
 
 
 class Echo:
-    """What a child process does: take a batch from one queue, change it, put it and what it saw on another."""
+    """Child process: receive a batch from one queue, modify it, send it and its original values to another queue."""
 
     def __call__(self, inbox: Any, outbox: Any) -> None:
         for batch in iter(inbox.get, None):
@@ -305,7 +305,7 @@ def test_frames_that_are_not_what_they_claim_are_rejected() -> None:
 
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a child process import this module by its name."""
+    """Make this module importable by name in a child process."""
     monkeypatch.syspath_prepend(ROOT)
 
 

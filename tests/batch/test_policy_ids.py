@@ -34,7 +34,7 @@ IDS = (1, "1", "walker", 0, -3, "")
 
 @pytest.fixture
 def batch() -> MultiAgentBatch:
-    """Return policies of both types, two of which look alike; the rows of each tell which it is."""
+    """Return policies with ids of both types, two of which print alike; rows identify their policy."""
     steps = np.arange(2)
     return MultiAgentBatch(
         {

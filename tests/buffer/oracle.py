@@ -73,7 +73,7 @@ def rows_of(kind: str, numbers: Sequence[int]) -> Any:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Tell whether found rows are exactly the expected ones, whatever holds them."""
+    """Return whether the found rows are exactly the expected rows, in any container."""
     if isinstance(expected, dict):
         return set(found.keys()) == set(expected) and all(same(found[name], expected[name]) for name in expected)
     if isinstance(expected, np.ndarray) and expected.dtype == object:
@@ -115,7 +115,7 @@ class Ring:
     start: int = 0
 
     def slots(self) -> list[int]:
-        """Return the slot of each step: writes take slots in turn."""
+        """Return the slot of each step; steps are written to consecutive slots."""
         return [(self.written - len(self.steps) + i) % self.maxsize for i in range(len(self.steps))]
 
     def store(self, new: Step) -> int:
@@ -248,7 +248,7 @@ class Oracle:
         ]
 
     def frames(self, name: str) -> np.ndarray:
-        """Return the numbers of the observations that `buf[:]` must show, shape (n,), or (n, stack_num) if stacked."""
+        """Return the numbers of the observations of `buf[:]`, shape (n,), or (n, stack_num) if stacked."""
         rows = []
         for ring, i in self.places():
             if name == "obs":
@@ -270,7 +270,7 @@ class Oracle:
         return np.array([getattr(ring.steps[i], name) for ring, i in self.places()], dtype)
 
     def check(self, buf: Any, kind: str = "number") -> None:
-        """Hold a buffer against what it must be."""
+        """Compare a buffer with the oracle."""
         indices = self.indices()
         assert len(buf) == len(self)
         assert buf.maxsize == sum(ring.maxsize for ring in self.rings)
@@ -297,7 +297,7 @@ class Oracle:
         ]
 
     def check_rows(self, rows: Any, kind: str, chosen: Sequence[int] | None = None) -> None:
-        """Hold rows against those of the indices that `chosen` gives places of; all of them by default."""
+        """Compare rows with the oracle's rows at the positions `chosen`, by default all rows."""
         picked = np.arange(len(self)) if chosen is None else np.array(chosen, int)
         obs = self.frames("obs")[picked]
         newest = obs if self.stack_num == 1 else obs[:, -1]
@@ -359,7 +359,7 @@ def batch_of(new: Sequence[Step], kind: str = "number", **changed: Any) -> Batch
 
 
 def scramble(rows: Any) -> None:
-    """Write over whatever a batch holds, as an environment does that uses its memory again."""
+    """Overwrite the values of a batch, as an environment does that reuses its memory."""
     for value in rows.values():
         if isinstance(value, Batch):
             scramble(value)

@@ -14,7 +14,7 @@ from tests.buffer.oracle import step, steps
 
 
 def test_episodes_stay_in_one_piece() -> None:
-    """Environments take turns; each episode's rows lie one after the other in the main buffer."""
+    """Environments alternate; the rows of each episode are contiguous in the main buffer."""
     buf = CachedReplayBuffer(ReplayBuffer(40, stack_num=2, ignore_obs_next=True), 3, 10)
     lengths, clock, number = (3, 5, 4), [0, 0, 0], [0, 100, 200]
     for _ in range(24):

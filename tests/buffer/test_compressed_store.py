@@ -23,7 +23,7 @@ CHUNK = CHUNK_NBYTES // (64 * 64)
 
 
 def frames(numbers: Any) -> np.ndarray[Any, Any]:
-    """Make an image of each number, from which it can be told."""
+    """Create one image per number, from which the number can be decoded."""
     numbers = np.asarray(numbers)
     images = np.zeros((len(numbers), *SHAPE), U1)
     images[:, :, 0] = (numbers % 251)[:, None]

@@ -1,4 +1,4 @@
-"""Whole episodes: which there are, and samples of them."""
+"""Complete episodes: their list, and samples of episodes."""
 
 from __future__ import annotations
 

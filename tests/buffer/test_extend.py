@@ -1,4 +1,4 @@
-"""Whole batches into buffers: names, rings, the order of rows, and episodes that do not go on."""
+"""`extend` of buffers: names, rings, the order of rows, and episodes that do not continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled fast `add` does what the general one does, and takes only batches that are exactly alike."""
+"""The compiled fast `add` equals the general `add`, and accepts only batches with exactly the same layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F4 = np.float32
 
 
 def step(n: int, rows: int | None, **changed: Any) -> dict[str, Any]:
-    """Make a step, or one for each of some environments, whose values tell which it is."""
+    """Create one step, or one step per environment, with values that identify the step."""
     lead = () if rows is None else (rows,)
     numbers = np.full(lead, n) + (0 if rows is None else np.arange(rows) * 1000)
     image = np.zeros((*lead, 3, 2), F4) + np.expand_dims(numbers, (-1, -2)) if lead else np.full((3, 2), n, F4)

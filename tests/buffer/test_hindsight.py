@@ -358,7 +358,7 @@ def test_the_same_goals_as_tianshou(size: int) -> None:
 
 
 def test_as_many_relabelled_as_by_tianshou() -> None:
-    """There, whole episodes are relabelled; where each step is an episode of its own, so is each step."""
+    """Tianshou relabels complete episodes, so episodes of one step are relabelled step by step."""
     future_k, n = 4.0, 400
     ours, other = HERReplayBuffer(n, distance, 20, future_k), theirs(n, future_k)
     make = sys.modules["tianshou.data"].Batch
@@ -375,7 +375,7 @@ def test_as_many_relabelled_as_by_tianshou() -> None:
 
 
 def test_a_single_episode_is_relabelled() -> None:
-    """There, the share of episodes is rounded down, so that of one none ever is."""
+    """Tianshou rounds the number of relabelled episodes down, so a single episode is never relabelled."""
     buf = HERReplayBuffer(10, distance, 20, 8.0)
     Walk(buf, "rrrrrr")
     batch, _ = buf.sample(800)

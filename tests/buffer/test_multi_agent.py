@@ -71,7 +71,7 @@ class World:
         return self.episodes * 7, 0
 
     def fragment(self, steps: int, *, shuffled: bool = False) -> tuple[MultiAgentBatch, dict[str, list[Row]]]:
-        """Step every environment; return the batch, and the rows of each policy in the order in which they stand."""
+        """Step every environment; return the batch, and the rows of each policy in stored order."""
         rows: dict[str, list[Row]] = {}
         count = 0
         for _ in range(steps):
@@ -114,7 +114,7 @@ def numbers(batch: SampleBatch) -> list[int]:
 
 
 def check_rows(batch: SampleBatch, given: dict[int, Row]) -> None:
-    """Hold sampled rows against those that were added."""
+    """Compare sampled rows with the added rows."""
     expected = rows_of([given[number] for number in numbers(batch)])
     for name in expected.column_names:
         found, wanted = batch[name], expected[name]

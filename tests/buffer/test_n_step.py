@@ -1,4 +1,4 @@
-"""Rows that stand for several steps, beside lists of steps that are walked along."""
+"""Rows that represent several steps, compared with loops over lists of steps."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Rings:
         raise AssertionError(f"{obs} is not there")
 
     def check(self, rows: Any, n_step: int, gamma: float, *, kept_next: bool = True) -> None:
-        """Hold rows against walks from each of them."""
+        """Compare rows with a loop from each row."""
         found = [self.expected(int(obs), n_step, gamma) for obs in rows.obs]
         np.testing.assert_allclose(rows.returns, [total for total, _, _ in found], atol=1e-12)
         np.testing.assert_allclose(rows.discount, [discount for _, discount, _ in found], atol=1e-12)

@@ -12,7 +12,7 @@ from samplebatch.errors import EmptyBufferError, FormatError, RingError
 
 
 class Lists:
-    """What rings must answer: for each ring, the slots and flags of its steps, oldest first."""
+    """Expected state of rings: for each ring, the slots and flags of its steps, oldest first."""
 
     def __init__(self, maxsizes: list[int]) -> None:
         self.maxsizes = maxsizes

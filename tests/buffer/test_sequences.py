@@ -1,4 +1,4 @@
-"""Sequences for recurrent learners: where they begin and end, what is padded, and how likely each is."""
+"""Sequences for recurrent learners: starts and ends, padding, and probabilities."""
 
 from __future__ import annotations
 

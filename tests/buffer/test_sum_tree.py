@@ -16,7 +16,7 @@ SIZES = [1, 2, 3, 5, 7, 8, 9, 31, 100, 1000, 1025]
 
 
 def whole_weights(size: int, seed: int = 7) -> np.ndarray:
-    """Draw whole numbers, a third of them 0: their sums are exact, whatever the order."""
+    """Draw integers, a third of which are 0; their sums are exact in any order."""
     rng = np.random.default_rng(seed)
     return np.where(rng.random(size) < 0.3, 0, rng.integers(1, 100, size)).astype(float)
 

@@ -46,7 +46,7 @@ def rows(rng: np.random.Generator, first: int, count: int, kind: str) -> Batch:
 
 
 def same(buf: Any, plain: Any) -> None:
-    """Hold two buffers against each other, what comes next included."""
+    """Compare two buffers, including their behaviour after further steps."""
     assert repr(buf._meta) == repr(plain._meta)
     assert (buf[:] == plain[:]) is True
     assert buf.unfinished_index().tolist() == plain.unfinished_index().tolist()

@@ -1,4 +1,4 @@
-"""Pictures and pages are files that others can read, and say what is in the batch."""
+"""Figures and pages are valid files that describe the batch."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Process:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[Process, str]]:
-    """Serve in a process; gives it and its address."""
+    """Serve in a process; yield the process and its address."""
     process = Process("serve", *arguments)
     try:
         yield process, process.wait_for(r"Serving .* at (grpc\S+)")[1]

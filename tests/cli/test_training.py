@@ -35,7 +35,7 @@ QUICK = [*SHORT, "start_steps=20", "collection_step_num_env_steps=10", "batch_si
 
 @pytest.fixture(autouse=True)
 def _one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs lie in a folder of the test's, and keep threads as they are."""
+    """Write runs to the test's folder, and preserve the number of threads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
@@ -330,7 +330,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rename_environment(config: Path, name: str) -> None:
-    """Replace the environment that a run's file names, as whoever shares the folder may."""
+    """Replace the environment in a run's file, as another user of the folder could."""
     config.write_text(config.read_text().replace('"CartPole-v1"', f'"{name}"'))
 
 
@@ -433,7 +433,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], line: str) -> None:
-    """Read what a process prints until a line begins so."""
+    """Read the output of a process up to the first line with a prefix."""
     assert process.stdout is not None
     while not (printed := process.stdout.readline()).startswith(line):
         assert printed, process.communicate(timeout=120)

@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture
 def seeded() -> Iterator[None]:
-    """Let torch and NumPy draw the same numbers each time, in one thread, whatever ran before."""
+    """Seed torch and NumPy before each test, and use one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)

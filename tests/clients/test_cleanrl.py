@@ -39,7 +39,7 @@ class Agent(nn.Module):
 
 
 class RecurrentAgent(nn.Module):
-    """As in `ppo_atari_lstm.py`: states have layers first, and begin with zero where `done` is 1."""
+    """As in `ppo_atari_lstm.py`: layers are the first axis of states, and states are zero where `done` is 1."""
 
     def __init__(self, inputs: int = 4) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Network(nn.Module):
 
 
 def learn(agent: Agent, optimizer: torch.optim.Optimizer, batch: SampleBatch, rng: np.random.Generator) -> None:
-    """Take the epochs of `ppo.py`."""
+    """Run the update epochs of `ppo.py`."""
     wanted = batch.select("obs", "actions", "action_logp", "advantages", "value_targets")
     for rows in wanted.minibatches(128, epochs=6, rng=rng):
         obs, actions, logp, advantages, targets = (torch.as_tensor(column) for column in rows.values())

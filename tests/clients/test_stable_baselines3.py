@@ -33,7 +33,7 @@ def mean_return(model: Any, env: str) -> float:
 
 
 def values_of(model: Any) -> Any:
-    """Return a function of observations: what the model's value network makes of them."""
+    """Return the model's value network as a function of observations."""
 
     @torch.no_grad()
     def values(obs: np.ndarray) -> torch.Tensor:

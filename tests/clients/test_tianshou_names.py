@@ -1,4 +1,4 @@
-"""The page of names mentions every public name of Tianshou, and says whether it is here."""
+"""The page of names lists every public name of Tianshou and its counterpart."""
 
 from __future__ import annotations
 

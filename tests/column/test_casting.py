@@ -1,4 +1,4 @@
-"""Exact casts: random numbers are compared one by one, in Python's own arithmetic; rounding casts and refused kinds."""
+"""Exact casts: random numbers are compared individually, in Python's own arithmetic; rounding casts; rejected kinds."""
 
 from __future__ import annotations
 

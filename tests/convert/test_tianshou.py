@@ -1,4 +1,4 @@
-"""Tianshou's batches and buffers, which go on from where ours have got to, and the reverse."""
+"""Tianshou's batches and buffers continue from the state of ours, and the reverse."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ each = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 def fill(buffer: Any, batch: Any, start: int, stop: int) -> list[Any]:
-    """Add steps, and return what the buffer says of each."""
+    """Add steps; return the result of `add` for each."""
     n = int(getattr(buffer, "buffer_num", 1)) - ("Cached" in type(buffer).__name__)
     said = []
     for i in range(start, stop):

@@ -29,7 +29,7 @@ def ladders(lengths: list[int], kind: Any = gyms.Ladder, **given: Any) -> list[A
 
 
 class Reluctant(gyms.Watched):
-    """A ladder that begins another episode when its gate is open."""
+    """A ladder that starts another episode when its gate is open."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         while self._episode >= 0 and not self._gate.value:

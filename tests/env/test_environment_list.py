@@ -1,4 +1,4 @@
-"""Single environments are stepped in a list, reset at once, converted exactly, and refused by name."""
+"""Environments of a list are stepped in sequence, reset immediately, converted exactly, and rejected by name."""
 
 from __future__ import annotations
 

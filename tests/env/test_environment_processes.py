@@ -1,4 +1,4 @@
-"""Processes of environments that die, hang or raise are named, nobody waits for them, and none is left behind."""
+"""Environment processes that die, hang or raise are named in errors, block no caller, and leave no process behind."""
 
 from __future__ import annotations
 

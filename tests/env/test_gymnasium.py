@@ -1,4 +1,4 @@
-"""Every autoreset mode gives the same transitions, with the observations where they belong."""
+"""Every autoreset mode produces the same transitions, with correct next observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments by name, and what is said when there is none."""
+"""Environments by name, and the errors for unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain SyncVectorEnv is stepped environment by environment: what Gymnasium would convert is exact or refused."""
+"""A plain SyncVectorEnv is stepped environment by environment: values are stored exactly or rejected."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def push(obs: Any) -> Any:
 
 
 def check_drift(batch: SampleBatch) -> None:
-    """Hold every row against the rules of the simulation."""
+    """Compare every row with the rules of the simulation."""
     for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds"):
         assert isinstance(batch[name], torch.Tensor), name
     number = batch["obs"][:, 0]

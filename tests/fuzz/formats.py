@@ -72,7 +72,7 @@ def batches() -> list[SampleBatch | MultiAgentBatch]:
 
 
 def use_batch(batch: Any) -> None:
-    """Look at every value of a batch, as whoever reads it would."""
+    """Read every value of a batch."""
     if isinstance(batch, MultiAgentBatch):
         for part in batch.policy_batches.values():
             use_batch(part)
@@ -266,7 +266,7 @@ BUFFER_HDF5 = BufferFile(lambda buffer, path: buffer.save_hdf5(path), ReplayBuff
 
 
 class TianshouBuffer(BufferFile):
-    """A buffer that Tianshou has written; which class it is stands nowhere in the file."""
+    """A buffer file from Tianshou, which does not contain the buffer's class."""
 
     def made(self) -> list[Any]:
         uncompile_tianshou()
@@ -440,7 +440,7 @@ INERT_PICKLE = InertPickle()
 
 
 class Compressed:
-    """A compressed column, as it comes from another process: header and blocks."""
+    """A compressed column as another process sends it: header and blocks."""
 
     def samples(self, folder: Path) -> list[Any]:
         frames = np.arange(40 * 12 * 12).reshape(40, 12, 12).astype(np.uint16) // 100

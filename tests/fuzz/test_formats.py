@@ -1,4 +1,4 @@
-"""Damaged files, folders, states and columns are refused by an error of the library's, or read right."""
+"""Damaged files, folders, states and columns raise a library error or are read correctly."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class ReplayService:
                 )
 
     def _call(self, method: str, messages: list[bytes]) -> str | None:
-        """Make a call, and return the sentence that it was refused with; None if it was not."""
+        """Make a call; return the message of its rejection, or None if the call was accepted."""
         calls: Callable[..., Any] = self._channel.stream_stream
         answers = calls(_PREFIX + method)(iter(messages), timeout=_DEADLINE_S)
         try:

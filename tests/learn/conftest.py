@@ -1,4 +1,4 @@
-"""Let the tests of the learning side share modules, and keep torch to one thread: networks of tests are small."""
+"""Share modules among the tests of `samplebatch.learn`, and limit torch to one thread."""
 
 import sys
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ from samplebatch import Batch
 
 @dataclass
 class Stats:
-    """What an update says of itself."""
+    """Statistics of an update."""
 
     loss: float = 0.0
     train_time: float = 0.0

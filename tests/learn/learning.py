@@ -65,7 +65,7 @@ def assert_equal_parameters(own: nn.Module, other: nn.Module, atol: float = 0.0)
 
 
 def assert_goes_on(algorithm: Any, fresh: Any, update: Any) -> None:
-    """Check that an algorithm goes on bit for bit from the state of another, through a file's bytes."""
+    """Check that an algorithm continues bitwise from another algorithm's state that was saved to a file."""
 
     update(algorithm)
     file = io.BytesIO()

@@ -51,7 +51,7 @@ def update_theirs(algorithm: Any, times: int, **arguments: Any) -> list[float]:
 
 
 def same_order(monkeypatch: pytest.MonkeyPatch, seed: int = 3) -> None:
-    """Let both libraries go over rows in the same orders."""
+    """Make both libraries iterate over rows in the same order."""
     import numpy as np
 
     ours, theirs = np.random.default_rng(seed), np.random.default_rng(seed)

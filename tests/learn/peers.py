@@ -81,7 +81,7 @@ def run(algorithm: Any, buffer: Any, updates: int = 5) -> list[dict[str, float]]
 
 
 def assert_learn_the_same(ours: Any, theirs: Any, own: Any, other: Any, networks: list[str]) -> None:
-    """Check that both have the same losses and parameters after some updates, but for roundings of float32."""
+    """Check that losses and parameters agree after several updates, up to the rounding of float32."""
     before = deepcopy(ours.state_dict())
     for one, two in zip(run(ours, own), run(theirs, other), strict=True):
         assert one == pytest.approx({name: two[name] for name in one}, rel=1e-4, abs=1e-5)

@@ -48,7 +48,7 @@ PRELOADED = [
 
 
 class Unpicklable(gymnasium.Wrapper):  # type: ignore[type-arg]
-    """An environment with a part that no pickle holds."""
+    """An environment with an attribute that cannot be pickled."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Algorithms learn in the unit of their policy, whatever unit the rows come in."""
+"""Algorithms learn in the unit of their policy, for rows of any unit."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Algorithms sample, update in the right states, give priorities back, and continue from their state."""
+"""Algorithms sample, update in the correct modes, return priorities, and resume from their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a training that was killed goes on as one that was not, and nothing is unpickled unasked."""
+"""Checkpoints: a killed training resumes exactly, and nothing is unpickled without permission."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.fixture(scope="module", params=["dqn", "on policy", "offline"])
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A training that nobody kills."""
+    """An uninterrupted training."""
     folder = tmp_path_factory.mktemp("whole")
     assert run(request.param, folder) == 0
     return request.param, folder
@@ -226,7 +226,7 @@ def test_what_cannot_be_pickled_is_rejected_and_the_older_checkpoint_stays(tmp_p
 
 @contextlib.contextmanager
 def full_disk(nbytes: int) -> Iterator[None]:
-    """Let no file grow beyond a size, as on a disk with so much room."""
+    """Limit the size of files, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:

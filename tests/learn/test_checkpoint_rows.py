@@ -242,7 +242,7 @@ def segments_of(folder: Path) -> set[int]:
 
 @contextlib.contextmanager
 def full_disk(nbytes: int) -> Iterator[None]:
-    """Let no file grow beyond a size, as on a disk with so much room."""
+    """Limit the size of files, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:

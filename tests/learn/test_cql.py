@@ -1,4 +1,4 @@
-"""CQL holds values of unknown actions down, as its papers and Tianshou have it."""
+"""CQL lowers the values of unknown actions, as in its papers and in Tianshou."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discrete BCQ keeps to actions that the data would take, as its paper and Tianshou have it."""
+"""Discrete BCQ selects only actions that are likely in the data, as in its paper and in Tianshou."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.learn.learning import CHOICES, MEASURES, assert_goes_on, filled, seed
 
 
 class Says(nn.Module):
-    """Says the same of every observation."""
+    """Returns the same output for every observation."""
 
     def __init__(self, *numbers: float) -> None:
         super().__init__()

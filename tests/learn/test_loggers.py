@@ -31,7 +31,7 @@ RETURNS = "test/returns_stat/mean"
 
 
 class Noting(Logger):
-    """Keeps in memory what it is told."""
+    """Stores logged metrics in memory."""
 
     def __init__(self, **intervals: int) -> None:
         super().__init__(**intervals)

@@ -1,4 +1,4 @@
-"""MAPPO: a critic that sees all agents, in lockstep, for actors that see what is theirs."""
+"""MAPPO: a critic of all agents' observations, in lockstep, and actors of single observations."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.learn.learning import MEASURES, OBS
 
 
 class Counted(nn.Linear):
-    """A layer that is told of its mode by its own method."""
+    """A layer whose mode is set by its own method."""
 
     told = 0
 

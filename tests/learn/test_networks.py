@@ -1,4 +1,4 @@
-"""Networks take observations of every space, steps and sequences, and states where they have some."""
+"""Networks accept observations of every space, steps and sequences, and recurrent states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers come from factories, follow schedules and clip gradients."""
+"""Factories create optimizers, which apply schedules and clip gradients."""
 
 from __future__ import annotations
 

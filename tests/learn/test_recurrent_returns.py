@@ -1,4 +1,4 @@
-"""A policy with memory comes to act well where observations hide a part, with a critic on the actor's own features."""
+"""A recurrent policy learns a partially observed task, with a critic on the actor's features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDPG, TD3 and SAC come to act well, and so do the offline algorithms from data that a collector wrote."""
+"""DDPG, TD3, SAC and the offline algorithms reach the required returns."""
 
 from __future__ import annotations
 

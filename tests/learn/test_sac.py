@@ -79,7 +79,7 @@ def test_learns_the_same_as_tianshous(n_step: int, learned: bool) -> None:
 
 
 def test_log_densities_are_those_of_squashed_actions() -> None:
-    """A histogram of many draws agrees with the densities that the policy tells."""
+    """A histogram of many samples agrees with the densities that the policy returns."""
     policy = make().policy
     with policy_within_training_step(policy), torch.no_grad():
         found = policy(Batch(obs=np.zeros((200_000, 3), np.float32)))

@@ -104,7 +104,7 @@ def test_a_second_critic_is_a_copy_that_learns_by_itself() -> None:
 
 
 def test_noise_of_targets_is_clipped() -> None:
-    """With a wide spread all noise lies at the bounds, so targets are of the four corners about the action."""
+    """With a large standard deviation, all noise is clipped to its bounds, so targets use the four corners."""
     algorithm = make(policy_noise=1e6, noise_clip=0.25)
     asked: list[torch.Tensor] = []
     algorithm._min_target_value = lambda obs, act: asked.append(act) or torch.zeros(len(act))  # type: ignore[method-assign, func-returns-value]

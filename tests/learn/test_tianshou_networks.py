@@ -1,4 +1,4 @@
-"""Networks with Tianshou's names take its arguments, load its weights and return what it returns."""
+"""Networks with Tianshou's names accept its arguments, load its weights and return its outputs."""
 
 from __future__ import annotations
 

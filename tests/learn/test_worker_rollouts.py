@@ -28,7 +28,7 @@ from tests.learn.learning import seeded
 
 
 class Counted(nn.Module):
-    """Tells with each step how often it had been updated."""
+    """Records with each step how often the policy had been updated."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def test_a_recurrent_network_of_tianshou_continues_from_its_state() -> None:
 
 
 class Seeing(gymnasium.Env):
-    """Gives its observations in batches of Tianshou's."""
+    """Returns observations as Tianshou batches."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Dict(

@@ -46,7 +46,7 @@ OURS = Batches(*(getattr(ours, name) for name in REPLACED))
 
 
 def load(name: str) -> ModuleType:
-    """Import a module of RLlib, which takes seconds and warns; the test is skipped where there is none."""
+    """Import a module of RLlib, which takes seconds and warns; skip the test if RLlib is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -50,7 +50,7 @@ class Leaf:
         return rows.tolist() if any(isinstance(row, dict) for row in rows) else rows.copy()
 
     def matches(self, column: Column, numbers: np.ndarray) -> bool:
-        """Tell whether a column holds exactly the rows of the given numbers."""
+        """Return whether a column contains exactly the rows with the given numbers."""
         expected = self.rows[numbers]
         values = column.values
         if self.kind == "infos":
@@ -159,7 +159,7 @@ class Oracle:
         return [(state, end - length, end) for (state, length), end in zip(self.sequences or [], ends, strict=True)]
 
     def check(self, batch: SampleBatch) -> None:
-        """Hold a batch against what it must be."""
+        """Compare a batch with its oracle."""
         assert type(batch) is SampleBatch
         assert len(batch) == batch.count == len(self.numbers)
         per_sequence = {*self.states, "seq_lens"} if self.sequences is not None else set()

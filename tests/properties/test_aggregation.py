@@ -1,4 +1,4 @@
-"""Whatever fragments come in, cut and mixed in whatever way: every step comes out once, whole and in order."""
+"""Every step of any mixture of fragments is returned once, complete and in order."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def check_rows(sources: list[Stream], batches: list[SampleBatch | MultiAgentBatc
 def run(
     aggregator: Aggregator, arrived: list[SampleBatch | MultiAgentBatch], drains: list[bool]
 ) -> tuple[list[Any], Any]:
-    """Add all fragments, take the full batches out now and then, and return them and the rest."""
+    """Add all fragments, remove full batches repeatedly; return the full batches and the remainder."""
     full: list[Any] = []
     for i, fragment in enumerate(arrived):
         aggregator.add(fragment)

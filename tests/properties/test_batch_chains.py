@@ -42,12 +42,12 @@ class Chain(RuleBasedStateMachine):
             oracle.check(batch)
 
     def go_on(self, batch: SampleBatch, oracle: Oracle) -> None:
-        """Take another batch for the present one, and leave the present one behind."""
+        """Replace the current batch by another batch."""
         self.behind = [*self.behind[-2:], (self.batch, self.oracle)]
         self.batch, self.oracle = batch, oracle.with_empty_sequences_of(batch)
 
     def row(self, part: float) -> int:
-        """Return the bound that lies so far into the batch."""
+        """Return the bound at a fraction of the batch."""
         return round(part * len(self.oracle))
 
     def bound(self, row: int, how: str) -> int:

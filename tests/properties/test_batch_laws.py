@@ -1,4 +1,4 @@
-"""Laws that hold for every batch, each against the plainest Python that says the same."""
+"""Laws of every batch, compared with plain Python."""
 
 from __future__ import annotations
 

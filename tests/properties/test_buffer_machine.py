@@ -1,4 +1,4 @@
-"""Every buffer, driven through whatever may be done to it, against a list of episodes."""
+"""Random operations on every buffer class, compared with a list of episodes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Priorities:
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """One buffer, and the oracle that knows what it must hold."""
+    """One buffer and the oracle of its contents."""
 
     @initialize(
         form=st.sampled_from(FORMS),

@@ -1,4 +1,4 @@
-"""Agents that come and go as they like: every step of each is there once, and counted once."""
+"""Agents join and leave at random: every step of an agent is stored once and counted once."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def rows_of(batch: MultiAgentBatch) -> dict[int, tuple[Any, ...]]:
 
 
 def check_order(batch: MultiAgentBatch) -> None:
-    """Check that the rows of each agent in an environment lie together, episode by episode, in order of time."""
+    """Check that the rows of each agent in an environment are contiguous, by episode, in time order."""
     for steps in batch.policy_batches.values():
         keys = list(zip(steps["env_id"].tolist(), steps["agent_index"].tolist(), strict=True))
         changes = [key for place, key in enumerate(keys) if not place or keys[place - 1] != key]
@@ -145,7 +145,7 @@ def test_a_batch_has_every_step_that_was_recorded(
 
 
 def begin(spec: WorkerSpec, fragment_length: int, count_steps: Count) -> Task:
-    """Make a task, and let it collect fragments without end."""
+    """Create a task that collects fragments without end."""
     task = make_task(spec, broadcast(1)[1], count_steps)
     task.begin(Request(fragment_length=fragment_length))
     return task

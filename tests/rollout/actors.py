@@ -10,7 +10,7 @@ from samplebatch import Batch
 
 
 class Marked:
-    """Acts as the parity of the first observation says, and notes its weights with every step."""
+    """Acts by the parity of the first observation, and records its weights with every step."""
 
     def __init__(self) -> None:
         self.mark = 0.0
@@ -40,7 +40,7 @@ def lean(obs: Any) -> Any:
 
 
 def constant(action_space: Any) -> Any:
-    """Make a policy that always takes the last action of a space."""
+    """Create a policy that always selects the last action of a space."""
     last = int(action_space.n) - 1
     return lambda obs: np.full(len(obs), last)
 

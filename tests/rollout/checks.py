@@ -1,4 +1,4 @@
-"""What must hold of every batch of steps."""
+"""Checks of every batch of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from samplebatch import SampleBatch
 
 
 def check_trajectories(batch: SampleBatch) -> None:
-    """Check that a batch holds trajectories one after the other, each whole from where it begins."""
+    """Check that a batch contains consecutive trajectories without missing steps."""
     changed = np.flatnonzero(np.diff(batch["eps_id"])) + 1
     bounds = [0, *changed.tolist(), len(batch)]
     assert len(np.unique(batch["eps_id"])) == len(bounds) - 1

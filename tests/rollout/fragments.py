@@ -1,4 +1,4 @@
-"""Fragments that a worker's task makes, sent through a channel or not, and what must be the same in both."""
+"""Fragments of a worker's task, with and without a channel, and checks that both agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tupl
 
 
 def begin(of: WorkerSpec) -> Task:
-    """Make a task, and let it collect fragments of sixty steps without end."""
+    """Create a task that collects fragments of sixty steps without end."""
     task = make_task(of, broadcast(1)[1], lambda _: None)
     task.begin(Request(fragment_length=60))
     return task

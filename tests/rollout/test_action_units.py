@@ -1,4 +1,4 @@
-"""Batches, buffers and files say in which unit their actions are, and nothing mixes two units."""
+"""Batches, buffers and files record the unit of their actions, and mixed units are rejected."""
 
 import copy
 import pickle

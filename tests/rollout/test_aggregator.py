@@ -1,4 +1,4 @@
-"""Train batches of the size asked for, of whole steps or episodes, with one copy of every byte."""
+"""Train batches of the requested size, of complete steps or episodes, with one copy of every byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that environments and policies return are kept exactly, or refused by column, environment and step."""
+"""Values from environments and policies are stored exactly, or rejected with column, environment and step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("obs", "rewards", "terminateds", "truncateds")
 
 
 class Odd(gymnasium.Env):
-    """Returns what it is told to in its fifth step."""
+    """Returns a given value in its fifth step."""
 
     def __init__(self, place: int | None = None, value: Any = None, space: Any = None) -> None:
         self.observation_space = space or spaces.Box(-9, 9, (3,), np.float32)

@@ -1,4 +1,4 @@
-"""Advantages, n-step returns and hooks of one's own, for each trajectory, whatever part of it a batch has."""
+"""Advantages, n-step returns and custom hooks for each trajectory, also for parts of a trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collector that loads a state goes on exactly as the one that saved it would have."""
+"""A collector that loads a state continues exactly like the collector that saved it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def by_environment(batch: Any) -> list[list[Any]]:
 
 
 class Endless(gymnasium.Env[Any, Any]):
-    """An environment that no pickle can hold, and that tells its seed."""
+    """An environment that cannot be pickled, and that reports its seed."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""RLlib's MultiAgentEnv: agents act when they get an observation, at once or in turns, and come and go."""
+"""RLlib's MultiAgentEnv: agents act after each observation, together or in turns, and may join and leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes that come in parts are summed up as if they had come whole."""
+"""Episodes that arrive in parts are summarized like complete episodes."""
 
 from __future__ import annotations
 

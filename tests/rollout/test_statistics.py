@@ -69,7 +69,7 @@ def test_rewards_of_several_parts_are_summed_by_part() -> None:
 
 @st.composite
 def rollouts(draw: Any) -> tuple[list[dict[str, Any]], int]:
-    """Draw rows of whole and unfinished episodes of up to three agents, in any order."""
+    """Draw rows of complete and unfinished episodes of up to three agents, in random order."""
     rows = []
     for episode in range(draw(st.integers(0, 4))):
         length, ended = draw(st.integers(1, 5)), draw(st.booleans())

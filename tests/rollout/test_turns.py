@@ -1,4 +1,4 @@
-"""Agents that take turns: each sees at its next turn what came of its last."""
+"""Turn-based agents: each agent observes the result of its last turn at its next turn."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def episode(eps_id: int, t: range, *, done: bool = True, **columns: Any) -> Samp
 
 
 def fragment(number: int, rows: int = 2) -> SampleBatch[Any]:
-    """Return a fragment whose rows hold its number."""
+    """Return a fragment whose rows contain its number."""
     return SampleBatch(number=np.full(rows, number))
 
 

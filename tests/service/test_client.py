@@ -1,4 +1,4 @@
-"""A client of a replay service has a buffer's methods, and gives what a local buffer gives."""
+"""A client of a replay service has a buffer's methods and returns the results of a local buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of whole fragments, held against a plain model of their samplers and removers."""
+"""Tables of complete fragments, compared with a plain model of their samplers and removers."""
 
 from __future__ import annotations
 

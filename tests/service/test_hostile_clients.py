@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets a Flight error that says why, and the service serves the others."""
+"""Invalid messages of a client raise a Flight error with the reason, and other clients are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes reach a table of rows, the sender gets an error that says why, and other clients are served."""
+"""Invalid bytes for a table of rows raise an error with the reason, and other clients are served."""
 
 from __future__ import annotations
 

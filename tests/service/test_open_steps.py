@@ -1,4 +1,4 @@
-"""A client keeps single steps until they make a fragment, and each of them gets into the table once, in its order."""
+"""A client collects single steps into fragments; each step is inserted into the table once, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers and consumers of a table of rows that are killed: no acknowledged row is lost, and none is taken twice."""
+"""Writers and consumers of a row table are killed: no acknowledged row is lost or consumed twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that load a state go on exactly as those that saved it would have."""
+"""Workers that load a state continue exactly like the workers that saved it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers are real processes here, and die real deaths."""
+"""Workers in real processes, including processes that are killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPREAD = "mpe2/simple_spread_v3"
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there and not merely waiting to be reaped."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
