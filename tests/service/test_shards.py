@@ -1,4 +1,4 @@
-"""A table that is spread over several services is one buffer to its writers and learners, and outlasts some of them."""
+"""A table that is distributed over several services acts as one buffer, and survives the loss of a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that share a client do not wait for each other where the table's limits hold one of them back."""
+"""Threads that share a client do not wait for a thread that the table's limits block."""
 
 from __future__ import annotations
 

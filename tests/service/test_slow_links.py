@@ -37,7 +37,7 @@ def filmed(number: int) -> SampleBatch[Any]:
 
 
 def number_of(rows: Any) -> int:
-    """Return the number of a fragment, which all of it must have."""
+    """Return the number of a fragment, which must be equal in all rows."""
     (number,) = set(rows["eps_id"].tolist())
     assert rows["frame"].shape == (2, 64, 64)
     assert (rows["frame"] == number % 256).all()
@@ -109,7 +109,7 @@ def test_fragments_are_inserted_once_over_a_link_that_breaks(cuts: dict[str, flo
 
 
 def read_all(link: SlowLink, last: int, found: list[int]) -> None:
-    """Read a queue until the last fragment, or one after it, has come."""
+    """Read a queue until the last fragment or a later fragment has arrived."""
     with ReplayClient(link.uri, "queue", shared_memory=False) as reader:
         for rows in reader.stream(prefetch=AHEAD):
             found.append(number_of(rows))

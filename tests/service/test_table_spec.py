@@ -1,4 +1,4 @@
-"""Tables from their descriptions in one word, as the command line gives them."""
+"""Tables from one-word descriptions, as on the command line."""
 
 from __future__ import annotations
 

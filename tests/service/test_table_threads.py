@@ -1,4 +1,4 @@
-"""Threads that share a table: held back by its limits, told why, woken, and never torn."""
+"""Threads that share a table: blocked by its limits, with the reason, and woken; rows are never torn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def running(*calls: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
 
 
 def wait_for_held(table: ReplayTable, count: int) -> list[dict[str, Any]]:
-    """Return those that a table holds back, once there are as many."""
+    """Return the callers that a table blocks, once their number is reached."""
     for _ in range(2000):
         held: list[dict[str, Any]] = table.info()["held_back"]
         if len(held) == count:

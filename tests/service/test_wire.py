@@ -1,4 +1,4 @@
-"""The wire as its page describes it: clients of it that know Arrow Flight and JSON, and nothing of this library."""
+"""The wire protocol of its page, with clients that use Arrow Flight and JSON without this library."""
 
 from __future__ import annotations
 

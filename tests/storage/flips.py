@@ -31,7 +31,7 @@ def flipped(path: Path, count: int = COUNT, seed: int = 0) -> Iterator[int]:
 
 
 def unnoticed(path: Path, read: Callable[[], Any], equal: Callable[[Any], bool], count: int = COUNT) -> list[int]:
-    """List the places where a changed byte was neither refused with an error of ours, nor harmless."""
+    """List the offsets at which a changed byte neither raised a library error nor was harmless."""
     found = []
     for at in flipped(path, count):
         try:

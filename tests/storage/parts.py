@@ -10,7 +10,7 @@ from samplebatch.storage.datasets.commit_log import CommitLog, Part, add, begin,
 
 
 def commit(path: Path) -> Path:
-    """Make a folder with one Parquet file the dataset of it, and return the folder."""
+    """Create a dataset folder from one Parquet file and return the folder."""
     log = CommitLog(path.parent)
     about = parquet.read_metadata(path)
     groups = [about.row_group(i).num_rows for i in range(about.num_row_groups)]

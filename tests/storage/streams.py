@@ -17,7 +17,7 @@ Make = Callable[..., Any]
 
 
 def numbers(i: int, n: int) -> dict[str, Any]:
-    """Make step i of n environments, of numbers alone; every value tells which step it is of."""
+    """Create step i of n environments with numeric values that identify the step."""
     own = i + 1000.0 * np.arange(n)
     ends = (i + np.arange(n)) % 7 == 6
     return {
@@ -82,7 +82,7 @@ OTHERS: dict[str, tuple[Make, int]] = {
 
 
 def fill(buffer: Any, n: int, start: int, stop: int, values: Make = numbers) -> list[Any]:
-    """Add steps, and return what `add` returned; give priorities where there are any."""
+    """Add steps and return the results of `add`; set priorities in prioritized buffers."""
     added = []
     for i in range(start, stop):
         added.append(buffer.add(step(i, n, values)))
@@ -92,7 +92,7 @@ def fill(buffer: Any, n: int, start: int, stop: int, values: Make = numbers) -> 
 
 
 def assert_same_rows(a: Any, b: Any) -> None:
-    """Check that two buffers hold the same rows in the same slots, neighbours and final observations included."""
+    """Check that two buffers have equal rows in equal slots, including neighbours and final observations."""
     assert len(a) == len(b)
     if not len(a):
         return
@@ -108,7 +108,7 @@ def assert_same_rows(a: Any, b: Any) -> None:
 
 
 def assert_go_on_alike(a: Any, b: Any, n: int, start: int, values: Make = numbers) -> None:
-    """Check that two buffers hold the same now, and do the same from now on, draws included."""
+    """Check that two buffers are equal, and remain equal after further operations, including draws."""
     assert type(a) is type(b)
     assert (a.maxsize, plain(a.options), a.stack_num) == (b.maxsize, plain(b.options), b.stack_num)
     assert_same_rows(a, b)

@@ -1,4 +1,4 @@
-"""Arrow files: what is written comes back, mapped; what is damaged is refused; a killed writer leaves nothing torn."""
+"""Arrow files: round trips by memory mapping, rejection of damaged files, and killed writers."""
 
 from __future__ import annotations
 

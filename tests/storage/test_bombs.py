@@ -1,4 +1,4 @@
-"""Files of few bytes that would take a great deal of memory or time are refused, with the column and the bound."""
+"""Small files that would require much memory or time are rejected with the column and the bound."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ BOMBS: dict[str, tuple[pa.Array, str]] = {
 
 
 def about(table: pa.Table) -> pa.Table:
-    """Say that a table is a batch."""
+    """Add the metadata of a batch to a table."""
     return table.replace_schema_metadata(SampleBatch(a=[1]).to_arrow().schema.metadata)
 
 

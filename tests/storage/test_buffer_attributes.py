@@ -1,4 +1,4 @@
-"""Attributes of saved buffers, which every format holds against the ranges that buffers allow."""
+"""Attributes of saved buffers, which every format validates against the ranges that buffers accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers kept and taken up again: each goes on exactly as it would have."""
+"""Saved and restored buffers continue exactly."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_parts_follow_a_state_that_is_loaded() -> None:
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what a file says about its buffer."""
+    """Change the description of the buffer in a file."""
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
     about = json.loads(table.schema.metadata[b"samplebatch"])

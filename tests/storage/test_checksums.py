@@ -172,7 +172,7 @@ def filled(cls: type[ReplayBuffer], **options: Any) -> ReplayBuffer:
 
 
 def content(buffer: ReplayBuffer) -> str:
-    """Say all that a buffer holds, in any order of its attributes: rows, rings, sampler and generator."""
+    """Describe the contents of a buffer, independent of attribute order: rows, rings, sampler and generator."""
     state = buffer.state_dict()
     own = sorted(state["own"].items())
     return repr([buffer[:], state["table"]["rings"], state["sampler"], state["generator"], own])

@@ -1,4 +1,4 @@
-"""Datasets: appended to by one and read by many, in order or shuffled, whole whoever is killed."""
+"""Datasets with one writer and many readers, in order or shuffled, intact after processes are killed."""
 
 from __future__ import annotations
 

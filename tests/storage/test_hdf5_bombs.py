@@ -1,4 +1,4 @@
-"""HDF5 files and files of buffers of few bytes that would take a great deal of memory or time are refused."""
+"""Small HDF5 and buffer files that would require much memory or time are rejected."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_buffer_with_few_rows_takes_their_memory_alone(path: Path) -> None:
 
 
 def claimed(path: Path, **changes: Any) -> Path:
-    """Save a buffer, and say something else of its rings."""
+    """Save a buffer and change the description of its rings."""
     filled().save(path)
     table = pa.ipc.open_file(path).read_all()
     about = json.loads(table.schema.metadata[METADATA_KEY])

@@ -1,4 +1,4 @@
-"""Replay buffers in HDF5 files: Tianshou's load here, ours load there, and both go on alike."""
+"""Replay buffers in HDF5 files can be exchanged with Tianshou in both directions and continue equally."""
 
 from __future__ import annotations
 

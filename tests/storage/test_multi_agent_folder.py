@@ -1,4 +1,4 @@
-"""Buffers of several agents in folders, whose files hold other rows than those that were added."""
+"""Multi-agent buffers in folders, whose stored rows differ from the added rows."""
 
 from __future__ import annotations
 

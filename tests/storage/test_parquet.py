@@ -1,4 +1,4 @@
-"""Parquet files: what is written comes back; what is damaged is refused; other tools read it too."""
+"""Parquet files: round trips, rejection of damaged files, and reading by other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files for everyone: other readers see booleans and lists, and files of other layouts are read or refused."""
+"""Parquet files and other tools: booleans and lists are readable, and other layouts are read or rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to save and load: every type through every format, parts of files, and files that are refused."""
+"""`save` and `load`: every type in every format, parts of files, and rejected files."""
 
 from __future__ import annotations
 

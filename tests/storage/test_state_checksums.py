@@ -1,4 +1,4 @@
-"""A state that has changed since a buffer returned it is refused, and the part named."""
+"""A state that was changed after a buffer returned it is rejected with the name of the part."""
 
 from __future__ import annotations
 

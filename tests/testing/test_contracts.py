@@ -45,7 +45,7 @@ class TestWorkersOfSeveral(collectors.WorkersOfSeveralCase):
 
 
 class TestMultiAgentCollector(collectors.MultiAgentCollectorCase):
-    """Agents who act together, and agents who take turns."""
+    """Simultaneous agents and turn-based agents."""
 
 
 class TestMultiAgentWorkers(collectors.MultiAgentWorkersCase):

@@ -1,4 +1,4 @@
-"""Ragged columns remain ragged between processes and in datasets, whatever the lengths of their rows."""
+"""Ragged columns remain ragged between processes and in datasets, for any row lengths."""
 
 from __future__ import annotations
 

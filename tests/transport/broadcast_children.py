@@ -19,7 +19,7 @@ TORN = 3
 
 
 def checked(seed: int, rows: int = 20_000) -> SampleBatch:
-    """Make a batch that says what its checksum must be."""
+    """Create a batch that contains its own checksum."""
     values = np.arange(rows, dtype=np.int64) * (seed + 1)
     return SampleBatch(values=values, checksum=np.full(rows // 100, zlib.crc32(values)).repeat(100))
 
@@ -72,7 +72,7 @@ def publish_for_ever(publisher: Publisher) -> None:
 
 
 def read_for_ever(subscription: Subscription, counter: Region) -> None:
-    """Read whatever is new, and count it; end with a status that tells a torn one."""
+    """Read and count new publications; exit with a status that reports torn publications."""
     count = SharedCounters(counter.array, 1)
     version = 0
     while True:

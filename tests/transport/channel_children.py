@@ -65,7 +65,7 @@ def echo(consumer: Consumer, producer: Producer) -> None:
 
 
 def send_many(producer: Producer, count: int) -> None:
-    """Send batches of which an arena of 16 KiB holds one."""
+    """Send batches so large that an arena of 16 KiB stores only one."""
     with producer:
         for i in range(count):
             producer.send(SampleBatch(i=np.full(1500, i)), timeout_s=20)

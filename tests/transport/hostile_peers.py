@@ -75,7 +75,7 @@ class Peer:
 
 
 class Messages(Peer):
-    """Messages and metadata that say what is not so, in the pipe and in the arena of a channel."""
+    """False messages and metadata in the pipe and in the arena of a channel."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
         producer, consumer = channel(CAPACITY_NBYTES, allow_pickle=True)

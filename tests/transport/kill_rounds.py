@@ -41,14 +41,14 @@ def rows_of(number: int) -> int:
 
 
 def fill(columns: Any, number: int, rows: int) -> None:
-    """Write a batch where it lies."""
+    """Write a batch in place."""
     columns["payload"][:rows] = np.random.default_rng(number).random((rows, 16))
     columns["number"][:rows] = number
     columns["checksum"][:rows] = crc32(columns["payload"][:rows])
 
 
 def check(batch: SampleBatch, number: int) -> None:
-    """Hold a batch against what was sent."""
+    """Compare a batch with the sent batch."""
     assert len(batch) == rows_of(number), (len(batch), number)
     assert set(batch["number"].tolist()) == {number}
     assert set(batch["checksum"].tolist()) == {crc32(batch["payload"])}, number

@@ -14,7 +14,7 @@ from samplebatch.transport.region import Region, SharedCounters
 
 
 def echo(inbox: Any, outbox: Any) -> None:
-    """Send back whatever arrives, by shared memory, until None does."""
+    """Return every received value through shared memory until None is received."""
     enable_shared_pickling()
     for value in iter(inbox.get, None):
         outbox.put(value)
@@ -27,7 +27,7 @@ def put_and_end(outbox: Any, count: int, linger_s: float) -> None:
 
 
 def checked(seed: int, rows: int = 30_000) -> SampleBatch:
-    """Make a batch that says what its checksum must be."""
+    """Create a batch that contains its own checksum."""
     values = np.random.default_rng(seed).standard_normal(rows)
     return SampleBatch(values=values, checksum=np.full(rows, zlib.crc32(values)))
 

@@ -153,7 +153,7 @@ def touch(column: Any) -> None:
 
 
 def export(table: pa.Table) -> None:
-    """Let Arrow read everything by the offsets that a table has."""
+    """Read all values of a table with Arrow, by the table's offsets."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -199,7 +199,7 @@ class Blocks:
 
 
 def block_of(producer: Any, consumer: Any) -> np.ndarray:
-    """View the only block that is lent, as the sender sees it."""
+    """View the only lent block from the sender's side."""
     ((lease),) = [reference() for reference in consumer._lent.values()]
     start = lease.ctypes.data - consumer._memory.ctypes.data
     return np.asarray(producer._memory)[start : start + lease.nbytes]

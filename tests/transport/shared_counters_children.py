@@ -6,7 +6,7 @@ from samplebatch.transport.region import Region, SharedCounters
 
 
 def answer(seen: Region, written: Region) -> None:
-    """Repeat in the second word whatever is said in the first."""
+    """Copy every value of the first word to the second word."""
     asked, answered = SharedCounters(seen.array, 2), SharedCounters(written.array, 2)
     for turn in range(1, 101):
         while asked[0] != turn:

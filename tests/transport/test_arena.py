@@ -63,7 +63,7 @@ def test_blocks_never_overlap(steps: list[tuple[int, int]], order: random.Random
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 1 << 17), min_size=1, max_size=60))
 def test_what_fits_in_free_ranges_is_detected(wanted: list[int]) -> None:
-    """A range is refused only if no free one is as long: compared with a map of every cell."""
+    """A range is rejected only if no free range is long enough, compared with a map of every cell."""
     cells = (1 << 19) // 64
     arena = Arena(0, 1 << 19)
     free = [True] * cells

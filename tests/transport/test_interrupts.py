@@ -31,7 +31,7 @@ def test_interrupts_at_random_moments_lose_nothing(kind: str) -> None:
 
 
 class Interruption(Exception):
-    """What stands for an exception that a signal handler raises."""
+    """Exception that a signal handler raises."""
 
 
 def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def ends() -> Iterator[tuple[Producer, Consumer]]:
 
 
 def is_free(producer: Producer, consumer: Consumer) -> bool:
-    """Tell whether the block has come back: another batch finds room, and is received."""
+    """Return whether the block was released, so that another batch can be sent and received."""
     try:
         producer.send(steps(1.0), timeout_s=0)
     except ChannelTimeoutError:

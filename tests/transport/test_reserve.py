@@ -155,7 +155,7 @@ def test_large_extra_columns_get_a_separate_block(ends: tuple[Producer, Consumer
 
 
 class TestMistakes:
-    """What is refused leaves everything as it was."""
+    """A rejected call changes nothing."""
 
     def test_columns_beside_that_do_not_fit(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends

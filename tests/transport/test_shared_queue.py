@@ -36,7 +36,7 @@ def content(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 def pages(memory: SharedQueueMemory) -> int:
-    """Count the bytes that the regions really take."""
+    """Return the number of bytes that the regions occupy."""
     return sum(os.stat(parcel.region.fileno()).st_blocks * 512 for parcel in (*memory._sent, *memory._retained))
 
 

@@ -86,7 +86,7 @@ def test_schemas_name_dtypes_that_can_be_built_from_bytes(torch_name: Any, refus
 
 
 class BombColumn(ObjectColumn):
-    """Objects that take more memory than their message has bytes for."""
+    """Objects that require more memory than the size of their message."""
 
     def __init__(self, header: Header, buffers: list[Any]) -> None:
         super().__init__(np.array([None, None]))

@@ -44,7 +44,7 @@ def started_cluster(*nodes: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
 
 
 class SlowLadder(gyms.Ladder):
-    """A ladder that takes its time."""
+    """A slow ladder."""
 
     def __init__(self, pause_s: float = 0.001) -> None:
         super().__init__(0, 7)
@@ -68,7 +68,7 @@ class Breaking(gyms.Ladder):
 
 
 class Hanging(gyms.Ladder):
-    """A ladder that never comes back from its thirtieth step."""
+    """A ladder that hangs in its thirtieth step."""
 
     def __init__(self) -> None:
         super().__init__(0, 7)
@@ -112,7 +112,7 @@ class Pictures(gymnasium.Env):
 
 
 def climb_here(obs: Any) -> dict[str, Any]:
-    """Act, and say in which process."""
+    """Act, and record the process id."""
     return {"act": np.zeros(len(obs), np.int64), "policy": {"pid": np.full(len(obs), os.getpid())}}
 
 

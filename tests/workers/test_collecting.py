@@ -44,7 +44,7 @@ def check_alike(one: SampleBatch, other: SampleBatch) -> None:
 
 
 def check_rings(buffer: Any) -> int:
-    """Check that every ring holds the steps of one ladder in order, and return how many episodes were cut off."""
+    """Check that every ring contains the steps of one ladder in order; return the number of truncated episodes."""
     cut = 0
     for ring in buffer.buffers:
         rows = ring[:]
@@ -57,7 +57,7 @@ def check_rings(buffer: Any) -> int:
 
 
 def climb_here(obs: Any) -> dict[str, Any]:
-    """Act, and say in which process."""
+    """Act, and record the process id."""
     return {"act": np.zeros(len(obs), np.int64), "policy": {"pid": np.full(len(obs), os.getpid())}}
 
 
@@ -66,7 +66,7 @@ def ladder() -> gyms.Ladder:
 
 
 class SlowLadder(gyms.Ladder):
-    """A ladder that takes its time."""
+    """A slow ladder."""
 
     def __init__(self) -> None:
         super().__init__(0, 7)
@@ -405,7 +405,7 @@ def test_stale_fragments_leave_no_gap_in_a_buffer() -> None:
 
 
 class telling(actors.Marked):
-    """A policy that takes weights, and says in which process it acts."""
+    """A policy that accepts weights and records its process id."""
 
     def __call__(self, obs: Any) -> dict[str, Any]:
         return climb_here(obs)

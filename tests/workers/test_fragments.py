@@ -1,4 +1,4 @@
-"""Fragments of workers: sent whole or in parts, they are what was collected, row by row."""
+"""Fragments of workers contain exactly the collected rows, sent complete or in parts."""
 
 from __future__ import annotations
 

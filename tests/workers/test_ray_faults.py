@@ -1,4 +1,4 @@
-"""Actors of Ray that are killed in mid-run, alone and with their nodes, and learners that come and go."""
+"""Ray actors that are killed during a run, alone or with their nodes, and learners that start and exit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def node_of(workers: RolloutWorkers, nodes: list[Any]) -> Any:
 
 
 def check_rings(buffer: Any) -> None:
-    """Check that every ring holds the steps of one ladder in order, each once, and no episode has a gap."""
+    """Check that every ring contains the steps of one ladder in order, each once, without gaps in episodes."""
     for ring in buffer.buffers:
         rows = ring[:]
         goes_on = (rows.obs[1:] == rows.obs_next[:-1]).all(1)

@@ -48,7 +48,7 @@ def _connected(nodes: list[Any]) -> None:
 
 
 def check_alike(one: Any, other: Any) -> None:
-    """Check that two batches are the same, but for ids that no two runs share."""
+    """Check that two batches are equal except for ids that differ between runs."""
     ones, others = (batch.as_multi_agent().policy_batches for batch in (one, other))
     assert ones.keys() == others.keys()
     for policy, steps in ones.items():

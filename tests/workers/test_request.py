@@ -1,4 +1,4 @@
-"""Requests: workers begin with their share, and a later call of `collect` receives it."""
+"""Requests: workers start to collect, and a later call of `collect` receives the steps."""
 
 from __future__ import annotations
 

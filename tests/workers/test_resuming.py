@@ -45,7 +45,7 @@ MAKERS: dict[str, Callable[..., RolloutWorkers]] = {
 
 
 def columns(batch: Any) -> dict[str, Any]:
-    """List the columns of a batch in their order, but for the ids of episodes, which are random."""
+    """List the columns of a batch in order, except for the random episode ids."""
     return {
         f"{policy}.{name}": [] if name == "eps_id" else np.asarray(steps[name]).tolist()
         for policy, steps in policies_of(batch).items()
@@ -136,7 +136,7 @@ def test_a_state_without_weights_is_loaded_before_any_are_published() -> None:
 
 
 class Endless(gyms.Ladder):
-    """An environment that no pickle can hold, and whose observations are drawn by its seed."""
+    """An environment that cannot be pickled, and whose observations depend on its seed."""
 
     def __init__(self) -> None:
         super().__init__(0, 10_000)

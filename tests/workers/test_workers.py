@@ -49,7 +49,7 @@ def wait_until_gone(pids: Iterable[int], timeout_s: float = 10) -> list[int]:
 
 
 def check_whole(batch: MultiAgentBatch) -> None:
-    """Check that a batch holds every step up to somewhere, of every worker's relay, and nothing else."""
+    """Check that a batch contains exactly the first steps of every worker's relay, without gaps."""
     steps = batch["runner"]
     assert (steps["obs"][:, 0] == steps["t"]).all()
     assert (steps["rewards"] == 100 * steps["t"] + steps["agent_index"]).all()
@@ -86,7 +86,7 @@ def test_the_total_is_exact_and_every_step_occurs_once() -> None:
 
 
 def by_worker(fragments: list[MultiAgentBatch]) -> dict[int, dict[str, Any]]:
-    """Lay out what each worker sent, but for the episodes' ids."""
+    """Group the fragments of each worker, except for episode ids."""
     found: dict[int, list[MultiAgentBatch]] = {}
     for fragment in fragments:
         found.setdefault(int(fragment["agent"]["unroll_id"][0]) >> 32, []).append(fragment)
@@ -212,7 +212,7 @@ def test_other_ways_to_start_and_functions_with_arguments() -> None:
 
 
 def by_environment(fragments: Iterable[Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Lay out what was collected by policy and environment, but for ids that no two runs share."""
+    """Group collected rows by policy and environment, except for ids that differ between runs."""
     joined = concat_samples(list(fragments)).as_multi_agent()
     found = {}
     for policy, steps in joined.policy_batches.items():

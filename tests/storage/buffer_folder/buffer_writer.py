@@ -15,7 +15,7 @@ def steps_in(buffer: Any) -> int:
 
 
 def add_from(path: str, kind: str) -> None:
-    """Go on from the last step."""
+    """Continue from the last step."""
     n = BUFFERS[kind][1]
     buffer = ReplayBuffer.open(path)
     i = steps_in(buffer)

@@ -42,7 +42,7 @@ def write(path: str) -> None:
 
 
 def reopen(path: str) -> None:
-    """Open, take a step and close, again and again; a column grows now and then."""
+    """Repeatedly open, add a step and close; occasionally a column grows."""
     started()
     for i in itertools.count():
         folder = BufferFolder.open(path)

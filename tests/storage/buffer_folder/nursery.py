@@ -27,7 +27,7 @@ class Nursery:
         self._process = process
 
     def start(self, work: str, argument: str) -> int:
-        """Start a child, wait until its work begins, and return its process id."""
+        """Start a child, wait until its work starts, and return its process id."""
         return self._ask(f"{work} {argument}")
 
     def kill(self, pid: int) -> int:
@@ -96,7 +96,7 @@ def forked() -> int:
 
 
 def started() -> None:
-    """Tell the test that the work begins, from within a child."""
+    """Notify the test from a child process that the work starts."""
     os.write(1, f"{os.getpid()}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""Buffers in folders: the same as in memory, and there again after whatever happened to the process."""
+"""Buffers in folders equal buffers in memory, and are restored after a process dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def crash(buffer: Any) -> None:
-    """Let go of the folder as a process that dies does."""
+    """Release the folder like a process that dies."""
     buffer._journal.folder._abandon("crashed")
 
 
@@ -115,7 +115,7 @@ def test_a_process_killed_at_any_moment_leaves_every_step_it_committed(kind: str
 
 
 def test_any_change_is_committed_or_undone(path: Path) -> None:
-    """Whatever a buffer offers to change its rows is there after a crash, and is gone after one in its midst."""
+    """A completed change of rows survives a crash; an interrupted change is undone."""
     other = ReplayBuffer(9)
     fill(other, 0, 100, 109)
     changes = {

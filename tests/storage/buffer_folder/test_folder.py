@@ -1,4 +1,4 @@
-"""BufferFolder: columns in files, committed step by step, whatever happens to the process."""
+"""BufferFolder: columns in files with one commit per step, also if the process dies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def filled(path: Path) -> BufferFolder:
 
 
 def crash(folder: BufferFolder) -> None:
-    """Let go of a folder as a process that dies does."""
+    """Release a folder like a process that dies."""
     folder._abandon("crashed")
 
 
@@ -171,7 +171,7 @@ def damage_commits(path: Path) -> None:
 
 
 def damage_one_commit(path: Path) -> None:
-    """Take away the commit that the intent follows."""
+    """Remove the commit that precedes the intent."""
     newest = max(path.glob("commit.*"), key=lambda file: file.read_bytes()[16:24])
     newest.write_bytes(bytes(100))
 

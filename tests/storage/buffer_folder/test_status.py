@@ -1,4 +1,4 @@
-"""Folders that were closed are whole; copies made while they were open, mixtures and damage are refused."""
+"""Closed folders are intact; copies of open folders, mixtures and damaged folders are rejected."""
 
 from __future__ import annotations
 
