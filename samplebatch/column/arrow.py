@@ -59,7 +59,7 @@ class Recent(Generic[K, V]):
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
-    """Return a column as an Arrow array, with a field whose metadata contains the dtype if the Arrow type does not."""
+    """Return a column as an Arrow array and its field, whose metadata names the dtype if the Arrow type does not."""
     array, metadata = column.encode()
     # Text is always nullable, so that all batches of a file or dataset have one schema.
     nullable = array.null_count > 0 or pa.types.is_null(array.type) or isinstance(column, TextColumn)
@@ -72,11 +72,11 @@ def holds_objects(field: pa.Field) -> bool:
 
 
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
-    """Subtract the size of chunks that become Python objects from a bound, and validate the chunks.
+    """Validate chunks, and subtract the size of those that become Python objects from a memory bound.
 
-    Strings in dictionaries and views also count, because copies are larger. Numeric columns are viewed; only the sizes
-    of their buffers must have been validated before. Raises CapacityError if the bound is exceeded. Raises
-    pyarrow.ArrowException if a chunk is damaged.
+    The limit also covers strings in dictionaries and views, because their copies are larger. Numeric columns are
+    viewed; only the sizes of their buffers must have been validated before. Raises CapacityError if the bound is
+    exceeded. Raises pyarrow.ArrowException if a chunk is damaged.
     """
     if not (holds_objects(field) or _expands(field.type, field.metadata or {})):
         return
@@ -90,7 +90,7 @@ def _expands(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
 
 
 class FixedRows(NamedTuple):
-    """Layout of a tensor column in Arrow's buffers, for readers that view rows without creating Arrow arrays.
+    """Location of a tensor column in Arrow's buffers, from which rows are viewed without creating Arrow arrays.
 
     values: values per row of each nested array, outermost first; only the innermost has a data buffer.
     """
@@ -101,7 +101,7 @@ class FixedRows(NamedTuple):
 
 
 class FieldReader:
-    """Reader of the arrays of one field as columns, which inspects type and metadata once.
+    """Reader that converts the arrays of one field to columns; inspects type and metadata only once.
 
     arrow: type of the arrays; None for the field's type.
 
@@ -192,8 +192,8 @@ class FieldReader:
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:
     """View an Arrow array as a column, without a copy if the layout permits.
 
-    Raises ColumnTypeError if the array has nulls or an unsupported type. Raises FormatError if it does not match the
-    field's metadata. Raises UntrustedPickleError if its rows are pickled and `allow_pickle` is false.
+    Raises ColumnTypeError if the array has nulls or an unsupported type. Raises FormatError if the array does not match
+    the field's metadata. Raises UntrustedPickleError if its rows are pickled and `allow_pickle` is false.
     """
     return FieldReader(field, array.type).read(array, allow_pickle=allow_pickle)
 

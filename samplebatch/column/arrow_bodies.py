@@ -60,9 +60,9 @@ class Body(NamedTuple):
 
 
 class ArrowLayout:
-    """Layout of an Arrow file from its footer and messages, for readers of its buffers.
+    """Layout of an Arrow file: offsets and sizes of its buffers, read from its footer and messages.
 
-    schema: the footer without batch offsets: files with equal bytes have equal schemas.
+    schema: bytes of the footer without the batch offsets; files with equal bytes have equal schemas.
     decompressed_nbytes: total declared decompressed size of compressed buffers; 0 without compression.
 
     Raises FormatError if the file has no valid footer, or no messages at the declared offsets.
@@ -240,7 +240,7 @@ class _Table:
         return bytes(self._view[:start]) + bytes(self._view[stop:])
 
     def _vector(self, field: int, form: struct.Struct) -> tuple[int, int]:
-        """Return start and stop of a vector's structs."""
+        """Return the start and stop offsets of a vector's structs."""
         if field >= len(self._offsets) or not self._offsets[field]:
             return 0, 0
         position = self._at + self._offsets[field]

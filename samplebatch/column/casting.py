@@ -55,7 +55,7 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Pair real parts, and imaginary parts of complex arrays."""
+    """Pair the real parts of two arrays and, if the arrays are complex, their imaginary parts."""
     pairs = [(new.real, old.real)]
     return [*pairs, (new.imag, old.imag)] if old.dtype.kind == "c" else pairs
 
@@ -75,7 +75,7 @@ def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
 
 
 def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:
-    """Return candidate dtypes that may represent both exactly, most likely first; `cast_exactly` decides.
+    """Return candidate dtypes that may represent both operands exactly, most likely first; `cast_exactly` decides.
 
     >>> wider(np.dtype("i8"), np.dtype("f8")), wider(np.dtype("i8"), np.dtype("U3"))
     ((dtype('float64'), dtype('float64')), ())
@@ -117,7 +117,7 @@ def exact_rows(
     name
         Name of the column, for the error.
     values
-        An array or nested sequences; not copied if dtype and shape match.
+        An array or nested sequences; an array is not copied if dtype and shape match.
     dtype
         A dtype of bool, integers or floats.
     shape
@@ -128,7 +128,7 @@ def exact_rows(
     Raises
     ------
     SampleBatchError
-        The error from `refuse`, if values are not numeric, have another shape or would change.
+        The error from `refuse`, if values are not numeric, do not match `shape`, or would change when cast.
 
     Examples
     --------

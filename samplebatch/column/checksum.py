@@ -1,10 +1,10 @@
 """Checksums at memory speed.
 
-CRC-32 processes one to four gigabytes per second, slower than reading a file from the page cache. Therefore bytes are
-arranged as a grid of 64-bit words, 512 per row, and CRC-32 is computed over the sums of the grid's rows and columns,
-modulo 2**64: addition processes more than 10 GB/s. A changed byte, a moved word, and a zeroed or misplaced page change
-the sum of a row or column. Two random contents have equal checksums with probability 2**-32. Deliberate manipulation is
-not detected.
+CRC-32 processes one to four gigabytes per second, which is slower than reading a file from the page cache. Therefore
+bytes are arranged as a grid of 64-bit words, 512 per row, and CRC-32 is computed over the sums of the grid's rows and
+columns, modulo 2**64: addition processes more than 10 GB/s. A changed byte, a moved word, and a zeroed or misplaced
+page change the sum of a row or column. Two random contents have equal checksums with probability 2**-32. Deliberate
+manipulation is not detected.
 """
 
 from __future__ import annotations

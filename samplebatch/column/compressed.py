@@ -44,7 +44,7 @@ class CompressedColumn(Column):
     blocks
         Compressed blocks in order.
     rows, skips
-        Number of rows in each block, and number of leading rows of each block that precede this column.
+        Number of rows in each block, and number of rows at its start that do not belong to this column.
     bounds
         Start of each block's rows in this column, and the column's length.
     dtype, row_shape
@@ -97,8 +97,8 @@ class CompressedColumn(Column):
         rows_per_block
             Number of rows per block; None for about 64 KB per block, at least one row.
         bulk
-            Whether to create a single block, which is fastest to read completely, but must be decompressed to read any
-            row. Columns above 1 GiB are split into blocks of at most 1 GiB.
+            Whether to create a single block. Reading all rows is then fastest, but reading any row decompresses the
+            block. Columns above 1 GiB are split into blocks of at most 1 GiB.
         """
         values = column.values
         n = len(values)
@@ -147,7 +147,7 @@ class CompressedColumn(Column):
 
     @property
     def nbytes(self) -> int:
-        """Size of the compressed blocks in bytes, including blocks that a slice contains only in part."""
+        """Size of the compressed blocks in bytes; blocks that a slice contains only in part count in full."""
         return sum(memoryview(block).nbytes for block in self.blocks)
 
     @property
@@ -209,7 +209,7 @@ class CompressedColumn(Column):
         return TensorColumn(out)
 
     def take(self, indices: Indices) -> TensorColumn:
-        """Gather rows into a tensor column, decompressing only their blocks, each once."""
+        """Gather rows into a tensor column; only blocks with selected rows are decompressed, each block once."""
         out = memory.empty((len(indices), *self._row_shape), self.item)
         if not self.blocks or not len(indices):
             return TensorColumn(out)
@@ -228,7 +228,7 @@ class CompressedColumn(Column):
         return TensorColumn(out)
 
     def copy(self) -> Self:
-        """Copy the blocks; blocks from `compress` are immutable, and shared."""
+        """Copy the blocks; blocks that `compress` created are immutable and therefore shared."""
         blocks = self.blocks if self.trusted else [bytes(block) for block in self.blocks]
         return type(self)(blocks, self.rows, self.skips, self.bounds, self.item, self._row_shape, trusted=self.trusted)
 
@@ -237,7 +237,7 @@ class CompressedColumn(Column):
 
     @classmethod
     def concat(cls, columns: Sequence[CompressedColumn], name: str) -> Column:
-        """Concatenate the block lists of columns, or decompressed columns if dtypes differ.
+        """Concatenate the block lists of columns; columns of different dtypes are decompressed first.
 
         Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly.
         """
@@ -274,7 +274,7 @@ class CompressedColumn(Column):
         return self.decompress().to_torch()
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Encode the decompressed rows like a tensor column, because blocks of several rows are not an Arrow array."""
+        """Encode the decompressed rows like a tensor column; Arrow has no array type for compressed blocks."""
         return self.decompress().encode()
 
     def dump(self) -> tuple[Header, list[Any]]:
@@ -304,7 +304,7 @@ class CompressedColumn(Column):
         return column
 
     def _fits(self) -> bool:
-        """Return whether an untrusted header is consistent, and matches the number and sizes of the blocks."""
+        """Return whether an untrusted header is consistent and matches the number and sizes of the blocks."""
         numbers = [*self._row_shape, *self.rows, *self.skips, *self.bounds]
         if not all(type(number) is int and number >= 0 for number in numbers):
             return False

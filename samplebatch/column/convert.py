@@ -33,12 +33,12 @@ _new = object.__new__
 
 
 def is_plain(values: Any) -> bool:
-    """Return whether a value is a numeric array in a column's layout, which needs no conversion."""
+    """Return whether a value is a numeric array that already has a column's layout."""
     return type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim > 0
 
 
 def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
-    """Convert a dict of plain arrays under string names to columns; None for other dicts.
+    """Convert a dict that maps strings to plain arrays to columns; return None for other dicts.
 
     >>> import numpy as np
     >>> list(plain_columns({"a": np.zeros(3)})), plain_columns({"a": [1, 2]})
@@ -62,8 +62,8 @@ def as_column(values: Any, name: str) -> Column:
     Parameters
     ----------
     values
-        A NumPy array, a torch tensor, an Arrow array, a column, or a list or tuple of rows. Arrays in another layout
-        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied. Lists of strings or bytes (None
+        A NumPy array, a torch tensor, an Arrow array, a column, or a list or tuple of rows. Strided, Fortran-ordered,
+        byte-swapped and unaligned arrays are copied. Lists of strings or bytes (None
         if missing) and NumPy arrays of strings or bytes become a `TextColumn`; lists of rows of different shapes become
         a `RaggedColumn`; object arrays, including arrays of strings, and other lists without numbers become an
         `ObjectColumn`; a jagged tensor becomes a `RaggedTorchColumn`.
@@ -144,7 +144,7 @@ def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> Var
 
 
 def is_of_arrays(rows: Any) -> bool:
-    """Return whether an object array contains numeric arrays of one dtype and number of dimensions.
+    """Return whether an object array contains numeric arrays with equal dtypes and numbers of dimensions.
 
     >>> rows = np.empty(2, object)
     >>> rows[:] = [np.zeros(1), np.zeros(3)]
@@ -159,7 +159,7 @@ def is_of_arrays(rows: Any) -> bool:
 
 
 def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
-    """Convert rows of equal shape, or without elements, to a ragged column if they match a declared column.
+    """Convert rows of equal shape, or rows without elements, to a ragged column if they match its declaration.
 
     dtype, ndim: dtype of the elements and number of dimensions per row of the declared ragged column.
 

@@ -2,10 +2,11 @@
 
 A column is `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedColumn` (rows of varying shape),
 `TextColumn` (strings or bytes), `ObjectColumn` (Python objects) or `CompressedColumn` (LZ4 blocks of a tensor column).
-`TorchColumn` and `RaggedTorchColumn` store the first two in a torch tensor.
+`TorchColumn` and `RaggedTorchColumn` store rows of equal and of varying shape in a torch tensor.
 
-Length and dtype of a column are fixed; its memory is writable through views, except for text. `slice` views; `take`,
-`copy`, `concat` and `spread` copy. Callers validate indices: rows are in `[0, n)`, and no start exceeds its stop.
+Length and dtype of a column are fixed; its memory is writable through views, except for text. `slice` returns a view;
+`take`, `copy`, `concat` and `spread` return copies. Callers must validate indices: rows are in `[0, n)`, and start is
+at most stop.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """The rows in the form that a batch returns: the array or tensor if there is one, otherwise the column."""
+        """Value that a batch returns for the column: its array or tensor if possible, otherwise the column."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -66,12 +67,12 @@ class Column(ABC):
     @property
     @abstractmethod
     def row_shape(self) -> tuple[int | None, ...]:
-        """Shape of one row; None for varying extents."""
+        """Shape of one row; extents that vary between rows are None."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of the rows; Python objects count their shallow size."""
+        """Size of the rows in bytes; Python objects count with their shallow size."""
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> Column:
@@ -89,7 +90,7 @@ class Column(ABC):
     def spread(self, length: int, positions: Indices) -> Column:
         """Return a column of `length` rows with row i at `positions[i]`, strictly increasing.
 
-        Other rows are zeros, None for objects, and empty for text.
+        The other rows are zeros; they are None in object columns and empty strings in text columns.
         """
 
     @classmethod
@@ -117,7 +118,7 @@ class Column(ABC):
 
     @abstractmethod
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Return the rows as an Arrow array, and the field metadata to restore them exactly.
+        """Return the rows as an Arrow array, and the field metadata from which they are restored exactly.
 
         The array has n values and shares memory if the layout permits. Only missing text and None are nulls.
         """
@@ -138,7 +139,7 @@ class Column(ABC):
 
     @abstractmethod
     def dump(self) -> tuple[Header, list[Any]]:
-        """Return a header and the buffers of exactly these rows, without copying; `load` is the inverse."""
+        """Return a header and the buffers of exactly this column's rows, without copying; `load` is the inverse."""
 
     @classmethod
     @abstractmethod
@@ -156,7 +157,7 @@ Resolved = int | tuple[int, int] | npt.NDArray[np.intp]
 
 
 def resolve(key: Any, n: int) -> Resolved:
-    """Convert a key over n rows to a row, a range of rows `(start, stop)`, or row indices, shape (k,).
+    """Convert an index into n rows to a row number, a range of rows `(start, stop)`, or row indices, shape (k,).
 
     Raises RowIndexError if a row is outside [-n, n), or the key has another type; the message contains the first
     invalid row.

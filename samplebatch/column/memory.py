@@ -59,7 +59,7 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Copy an array of any layout into C order, in reused pages."""
+    """Copy an array of any layout to C-contiguous memory in reused pages."""
     nbytes = array.nbytes
     if nbytes >= threads.WORTHWHILE:
         copy, jobs = copying(array)
@@ -71,7 +71,7 @@ def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
-    """Allocate a copy of an array, and split the copying into jobs.
+    """Allocate memory for a copy of an array, and return it with the jobs that copy the array in parts.
 
     The jobs only copy bytes and do not allocate, because memory that one thread allocates and another thread frees is
     not reused.
@@ -94,7 +94,7 @@ def as_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
 def as_array(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
     """View an object with the buffer protocol as an array; unaligned buffers are copied.
 
-    Raises ValueError if the buffer has fewer bytes than the shape requires.
+    Raises ValueError if the buffer contains fewer bytes than the shape requires.
     """
     if -1 in shape:
         # NumPy would infer the dimension.

@@ -43,10 +43,11 @@ _IMMUTABLE = frozenset((NoneType, bool, int, float, complex, str, bytes))
 
 
 class ObjectColumn(Column):
-    """One Python object of any type per row, such as a dict, a string or None.
+    """Column of Python objects of any type, such as a dict, a string or None, one per row.
 
-    In Arrow, objects with a common form are structs, lists and numbers, and others are pickles; both are restored
-    exactly. Objects are mutable, so nothing is cached between calls: `encode` returns array and metadata together.
+    In Arrow, objects with a common form are stored as structs, lists and numbers, other objects as pickles; all objects
+    are restored exactly. Objects are mutable, so encoded arrays are not cached between calls: `encode` returns array
+    and metadata together.
 
     Parameters
     ----------
@@ -103,7 +104,7 @@ class ObjectColumn(Column):
     def from_array(cls, values: npt.NDArray[Any], name: str) -> ObjectColumn:
         """Store an array of objects.
 
-        Raises ColumnTypeError if it has several dimensions or another dtype.
+        Raises ColumnTypeError if the array has several dimensions, or its dtype is not object.
         """
         if values.dtype.kind != "O":
             raise ColumnTypeError(f"column {name!r} must have objects, got {values.dtype}")
@@ -173,7 +174,7 @@ class ObjectColumn(Column):
         raise ColumnTypeError("torch has no tensor of Python objects")
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Encode objects of a common form as structs and lists, others as pickles.
+        """Encode objects with a common form as structs and lists, and other objects as pickles.
 
         Raises ColumnTypeError if the objects have no common form and an object cannot be pickled.
         """
@@ -305,8 +306,8 @@ _LIST_VIEWS = (pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id)
 def object_nbytes(array: pa.Array) -> int:
     """Estimate the bytes of the objects that an array decodes to.
 
-    Rows without bytes are also counted: nulls, empty structs, runs, views and indices of shared values. Only buffer
-    sizes must be validated before, as by `Array.validate`.
+    Rows without bytes are also counted: nulls, empty structs, runs, views and indices of shared values. The caller must
+    have validated the buffer sizes, for example with `Array.validate`.
 
     >>> object_nbytes(pa.nulls(1000)), object_nbytes(pa.array(["abc"] * 10).dictionary_encode())
     (64000, 670)
@@ -341,7 +342,7 @@ def object_nbytes(array: pa.Array) -> int:
 
 
 def value_nbytes(value: Any) -> int:
-    """Estimate the size of a Python object in a message: nested strings and arrays, and 8 bytes per other value.
+    """Estimate the size of a Python object in a message: sizes of its strings and arrays, and 8 bytes per other value.
 
     >>> value_nbytes({"text": ["abc", "de"], "array": np.zeros(4)}), value_nbytes(None)
     (86, 8)
@@ -368,7 +369,7 @@ def value_nbytes(value: Any) -> int:
 
 
 def _view_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
-    """View the lengths of string views, the first of four numbers each."""
+    """View the lengths of string views: the first of the four numbers of each view."""
     data = array.buffers()[1]
     if data is None or not len(array):
         return np.zeros(0, np.int32)
@@ -437,7 +438,7 @@ PLAIN: dict[type, tuple[str, pa.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Form of all values at one position of the tree.
+    """Common form of all values at one position in the objects' tree.
 
     kind: `none` (only None), a name in `PLAIN`, `scalar` (NumPy's), `dict`, `list` or `tuple` (of any length, elements
         of one form), `list_of` or `tuple_of` (of one length, one form per position), `array` (of one shape), `ragged`
@@ -704,7 +705,7 @@ def _node(plain: dict[str, Any]) -> Node:
 
 
 class _Decoder:
-    """Decoder of one column's values, which applies the permission to unpickle at every depth."""
+    """Decoder of one column's values; applies the permission to unpickle at every depth."""
 
     def __init__(self, name: str, *, allow_pickle: bool = False) -> None:
         self._name = name

@@ -1,8 +1,8 @@
 """Plan: cached layout of the numeric columns of an Arrow schema, for files, fragments and samples.
 
-Arrow creates an array for each column and each level of nested lists, and inspects each type again; for few rows that
-takes longer than copying. A plan inspects the fields of a schema once. It accepts only the layout that the library
-writes; Arrow reads and validates all other layouts.
+Arrow creates an array for each column and each level of nested lists, and inspects each type again; for a few rows,
+this takes longer than copying the rows. A plan inspects the fields of a schema once. A plan accepts only the layout
+that the library writes; Arrow reads and validates all other layouts.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Plan:
 
     @classmethod
     def of_numbers(cls, schema: pa.Schema) -> Plan:
-        """Return a plan of the columns that can be read as views; only the method `read` of the plan may be used."""
+        """Return a plan of the columns that can be read as views; callers may only use its method `read`."""
         columns: dict[str, _Column] = {}
         values: list[int] = []
         buffers = 0
@@ -109,7 +109,7 @@ class Plan:
     def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
         """View columns of a record batch in the bytes of a file; None if the batch has another layout.
 
-        Raises FormatError if there are implausibly many rows without bytes.
+        Raises FormatError if the number of rows without bytes is implausibly large.
         """
         rows, nodes, buffers, start, nbytes = body
         if rows <= 0 or nodes != [(rows * count, 0) for count in self._values]:
@@ -149,7 +149,7 @@ class Plan:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Return whether arrays are the columns of this schema: complete, in order and of equal length."""
+        """Return whether arrays are all columns of this schema, in order and of equal length."""
         if len(columns) != len(self._columns):
             return False
         count = -1
@@ -182,7 +182,7 @@ def _encode(arrow: pa.DataType, count: int, values: pa.Buffer) -> pa.Array:
 
 
 class Place(NamedTuple):
-    """First byte of a column in a stream, and the dtype and shape of its array."""
+    """Offset of a column in a stream, and the dtype and shape of its array."""
 
     start: int
     dtype: np.dtype[Any]
@@ -195,7 +195,7 @@ class Place(NamedTuple):
 
 
 class StreamLayout:
-    """Layout of Arrow streams with one record batch of a fixed schema and number of rows, for samples of equal form.
+    """Layout of Arrow streams that contain one record batch with a fixed schema and number of rows.
 
     A stream consists of a head, with the schema and the offsets of the record batch's buffers, and these buffers. A
     stream is viewed without Arrow if its bytes outside the columns equal those of a stream that Arrow has read.
@@ -230,7 +230,7 @@ class StreamLayout:
 
     @classmethod
     def find(cls, stream: Bytes, rows: pa.RecordBatch) -> Self | None:
-        """Find the layout of a stream, shape (nbytes,), that Arrow has read.
+        """Determine the layout of a stream, shape (nbytes,), that Arrow has read.
 
         Returns: the layout; None if the schema has no plan, or Arrow stores a column outside these bytes.
         """
@@ -249,7 +249,7 @@ class StreamLayout:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Return whether arrays are the columns of this layout: complete and in order."""
+        """Return whether arrays are all columns of this layout, in order."""
         if len(columns) != len(self.places):
             return False
         for (expected, (_, dtype, shape)), (name, values) in zip(self.places.items(), columns.items(), strict=True):

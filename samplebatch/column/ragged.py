@@ -60,7 +60,7 @@ class RaggedColumn(RaggedRows):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any], name: str = "rows", dtype: npt.DTypeLike | None = None) -> RaggedColumn:
-        """Copy rows into one column, even if they have equal shapes.
+        """Copy rows into one ragged column, even if the rows have equal shapes.
 
         Raises ColumnTypeError if a row is not a numeric array, rows differ in their number of dimensions, or no dtype
         of a row represents all others exactly. Raises ColumnMismatchError if the declared dtype cannot represent the
@@ -154,7 +154,7 @@ class RaggedColumn(RaggedRows):
 
     @staticmethod
     def reads(arrow: pa.DataType) -> bool:
-        """Return whether an Arrow type is a list of numbers, dates or fixed-width bytes, or a struct of `to_arrow`.
+        """Return whether an Arrow type is a list of numbers, dates or fixed-width bytes, or the struct of `to_arrow`.
 
         >>> RaggedColumn.reads(pa.list_(pa.float32())), RaggedColumn.reads(pa.list_(pa.string()))
         (True, False)
@@ -309,7 +309,7 @@ def _row_array(row: Any, i: int, name: str) -> npt.NDArray[Any]:
 
 
 def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
-    """Return the dtype that represents every row exactly; empty lists do not count."""
+    """Return the dtype that represents every row exactly; empty lists are ignored."""
     voting = [i for i, row in enumerate(rows) if arrays[i].size or not isinstance(row, list | tuple)]
     dtypes = list(dict.fromkeys(arrays[i].dtype.newbyteorder("=") for i in voting))
     if not dtypes:
@@ -350,7 +350,7 @@ def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int6
 
 
 def differ_in_length(rows: Sequence[Any]) -> bool:
-    """Return whether rows are arrays or lists of different lengths.
+    """Return whether rows are arrays or lists whose lengths differ from each other.
 
     >>> (
     ...     differ_in_length([[1], [2, 3]]),

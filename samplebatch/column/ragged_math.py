@@ -40,10 +40,10 @@ def repeat(values: Any, rows: VaryingRows) -> Any:
 
 
 def operand(rows: VaryingRows, other: Any) -> Any:
-    """Align the elements of the other operand with the rows; a single number is returned unchanged.
+    """Align the elements of an operand with ragged rows; a single number is returned unchanged.
 
-    Raises ColumnLengthError if the row lengths of a ragged column differ, or an array does not have one value per row.
-    Raises ColumnMismatchError if one operand has arrays and the other has tensors.
+    Raises ColumnLengthError if the row lengths of two ragged columns differ, or an array does not have one value per
+    row. Raises ColumnMismatchError if one operand has arrays and the other has tensors.
     """
     if isinstance(other, VaryingRows):
         check_alike(rows, other)
@@ -71,8 +71,8 @@ def operand(rows: VaryingRows, other: Any) -> Any:
 def check_alike(rows: VaryingRows, other: VaryingRows, what: str = "an operand") -> None:
     """Check that two ragged columns have rows of equal shapes.
 
-    Raises ColumnLengthError if they differ; the message contains the first such row. Raises ColumnMismatchError if one
-    column has arrays and the other has tensors.
+    Raises ColumnLengthError if the shapes of a row differ; the message contains the first such row. Raises
+    ColumnMismatchError if one column has arrays and the other has tensors.
     """
     if isinstance(rows.elements, np.ndarray) != isinstance(other.elements, np.ndarray):
         raise ColumnMismatchError(
@@ -101,7 +101,7 @@ def reduce(how: str, rows: VaryingRows, initial: Any = None) -> Any:
     Raises ArgumentError if a row without elements has no minimum or maximum, and there is no `initial`.
 
     how: `"sum"`, `"min"`, `"max"`, `"any"` or `"all"`.
-    rows: any rows; all elements of a row count, regardless of dimensions.
+    rows: any rows; every element of a row is included, regardless of the number of dimensions.
     initial: result for rows without elements, for minima and maxima.
 
     >>> from samplebatch.column import RaggedColumn
@@ -253,7 +253,7 @@ def apply_ufunc(rows: VaryingRows, ufunc: Any, method: str, inputs: tuple[Any, .
 
 
 def with_elements(rows: VaryingRows, elements: Any) -> Any:
-    """Return a column of other elements in the same rows."""
+    """Return a column with the same row lengths and other elements."""
     return type(rows)(elements, *rows.layout)
 
 

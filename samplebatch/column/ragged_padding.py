@@ -123,7 +123,7 @@ def padded_width(lengths: npt.NDArray[np.int64], length: int | None = None, mult
 
 
 def mask(rows: VaryingRows, side: str, length: int | None, multiple_of: int | None) -> Any:
-    """Return a mask of the elements without padding, shape (n, width); see `RaggedRows.mask`."""
+    """Return a mask that marks elements, not padding, shape (n, width); see `RaggedRows.mask`."""
     _, columns, limits, width = _grid(rows, side, length, multiple_of)
     return columns >= width - limits if side == "left" else columns < limits
 

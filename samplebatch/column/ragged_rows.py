@@ -38,12 +38,13 @@ def _unary(function: Callable[[Any], Any]) -> Any:
 class RaggedRows(VaryingRows):
     """Rows of varying length with sequence operations: padding, masks, reductions, arithmetic, slicing.
 
-    Operators and comparisons apply elementwise. The other operand is a ragged column with equal row lengths, an array
-    with one value per row, or a number. Results are new columns. NumPy's elementwise functions accept columns of
+    Operators and comparisons apply elementwise. An operand of arithmetic is a ragged column with equal row lengths, an
+    array with one value per row, or a number. Results are new columns. NumPy's elementwise functions accept columns of
     arrays; `map` applies any other function.
 
-    Reductions return one value per row, shape (n,), an array or a tensor. They include all elements of a row,
-    regardless of dimensions. `mask`, a ragged column of flags, restricts them.
+    Reductions return one value per row, shape (n,), an array or a tensor. Reductions include all elements of a row,
+    regardless of its number of dimensions. The argument `mask`, a ragged column of flags, restricts reductions to the
+    marked elements.
 
     Examples
     --------
@@ -61,7 +62,7 @@ class RaggedRows(VaryingRows):
 
     @property
     def seq_lens(self) -> npt.NDArray[np.int64]:
-        """First extent of each row, shape (n,): its number of tokens or steps."""
+        """First extent of each row, shape (n,), such as its number of tokens or steps."""
         return self.extents[:, 0]
 
     @property
@@ -165,7 +166,7 @@ class RaggedRows(VaryingRows):
         ColumnLengthError
             If a row is longer than `length`.
         ColumnMismatchError
-            If shape or dtype of `out` differ.
+            If `out` does not have the shape or the dtype of the padded rows.
         OverflowError, RuntimeError
             If the dtype cannot represent the value.
 
@@ -181,7 +182,7 @@ class RaggedRows(VaryingRows):
         return ragged_padding.pad(self, value, side, length, multiple_of, out)
 
     def mask(self, *, side: Side = "right", length: int | None = None, multiple_of: int | None = None) -> Any:
-        """Return a mask of the padded rows without padding, bool, shape (n, width); arguments as in `pad`.
+        """Return a mask of the elements in padded rows, bool, shape (n, width); arguments as in `pad`.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").mask(side="left").tolist()
@@ -356,7 +357,7 @@ class RaggedRows(VaryingRows):
         return cast("VaryingRows", ragged_math.with_elements(mask, mask.flat != 0))
 
     def _where(self, mask: Self | None) -> Self:
-        """Select the elements of a mask, if there is one, in rows of one dimension."""
+        """Select the elements that a mask marks, in rows of one dimension; None selects all elements."""
         if mask is None:
             return self
         flags = self._flags(mask)
@@ -376,7 +377,7 @@ class RaggedRows(VaryingRows):
     # -- slicing -------------------------------------------------------------------------------------------------------
 
     def join(self, *others: Self) -> Self:
-        """Concatenate the rows of several columns: row i of the result joins row i of each column.
+        """Concatenate columns row by row: row i of the result is the concatenation of row i of each column.
 
         Raises ColumnLengthError if the columns differ in their number of rows. Raises ColumnMismatchError if dtypes,
         numbers of dimensions or extents after the first are incompatible.
@@ -594,7 +595,7 @@ class RaggedRows(VaryingRows):
 
 
 def _clear_elements(flat: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """Copy elements and set elements without a flag to 0, shape (m,)."""
+    """Copy elements, shape (m,), and set the unmarked elements to 0."""
     if flat.itemsize > 8 or flat.dtype.kind not in "biufc":
         return np.where(flags, flat, flat.dtype.type(0))
     # Multiplication as integers keeps or clears all bits: exact for NaN too, and without a branch per element.

@@ -27,7 +27,7 @@ _MODE: Final = "clip"
 class TensorColumn(Column):
     """Rows of equal shape, C-contiguous and in native byte order, which is the layout of an Arrow buffer.
 
-    Array, Arrow array and torch tensor are views of the same bytes, created on demand.
+    The NumPy array, the Arrow array and the torch tensor are views of the same bytes, created on demand.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any])
 def joining(
     arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"] = "no"
 ) -> list[threads.Job]:
-    """Split the concatenation of arrays into jobs of some arrays each."""
+    """Split the concatenation of arrays into jobs of a few arrays each."""
     jobs: list[threads.Job] = []
     first = start = stop = 0
     for last, array in enumerate(arrays, 1):

@@ -57,7 +57,7 @@ class TextColumn(Column):
         Number of rows; None for the array's length.
     missing
         Value that represents missing strings in `values`: None or NaN; `""` for columns without missing strings.
-        Slices and gathered rows inherit it, so that the dtype of `values` does not depend on the selected rows.
+        Slices and gathered rows inherit `missing`, so the dtype of `values` does not depend on the selected rows.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class TextColumn(Column):
     def from_rows(cls, rows: Sequence[Any]) -> TextColumn | None:
         r"""Create a column from strings, or from bytes, with optional None; return None for other or no values.
 
-        Strings with lone surrogates, which UTF-8 cannot encode, count as other values.
+        Strings with lone surrogates are also other values, because UTF-8 cannot encode them.
 
         >>> (
         ...     TextColumn.from_rows(["a", 1]),
@@ -151,7 +151,7 @@ class TextColumn(Column):
 
     @classmethod
     def unite(cls, columns: Sequence[Column]) -> list[TextColumn] | None:
-        """Convert columns of text and of objects to text columns, if the objects are strings, bytes or None; else None.
+        """Convert text and object columns to text columns; return None if objects are not strings, bytes or None.
 
         >>> from samplebatch.column.convert import as_column
         >>> [
@@ -203,7 +203,7 @@ class TextColumn(Column):
 
     @staticmethod
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
-        """Return whether an Arrow type is of strings or bytes, or of lists of strings or bytes from `encode`.
+        """Return whether an Arrow type is a string or bytes type, or a list of these that `encode` creates.
 
         >>> TextColumn.reads(pa.string(), {}), TextColumn.reads(pa.list_(pa.string()), {})
         (True, False)
@@ -300,7 +300,7 @@ class TextColumn(Column):
     def values(self) -> npt.NDArray[Any]:
         """Rows as a read-only array: of dtype `StringDType` for strings, of objects for bytes; shape (n, ...).
 
-        Raises FormatError if another process has modified the memory since validation, and it is not UTF-8.
+        Raises FormatError if the text is no longer UTF-8, because another process has modified the memory.
         """
         values = self._values
         if values is None:
@@ -368,7 +368,7 @@ class TextColumn(Column):
         return self._with(_array(self.array.type, offsets_of(lengths), text, validity), length)
 
     def _places(self, rows: Indices) -> Indices:
-        """Return the positions of the rows' strings among all strings."""
+        """Return the positions of the selected rows' strings among all strings."""
         width = prod(self.row_shape)
         return rows if width == 1 else (rows[:, None] * width + np.arange(width)).reshape(-1)
 

@@ -2,8 +2,8 @@
 
 NumPy releases the interpreter lock while it copies, and one core does not saturate the memory bandwidth. A copy is
 split into a few shares in a queue that both threads consume, so a helper whose core is busy causes little delay. The
-number is small because a thread may wait for the interpreter lock after each copy. The helper starts on first use and
-persists, because starting a thread costs more than most copies.
+number of shares is small because a thread may wait for the interpreter lock after each copy. The helper starts on first
+use and persists, because starting a thread takes longer than most copies.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def share(jobs: Sequence[Job]) -> None:
     Raises
     ------
     BaseException
-        The error of a job, after running jobs have finished; remaining jobs are skipped.
+        The error of a job, raised after all running jobs have finished; pending jobs are skipped.
 
     Examples
     --------

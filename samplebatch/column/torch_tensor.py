@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TorchColumn(Column):
-    """Rows of equal shape in a torch tensor, for tensors passed by users or moved to a device.
+    """Rows of equal shape in a torch tensor, which a user passed or which was moved to a device.
 
     On the host it shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is stored
     in Arrow as uint16 with the dtype in the field's metadata.
@@ -207,7 +207,7 @@ class RaggedTorchColumn(RaggedRows):
 
     @classmethod
     def from_rows(cls, rows: Sequence[torch.Tensor], name: str) -> RaggedTorchColumn:
-        """Copy tensors of one dtype, on one device, into one column.
+        """Copy tensors with equal dtypes and devices into one column.
 
         Raises ColumnTypeError if a tensor is a single number, or tensors differ in dtype, device or number of
         dimensions.
@@ -271,8 +271,8 @@ class RaggedTorchColumn(RaggedRows):
     def from_nested(cls, nested: torch.Tensor, name: str) -> RaggedTorchColumn:
         """View a nested tensor in torch's jagged layout; `to_torch` is the inverse.
 
-        Row offsets are copied to the host. Non-contiguous rows are gathered. Raises ColumnTypeError if another
-        dimension than the second varies, or the tensor requires a gradient.
+        Row offsets are copied to the host. Non-contiguous rows are gathered. Raises ColumnTypeError if a dimension
+        other than the second varies, or the tensor requires a gradient.
 
         >>> import torch
         >>> nested = torch.nested.nested_tensor(

@@ -106,7 +106,7 @@ def storage_of(dtype: np.dtype[Any]) -> Storage:
 
 
 def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
-    """Return the NumPy dtype with the memory layout of an Arrow type; None if there is none."""
+    """Return the NumPy dtype with the memory layout of an Arrow type; None if no dtype has that layout."""
     number: np.dtype[Any] | None = _NUMPY_NUMBERS.get(arrow)
     if number is not None:
         return number
@@ -223,7 +223,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
     """Return whether the wide dtype represents every value of the narrow one exactly.
 
-    Stricter than NumPy's "safe" casting, which accepts 64-bit integers as float64, and dates that overflow.
+    The rule is stricter than NumPy's "safe" casting, which accepts 64-bit integers as float64 and dates that overflow.
 
     >>> f8, f4, i4, i8 = map(np.dtype, ("f8", "f4", "i4", "i8"))
     >>> holds(f8, f4), holds(f8, i4), holds(f8, i8)
@@ -241,7 +241,7 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
 
 
 def common_dtype(dtypes: list[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """Return the dtype that represents all others exactly; None if there is none."""
+    """Return the dtype that represents all others exactly; None if no dtype does."""
     distinct = list(dict.fromkeys(dtypes))
     for wide in distinct:
         if all(holds(wide, narrow) for narrow in distinct):

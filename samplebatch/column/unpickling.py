@@ -1,7 +1,7 @@
 """Unpickling of untrusted bytes: the only module that decides whether their code may run.
 
-A pickle can execute code of its writer. All readers (of Arrow, Parquet and HDF5 files, saved buffers, channels,
-broadcasts) pass the caller's permission to `unpickle`; no other module loads untrusted pickles.
+Loading a pickle can execute code that its writer chose. All readers (of Arrow, Parquet and HDF5 files, saved buffers,
+channels, broadcasts) pass the caller's permission to `unpickle`; no other module loads untrusted pickles.
 """
 
 from __future__ import annotations

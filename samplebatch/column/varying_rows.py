@@ -73,7 +73,7 @@ def arrow_offsets(array: pa.Array, dtype: npt.DTypeLike = np.int64) -> npt.NDArr
 
 
 def uniform_layout(shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return offsets and shapes of rows with equal shapes; the shapes are None for one-dimensional rows.
+    """Return the offsets and shapes of rows with equal shapes; shapes are None for one-dimensional rows.
 
     shape: shape of all rows together, (n, ...), with at least two dimensions.
 
@@ -285,7 +285,7 @@ class VaryingRows(Column):
         return type(self)(self.flat_column.copy().values, offsets_of(lengths), shapes)
 
     def replace(self, places: Indices, rows: Self, name: str) -> Self:
-        """Copy the column, and replace the rows at `places`, which must be distinct, with rows of any length.
+        """Return a copy with the rows at `places`, which must be distinct, replaced by rows of any length.
 
         >>> from samplebatch.column import RaggedColumn
         >>> column = RaggedColumn.from_rows([[1, 2], [3]], "visited")
@@ -305,8 +305,8 @@ class VaryingRows(Column):
         """Concatenate columns of this class, with one copy.
 
         Columns without elements do not affect the dtype, and columns without rows do not affect the number of
-        dimensions, because empty lists determine neither. Raises ColumnMismatchError if rows differ in their number of
-        dimensions, or no dtype represents all others exactly.
+        dimensions. Raises ColumnMismatchError if rows differ in their number of dimensions, or no dtype represents all
+        others exactly.
         """
         columns = [column for column in columns if len(column)] or columns[:1]
         ndims = {column.ndim for column in columns}
