@@ -23,14 +23,14 @@ _MAX_BOUNDS: Final = 1 << 20
 
 
 class ActionUnit:
-    """Unit of a batch's actions: the environment's, or a policy's with its mapping to the environment's.
+    """Unit of a batch's actions: environment units, or policy units with their mapping to environment units.
 
     Units are immutable, comparable, hashable and picklable.
 
     Parameters
     ----------
     mapping
-        Mapping from stored actions to the environment's; None if they are the environment's.
+        Mapping from stored actions to environment actions; None if the stored actions are environment actions.
 
         - `"scale"`: clip to [-1, 1], then scale to `low` and `high`;
         - `"tanh"`: hyperbolic tangent, then scale to `low` and `high` if specified;
@@ -227,12 +227,12 @@ _DTYPES: Final = frozenset(
 
 
 def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
-    """Return the unit of combined rows; None if no unit is known.
+    """Return the common unit of rows to be combined; None if no unit is known.
 
     Rows with an unknown unit are assigned the common unit. Rows in environment units may be combined with rows that are
     clipped to the environment's bounds.
 
-    Raises ColumnMismatchError if the units differ.
+    Raises ColumnMismatchError if two of the units differ.
 
     >>> common_unit([None, ActionUnit(), ActionUnit("clip", -1.0, 1.0)])
     ActionUnit('clip', low=-1.0, high=1.0)

@@ -73,11 +73,10 @@ def from_table(
     """View a table as the parts of a batch; `to_table` is the inverse.
 
     The table may lack columns or have additional columns. A nested column with missing or additional leaves becomes
-    plain columns with dots in their names. `about` is the metadata of the table, read from its schema if None.
-
-    Raises FormatError if the metadata was not written by `to_table`. Raises ColumnTypeError if a column has nulls or an
-    unsupported type. Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises
-    CapacityError if objects exceed the memory bound, derived from the table's size if None.
+    plain columns with dots in their names. `about` is the metadata of the table; None reads the metadata from its
+    schema. Raises FormatError if `to_table` did not write the metadata. Raises ColumnTypeError if a column has nulls or
+    an unsupported type. Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises
+    CapacityError if objects exceed the memory bound; None derives the bound from the table's size.
     """
     table = as_table(source)
     reader = _reader_of(table.schema) if about is None else make_reader(table.schema, about)
@@ -85,7 +84,7 @@ def from_table(
 
 
 def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table:
-    """Concatenate the tables of several policies, with a column `policy_id`.
+    """Concatenate the tables of several policies, and add a column `policy_id`.
 
     Integer ids are stored as strings in the column and as integers in the metadata.
     """
@@ -336,7 +335,7 @@ def _is_whole(top: str, structure: Structure, columns: Mapping[str, Any]) -> boo
 
 
 def read_structures(plain: Any) -> dict[str, Structure]:
-    """Validate the structures of nested columns from metadata, by name.
+    """Validate the structures of nested columns in metadata; return the structures by column name.
 
     Raises ValueError, AttributeError, RecursionError if they are malformed.
     """
@@ -378,7 +377,7 @@ def _count(plain: Any) -> int:
 
 
 def _stored_lengths(seq_lens: Column, flags: Flags) -> npt.NDArray[Any]:
-    """Return the number of stored rows per sequence, padding included."""
+    """Return the number of stored rows per sequence, including padding."""
     lengths = np.asarray(seq_lens.to_numpy()).reshape(-1)
     return np.full(len(lengths), flags.max_seq_len or 0) if flags.zero_padded else lengths
 

@@ -1,6 +1,6 @@
 """Builders that create batches step by step.
 
-A builder has one growing column per column of the batch and counts the steps itself. A step that a column rejects is
+A builder contains one growable column per batch column and counts the steps itself. A step that a column rejects is
 not counted and is overwritten by the next step.
 """
 
@@ -47,12 +47,12 @@ class SampleBatchBuilder:
     Parameters
     ----------
     dtypes
-        Fixed dtypes by column (dotted name); a value that would lose information is rejected.
+        Fixed dtypes by column (dotted name); a value is rejected if the conversion would lose information.
     ragged
         Columns (dotted names) whose rows vary in shape, or a mapping from these names to element dtypes. A name
         includes all columns nested under it.
     capacity
-        Initial capacity in steps. Later batches start with the size of the previous batch.
+        Initial capacity in steps. For later batches, the initial capacity is the size of the previous batch.
 
     Attributes
     ----------
@@ -182,7 +182,8 @@ class SampleBatchBuilder:
         Raises
         ------
         SequenceError
-            If the batch has `seq_lens`, which steps do not have; join such batches with `concat_samples`.
+            If the batch has a column `seq_lens`, which single steps lack; concatenate such batches with
+            `concat_samples`.
         ColumnMismatchError, ColumnTypeError
             As in `add_values`.
 
@@ -281,7 +282,7 @@ class SampleBatchBuilder:
 
 
 class _GrowingTree:
-    """The growing columns of one nested column."""
+    """Growable columns of the leaves of one nested column."""
 
     __slots__ = ("leaves", "name", "structure")
     # Nothing goes past `put`: see `_GrowingColumn`.
@@ -321,7 +322,7 @@ class _GrowingTree:
 
 
 def _count_rows(arrays: Mapping[str, Any]) -> int:
-    """Count the rows of several steps by their first column."""
+    """Return the number of steps, determined from their first column."""
     for name, values in arrays.items():
         while isinstance(values, Mapping) or (isinstance(values, tuple) and is_nested(values)):
             values = next(iter(values.values() if isinstance(values, Mapping) else values))
@@ -468,7 +469,7 @@ def _scalar_types(dtype: np.dtype[Any]) -> frozenset[type]:
 
 
 class _GrowingColumn(ABC):
-    """Rows of one kind with spare capacity.
+    """Growable column: rows of one column type with spare capacity.
 
     `put` and `put_many` write within the capacity of the last `grow`; rewritten rows are replaced.
 
@@ -493,9 +494,9 @@ class _GrowingColumn(ABC):
 
     @abstractmethod
     def put_many(self, row: int, values: Any, count: int) -> None:
-        """Write `count` rows starting at `row`, from values of shape (count, ...); raises the same errors as `put`.
+        """Write `count` values, shape (count, ...), to the rows from `row`; raises the same errors as `put`.
 
-        Raises ColumnLengthError unless there are `count` values.
+        Raises ColumnLengthError if the number of values is not `count`.
         """
 
     @abstractmethod
@@ -563,7 +564,7 @@ class _GrowingTensor(_GrowingColumn):
         self.rows[row : row + len(block)] = exact
 
     def _widen(self, row: int, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Widen the dtype to represent all rows and the new ones; return the converted new rows."""
+        """Widen the dtype so that it represents the stored and the new rows; return the converted new rows."""
         for dtype in () if self._fixed else wider(self.dtype, block.dtype):
             exact, stored = cast_exactly(block, dtype), cast_exactly(self.rows[:row], dtype)
             if exact is not None and stored is not None:
@@ -597,9 +598,10 @@ class _GrowingTensor(_GrowingColumn):
 
 
 class _GrowingObjects(_GrowingColumn):
-    """Python objects, mostly infos; dicts and lists are copied one level deep, because environments reuse them.
+    """Growable column of Python objects, mostly infos.
 
-    Columns that contain only strings or only bytes become text columns.
+    Dicts and lists are copied one level deep, because environments reuse them. Columns that contain only
+    strings or only bytes become text columns.
     """
 
     __slots__ = ()

@@ -1,7 +1,7 @@
 """Operations on all columns of a batch at once: counting, copying, gathering and concatenation.
 
 Small columns, for which an allocation costs more than the copy, share one block with aligned addresses. A reference to
-one of them keeps the block alive, so its size is bounded.
+one of these columns keeps the entire block alive, so the size of a block is bounded.
 
 For large batches, the calling thread allocates every column and two threads copy them in pieces.
 """
@@ -32,7 +32,7 @@ _concatenate = np.concatenate
 
 
 def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
-    """Copy tensor columns into one block; returns None if they are too large or another column type is present.
+    """Copy tensor columns into one block; return None if they are too large or not all columns are tensor columns.
 
     >>> copies = copy_small(
     ...     {"a": TensorColumn(np.arange(3)), "b": TensorColumn(np.zeros((3, 2)))}
@@ -87,7 +87,7 @@ def gather_small(columns: Mapping[str, Column], indices: Indices, nbytes: int) -
 def join_small(groups: Sequence[dict[str, Column]], rows: int, nbytes: int) -> dict[str, Column] | None:
     """Concatenate tensor columns to `rows` rows, in one block if `nbytes` permits.
 
-    Returns None if another column type is present, or dtypes or row shapes differ.
+    Returns None if a column is not a tensor column, or dtypes or row shapes differ between the batches.
     """
     block = _allocate_block(nbytes, len(groups[0])) if nbytes <= BLOCK_NBYTES else None
     columns: dict[str, Column] = {}
@@ -122,7 +122,7 @@ def _allocate_block(nbytes: int, columns: int) -> np.ndarray[tuple[int], np.dtyp
 
 
 def nbytes_of(columns: Iterable[Column], rows: int, count: int) -> int:
-    """Return the bytes of `rows` rows of tensor columns with `count` rows."""
+    """Return the size in bytes of `rows` of the `count` rows of tensor columns."""
     nbytes = sum([column.values.nbytes for column in columns if type(column) is TensorColumn])
     return nbytes * rows // count if count else 0
 
@@ -159,7 +159,7 @@ def gather_large(columns: Mapping[str, Column], indices: Indices) -> dict[str, C
 
 
 def gather(columns: Mapping[str, Column], indices: Indices, count: int) -> dict[str, Column]:
-    """Gather rows of columns with `count` rows by the method for their size."""
+    """Gather rows of columns with `count` rows; the size of the columns determines the method."""
     nbytes = nbytes_of(columns.values(), len(indices), count)
     if nbytes <= BLOCK_NBYTES:
         return gather_small(columns, indices, nbytes)
@@ -169,7 +169,7 @@ def gather(columns: Mapping[str, Column], indices: Indices, count: int) -> dict[
 
 
 def copy(columns: dict[str, Column], count: int) -> dict[str, Column]:
-    """Copy columns with `count` rows by the method for their size."""
+    """Copy columns with `count` rows; the size of the columns determines the method."""
     copies = copy_small(columns)
     if copies is None and is_large(nbytes_of(columns.values(), count, count)):
         copies = copy_large(columns)
@@ -189,9 +189,9 @@ def draw_moves(columns: dict[str, Column], count: int, rng: np.random.Generator)
 
 
 def reorder(moves: Iterable[Move]) -> None:
-    """Permute the rows of columns, largest first: the peak memory overhead is one copy of the largest column.
+    """Permute the rows of columns, largest column first, with a peak memory overhead of one copy of that column.
 
-    Small columns are gathered in groups with at most the bytes of the largest one. If a copy fails or is interrupted,
+    Small columns are gathered in groups that are not larger than the largest column. If a copy fails or is interrupted,
     the columns are restored to their former order. Each order is a permutation of shape (n,).
 
     >>> columns = {
@@ -223,7 +223,7 @@ def reorder(moves: Iterable[Move]) -> None:
 
 
 def _group_moves(moves: Iterable[Move]) -> list[tuple[dict[str, Column], list[str], Indices]]:
-    """Group columns of the same order, largest first, into groups with at most the bytes of the largest column."""
+    """Group columns with equal row orders, largest first; no group is larger than the largest column."""
     sized = [(_movable_nbytes(columns[name]), columns, name, order) for columns, name, order in moves]
     sized.sort(key=lambda move: -move[0])
     bound = max(sized[0][0], BLOCK_NBYTES) if sized else 0
@@ -301,7 +301,7 @@ def count_rows(columns: Mapping[str, Column]) -> int:
 
 
 def counted_column(columns: Mapping[str, Column]) -> str:
-    """Return the column that counts the steps: not infos or states unless there is no other."""
+    """Return the column whose length is the number of steps: infos and states only if no other column exists."""
     return next(filter(names.counts_steps, columns), next(iter(columns)))
 
 

@@ -30,7 +30,7 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     policy. RLlib's batches are accepted as well.
 
     Columns must have equal row shapes in all batches. Dtypes may differ if one of them represents all others exactly.
-    `num_grad_updates` is averaged over the steps of the batches that have it.
+    `num_grad_updates` is averaged over the steps of the batches in which it is known.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     ColumnTypeError
         If an item is neither a SampleBatch nor a MultiAgentBatch.
     ArgumentError
-        If `missing` has another value.
+        If `missing` is not one of these values.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def join(samples: Sequence[SampleBatch], missing: Missing = "error") -> SampleBa
 def attempt_count_timesteps(tensor_dict: Mapping[str, Any]) -> int:
     """Count the steps of columns: the sum of `seq_lens`, otherwise the rows of the first non-empty column.
 
-    `infos`, `state_in_*` and `state_out_*` are ignored. Returns 0 if no column counts.
+    `infos`, `state_in_*` and `state_out_*` are ignored. Returns 0 if all columns are ignored.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def convert_ma_batch_to_sample_batch(batch: SampleBatchType) -> SampleBatch:
     Raises
     ------
     PolicyNotFoundError
-        If there are other policies, or none.
+        If the batch contains another policy, or no policy.
 
     Examples
     --------

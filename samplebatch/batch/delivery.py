@@ -221,7 +221,7 @@ def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]],
 
 
 def convert_ragged(column: Any, target: Target) -> Any:
-    """Convert the elements of a ragged column; offsets and shapes stay on the host."""
+    """Convert the elements of a ragged column; row offsets and shapes remain on the host."""
     flat = column.flat
     converted = target.move(flat) if isinstance(column, RaggedTorchColumn) else target.from_array(flat)
     kind = RaggedColumn if isinstance(converted, np.ndarray) else RaggedTorchColumn
@@ -348,7 +348,7 @@ class TorchTarget:
         return self.move(torch.from_numpy(array))
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the target's device in its dtype, without a copy if unchanged."""
+        """Return a tensor on the target's device and in its dtype; not copied if both are unchanged."""
         dtype = self._floats if self._floats is not None and tensor.is_floating_point() else self._dtype
         if self.pin_memory and tensor.device.type == "cpu":
             # Cast first: a copy that casts on its way to a device would wait for it.
@@ -386,8 +386,8 @@ class Delivery:
     """Conversion and prefetching of samples and minibatches for a learner.
 
     Parts that are prefetched for a GPU are gathered and copied from pinned memory on a separate stream while the
-    learner computes; its stream waits for a part before it is yielded. On the host, prefetched parts are only created
-    earlier.
+    learner computes; its stream waits for a part before it is yielded. On the host, prefetching only creates parts
+    before they are requested.
 
     device: device of the tensors; None leaves values unchanged.
     floats: dtype of floating-point values; None keeps their dtype.

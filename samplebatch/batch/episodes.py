@@ -171,7 +171,7 @@ def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
 
 
 def ends_by_flag(flags: npt.NDArray[Any]) -> list[int]:
-    """Return the row after the end of each episode; a true flag ends one, and the last may be unfinished.
+    """Return the row after the end of each episode; a true flag ends an episode; the last may be unfinished.
 
     >>> ends_by_flag(np.array([0, 0, 1, 0, 0]))
     [3, 5]
@@ -198,7 +198,7 @@ def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None
     policies: batches with the columns `eps_id` and `eps_done`; or `eps_id`, `t`, and `terminateds` and `truncateds` (or
         `dones`). Rows may be in any order; a single batch in time order needs no `t`.
 
-    Returns: none if a batch lacks one of these columns.
+    Returns: ids and whether each episode is finished; None if a batch lacks one of these columns.
 
     >>> from samplebatch import SampleBatch
     >>> steps = SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0], dones=[False, True, False])
@@ -257,7 +257,7 @@ def finished_by_number(policies: Mapping[PolicyID, SampleBatch], numbers: StepNu
 
 
 def _end_flags(batches: Sequence[SampleBatch]) -> tuple[npt.NDArray[np.bool_], bool] | None:
-    """Concatenate `eps_done`, otherwise `dones`, of batches with rows; the second item is whether it is `eps_done`.
+    """Concatenate `eps_done`, otherwise `dones`, of batches with rows; the second item is whether `eps_done` was used.
 
     Returns None if a batch has no column that `episode_ends` requires.
     """

@@ -15,7 +15,7 @@ from samplebatch.errors import ArgumentError, FormatError
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Flags of a batch: sequence layout, age and purpose; slices share them.
+    """Flags of a batch: sequence layout, age and purpose; slices of a batch share its flags.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ def describe_flags(flags: Flags) -> dict[str, Any]:
 def column_names(argument: str, values: Any) -> tuple[str, ...]:
     """Return the sorted column names in an argument: one name, or an iterable of names.
 
-    Raises ArgumentError if the values are not strings.
+    Raises ArgumentError if a name is not a string.
 
     >>> column_names("per_sequence", "score"), column_names("per_sequence", ["b", "a", "b"])
     (('score',), ('a', 'b'))

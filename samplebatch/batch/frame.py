@@ -36,7 +36,7 @@ def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Head
     Returns
     -------
     header
-        For each column its name, number of buffers and header.
+        Name, number of buffers and header of each column.
     buffers
         Buffers of all columns, in order.
     """
@@ -50,7 +50,7 @@ def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Head
 
 
 def for_pickle(buffers: list[Any], protocol: int) -> list[Any]:
-    """Wrap buffers for out-of-band pickling with protocol 5; older protocols get copies."""
+    """Wrap buffers for out-of-band pickling with protocol 5; copy the buffers for older protocols."""
     if protocol >= 5:
         return [PickleBuffer(buffer) for buffer in buffers]
     return [bytearray(PickleBuffer(buffer).raw()) for buffer in buffers]
@@ -84,6 +84,6 @@ def unpickle(
     flags: tuple[Any, ...] | None,
     *buffers: Any,
 ) -> SampleBatch[Any]:
-    """Restore a pickled batch; unpickling trusts its bytes."""
+    """Restore a pickled batch; nested pickles are loaded as well, because unpickling already trusts the bytes."""
     columns = load_columns(header, buffers, allow_pickle=True)
     return cls._of(columns, nested, DEFAULT if flags is None else Flags(*flags))

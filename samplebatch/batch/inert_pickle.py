@@ -1,4 +1,4 @@
-"""Safe reader of pickles that imports and calls nothing.
+"""Safe pickle reader, which neither imports modules nor calls functions that a pickle references.
 
 A pickle is a program. Before loading, every opcode is validated: extension codes, persistent ids, out-of-band buffers
 and duplication of the stack's top are rejected. Bytes before protocol 3 and sets before protocol 4 are encoded as calls
@@ -79,7 +79,7 @@ MALFORMED = (
 class Named(type):
     """Stub for a class or function that a pickle references; a call creates a `Foreign`.
 
-    name: module and name, joined by a dot; empty if it is itself the result of a call.
+    name: module and name, joined by a dot; empty if the class or function is itself the result of a call.
     """
 
     name: str
@@ -214,8 +214,8 @@ def _check(data: bytes) -> None:
 class _Frames:
     """Checker of a pickle's frames.
 
-    If an operation extends beyond its frame, the unpickler discards the remaining bytes of the frame. It would then
-    execute operations that were not checked.
+    If an operation extends beyond its frame, the unpickler discards the remaining bytes of the frame. The unpickler
+    would then execute operations that were not validated.
     """
 
     _HEADER_NBYTES = 9
@@ -321,9 +321,9 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def resolve_stubs(value: Any) -> Any:
-    """Replace stubs of NumPy's constructors by their results; the states of other stubs are unchanged.
+    """Replace stubs of NumPy's constructors with their results; the states of other stubs are unchanged.
 
-    Raises FormatError if such a call differs from NumPy's.
+    Raises FormatError if the call of a stub differs from the calls that NumPy pickles.
     """
     try:
         return _Values().resolve(value)
@@ -475,7 +475,7 @@ def looks_packed(value: Any) -> bool:
 
 
 def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> Column:
-    """Unpack the rows of a packed column; no code is executed unless `allow_pickle` is true.
+    """Unpack the rows of a packed column; code in pickles is executed only if `allow_pickle` is true.
 
     Raises FormatError if a row is damaged, or packed differently from the first row. Raises UntrustedPickleError if a
     row contains values other than arrays, numbers, strings and containers of these, and `allow_pickle` is false. Raises
@@ -487,10 +487,11 @@ def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> C
 
 
 def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: bool = False) -> Any:
-    """Unpack a value of RLlib's `pack`. Pickles of arrays, numbers, strings, dicts and lists are read as data.
+    """Unpack a value that RLlib's `pack` created.
 
-    Raises FormatError if `row` is damaged or not a packed value. Raises UntrustedPickleError if it contains other
-    objects and `allow_pickle` is false. Raises CapacityError if the value exceeds the memory bound.
+    Pickles of arrays, numbers, strings, dicts and lists are read as data. Raises FormatError if `row` is damaged
+    or is not a packed value. Raises UntrustedPickleError if the pickle contains other objects and `allow_pickle` is
+    false. Raises CapacityError if the value exceeds the memory bound.
     """
     data = _encode(row)
     try:

@@ -42,10 +42,11 @@ _MIN_SHARED_NBYTES = 1 << 19
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
     """Concatenate the non-empty batches.
 
-    If all are empty, the result is `empty()`, as in RLlib, or has the columns of the first batch if one of them has a
-    ragged column. A column that is ragged in an empty batch is ragged in the result. `missing` specifies how columns
-    that exist only in some batches are handled. Raises ColumnMismatchError if a column is missing or has incompatible
-    row shapes or dtypes. Raises SequenceError if only some batches have sequences, or their layouts differ.
+    If all batches are empty, the result is `empty()`, as in RLlib, or has the columns of the first batch if one of them
+    has a ragged column. A column that is ragged in an empty batch is ragged in the result. `missing` specifies how
+    columns that exist only in some batches are handled. Raises ColumnMismatchError if a column is missing or has
+    incompatible row shapes or dtypes. Raises SequenceError if only some batches have sequences, or their layouts
+    differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
@@ -133,7 +134,7 @@ def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) ->
 def _check_states(parts: Sequence[SampleBatch[Any]], flags: Flags) -> None:
     """Raise unless each state and declared column has one row per sequence in all batches, or in none.
 
-    If every sequence has one row, the two layouts are identical.
+    If every sequence has one row, one row per step and one row per sequence are identical layouts.
     """
     counts = [(part, len(part.column(names.SEQ_LENS))) for part in parts]
     distinct = [part for part, sequences in counts if stored_rows(part, sequences) != sequences]
@@ -201,12 +202,12 @@ Missing = Literal["error", "drop", "zero"]
 def level(parts: Sequence[B], missing: Missing, per_sequence: tuple[str, ...] = ()) -> list[B]:
     """Return views of batches with equal columns: the common columns, or with `"zero"` all columns, filled with zeros.
 
-    `per_sequence` are the columns that any of the batches declares. Filled rows are None in object columns and empty in
-    ragged columns.
+    `per_sequence` contains the columns that any batch declares to have one row per sequence. Filled rows are None in
+    object columns and empty in ragged columns.
 
     Raises ColumnMismatchError if `missing` is `"error"` and the columns differ; the message contains the columns that
-    exist only in some batches. Also raised if `missing` is `"zero"` and batches are time-major or a nested column is
-    incomplete.
+    exist only in some batches. Raises ColumnMismatchError if `missing` is `"zero"` and batches are time-major or a
+    nested column is incomplete.
     """
     groups = [part._all() for part in parts]
     models: dict[str, Column] = {}

@@ -221,7 +221,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         return self._of({policy: batch._to(target) for policy, batch in self.policy_batches.items()}, self.count)
 
     def timeslices(self, k: int) -> list[Self]:
-        """Split into parts of k consecutive environment steps, each with the rows of all agents.
+        """Split the batch into parts of k consecutive environment steps; a part contains the rows of all agents.
 
         An environment step is a distinct pair of `eps_id` and `t`. Rows are sorted by `eps_id`, `t` and, if present,
         `agent_index`. A part may contain steps of several episodes; policies without rows are omitted. Parts are views
@@ -231,7 +231,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         Parameters
         ----------
         k
-            Environment steps per part, fewer in the last.
+            Environment steps per part; the last part may have fewer.
 
         Examples
         --------
@@ -263,7 +263,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     def select(self, *keys: str) -> Self:
         """View only the named columns of every policy, in the order of `keys`.
 
-        Raises ColumnNotFoundError with near names if a policy lacks one.
+        Raises ColumnNotFoundError with near names if a policy lacks one of these columns.
 
         >>> batch = MultiAgentBatch(
         ...     {"walker": SampleBatch(obs=[1, 2], rewards=[0.5, 1.0])}, env_steps=2
@@ -276,8 +276,8 @@ class MultiAgentBatch(Generic[ValuesT]):
     def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
         """Shuffle the rows of each policy independently, in place; see `SampleBatch.shuffle`.
 
-        `rng` is a generator or a seed; by default, fresh entropy. Returns the batch itself. Raises SequenceError for
-        unpadded sequences; the batch is then unchanged.
+        `rng` is a generator or a seed; by default, the operating system provides the seed. Returns the batch itself.
+        Raises SequenceError for unpadded sequences; the batch is then unchanged.
         """
         generator = np.random.default_rng(rng)
         # Policies may share one batch, which is shuffled once.
@@ -352,7 +352,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         ----------
         size
             Rows per policy and minibatch; a policy whose rows are exhausted is omitted until the next epoch. In
-            lockstep: environment steps per minibatch, fewer in the last of an epoch.
+            lockstep: environment steps per minibatch; the last minibatch of an epoch may have fewer.
         epochs, shuffle, rng, device, floats, prefetch
             As in `SampleBatch.minibatches`.
         lockstep
@@ -367,7 +367,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         ColumnNotFoundError
             If, in lockstep, a policy's batch lacks `eps_id` or `t`.
         SequenceError
-            If, in lockstep, sequences are to be shuffled.
+            If `lockstep` and `shuffle` are true and a policy has sequences.
 
         Examples
         --------
@@ -473,11 +473,11 @@ class MultiAgentBatch(Generic[ValuesT]):
         return summary.stacked_frame({policy: batch.to_pandas() for policy, batch in self.items()}, "policy_id")
 
     def plot(self, *columns: str) -> Figure:
-        """Plot columns of every policy over its own steps, one axis each; see `SampleBatch.plot`.
+        """Plot columns of every policy over the policy's own steps, one subplot per column; see `SampleBatch.plot`.
 
         `columns` are dotted names, plotted for the policies that have them; default: numeric columns except ids, at
-        most twelve in total. Raises MissingExtraError without matplotlib, ColumnNotFoundError if no policy has a
-        column, ColumnTypeError if it is not numeric.
+        most twelve in total. Raises MissingExtraError if matplotlib is not installed, ColumnNotFoundError if no policy
+        has a requested column, and ColumnTypeError if a requested column is not numeric.
 
         >>> batch = MultiAgentBatch(
         ...     {"walker": SampleBatch(rewards=[0.0, 1.0]), "guard": SampleBatch(rewards=[0.5])}, 2

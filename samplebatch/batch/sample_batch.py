@@ -240,7 +240,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self._find(str(key)) if isinstance(key, str) else self._get_rows(key)
 
     def _find(self, name: str) -> Any:
-        """Return the values of a column that is nested, derived or not sliced yet."""
+        """Return the values of a column that is nested, derived, or a slice that has not been created yet."""
         window = self._window
         if window is not None and name in window[0]:
             column = self._columns[name] = slice_column(window, name, self._flags)
@@ -441,10 +441,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """Unit of the actions: the environment's, or a policy's with its mapping; None if unknown.
+        """Unit of the actions: environment units, or policy units with their mapping; None if unknown.
 
-        It is set by collectors and preserved in parts, copies and files of the batch. Assigning the actions resets it
-        to None.
+        Collectors set the unit; it is preserved in slices, copies and files of the batch. Assigning the actions resets
+        the unit to None.
         """
         return self._flags.action_unit
 
@@ -498,7 +498,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     agent_steps = env_steps
 
     def size_bytes(self) -> int:
-        """Return the bytes of all columns in view; Python objects count their shallow size."""
+        """Return the size of all rows in view in bytes; Python objects count with their shallow size."""
         return sum(map(attrgetter("nbytes"), self._all().values()))
 
     def _get_rows(self, key: Any) -> Self:
@@ -535,9 +535,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """View exactly the steps from `start` to `end`, even inside sequences.
 
         A negative `start` prepends that many zero rows (None for objects), which copies. A negative `end` counts from
-        the end; a larger `end` is clipped to the length. With sequences, the first and last sequence may be cut, each
-        keeps its state, and padding is removed. `state_start` and `state_end` are the range of sequences with these
-        steps, if known. Raises SequenceError if they have too few steps or only one of them is passed.
+        the end; a larger `end` is clipped. With sequences, the first and last sequence may be cut, each keeps its
+        state, and padding is removed. `state_start` and `state_end` are the range of sequences with these steps, if
+        known. Raises SequenceError if these sequences have too few steps, or only one argument is passed.
 
         >>> part = SampleBatch(a=[1, 2, 3, 4, 5, 6], seq_lens=[2, 3, 1]).slice(1, 4)
         >>> part["a"].tolist(), part["seq_lens"].tolist()
@@ -592,7 +592,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return join(parts, SampleBatch)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both batches have equal columns, dtypes, rows and layout; NaN equals NaN."""
+        """Return whether two batches have equal columns, dtypes, rows and layout; NaN equals NaN."""
         if not isinstance(other, SampleBatch):
             return NotImplemented
         return tree.equal(self, other)
@@ -630,8 +630,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Shuffle the steps in place; padded sequences are shuffled as units, with their states.
 
         Columns are replaced by new arrays, one at a time: existing arrays and views keep their order, and the peak
-        memory overhead is the largest column. `rng` is a generator or a seed; by default, fresh entropy. Raises
-        SequenceError for unpadded sequences; use `take_sequences(rng.permutation(len(batch["seq_lens"])))` for those.
+        memory overhead is the largest column. `rng` is a generator or a seed; default: a random seed. Raises
+        SequenceError for unpadded sequences; use `take_sequences(rng.permutation(len(batch["seq_lens"])))` instead.
 
         >>> sorted(SampleBatch(a=[1, 2, 3, 4]).shuffle(rng=0)["a"].tolist())
         [1, 2, 3, 4]
@@ -646,8 +646,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.
 
         `size` (or `k`) is the number of steps per view, fewer in the last; with sequences, both ends of a view move
-        back to the start of a sequence. `num_slices` is the number of views, of nearly equal size; later ones are
-        larger.
+        back to the start of a sequence. `num_slices` is the number of views. They have nearly equal sizes; later views
+        are larger.
 
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
         [[1, 2], [3, 4], [5]]
@@ -712,7 +712,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         max_tokens
             Maximum number of tokens per part, instead of `size`; each part has as many rows as fit.
         lengths
-            Column of tokens or of their counts, or one number per row; default: lengths of the ragged columns.
+            Column of tokens or token counts, or one token count per row; default: lengths of the ragged columns.
         device, floats
             Device of tensors, and dtype of floating-point columns; None keeps columns as stored.
         prefetch
@@ -790,10 +790,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return repeat(self, k, interleave=interleave)
 
     def union(self, other: SampleBatch[Any] | Mapping[str, Any]) -> Self:
-        """Return a batch with the columns of both, without a copy; common columns must be equal.
+        """Return a batch with the columns of this batch and another, without a copy; common columns must be equal.
 
-        Raises ColumnLengthError if the batches have different numbers of rows, ColumnMismatchError if a common column
-        is not equal in both.
+        Raises ColumnLengthError if the batches have different numbers of rows, ColumnMismatchError if the rows of a
+        common column differ between the batches.
 
         >>> list(SampleBatch(ids=[1, 2]).union(SampleBatch(rewards=[0.5, 1.0])))
         ['ids', 'rewards']
@@ -828,7 +828,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return not np.asarray(sequences.unpadded(self)[names.DONES])[:-1].any()
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
-        """Split into one view per episode, including an unfinished last one.
+        """Split the batch into one view per episode, including an unfinished last episode.
 
         `key` is the column to split by: after each true flag of `dones`, `terminateds` or `truncateds`, for other
         columns wherever the value changes. The default is `eps_id`, or `dones` if there is no `eps_id`. Raises
@@ -874,7 +874,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return sequences.gather_whole(self, indices)
 
     def mask(self) -> npt.NDArray[np.bool_]:
-        """Return whether each row is a step rather than padding, shape (rows,).
+        """Return a mask of the rows that are steps and not padding, shape (rows,).
 
         >>> SampleBatch(a=[1, 2, 3], seq_lens=[1, 2]).right_zero_pad(2).mask().tolist()
         [True, False, True, True]
@@ -884,8 +884,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> Self:
         """Pad every sequence to `max_seq_len` rows in place, with zeros (None for objects) after its last step.
 
-        Sets `zero_padded` and `max_seq_len`; a padded batch is padded to the new length. Unless `exclude_states`,
-        states are padded as well. Raises ArgumentError if `max_seq_len` is not a non-negative integer, SequenceError
+        Sets `zero_padded` and `max_seq_len`; a padded batch is padded to the new length. States are padded as well if
+        `exclude_states` is false. Raises ArgumentError if `max_seq_len` is not a non-negative integer, SequenceError
         without `seq_lens` or if a sequence is longer.
 
         >>> SampleBatch(a=[1, 2, 3], seq_lens=[1, 2]).right_zero_pad(max_seq_len=4)["a"].tolist()
@@ -910,7 +910,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     # -- other forms ---------------------------------------------------------------------------------------------------
 
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch[ValuesT]:
-        """Wrap the batch as one policy's batch (default: the default policy), with one env step per step."""
+        """Return the batch as the only policy of a `MultiAgentBatch` (default id: `default_policy`)."""
         if module_id is None:
             return _multi_agent_batch()._of({names.DEFAULT_POLICY_ID: self}, self.count)
         return _multi_agent_batch()({module_id: self}, self.count)
@@ -934,10 +934,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, Any], index: int | Literal["last"] = "last"
     ) -> SampleBatch:
-        """Gather a model's inputs at one step into a batch with that step.
+        """Gather the inputs of a model at one step into a batch of one step.
 
-        Columns have shape (1, ...) or (1, window, ...). Steps before the first are zeros, and `seq_lens` is [1]. Raises
-        ColumnNotFoundError if a view needs a missing column, RowIndexError if the step is out of range.
+        Columns have shape (1, ...) or (1, window, ...). Rows before the first step are zeros; `seq_lens` is [1]. Raises
+        ColumnNotFoundError if a view requires a missing column, RowIndexError if the step is out of range.
 
         Parameters
         ----------
@@ -998,7 +998,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Return a batch of arrays, which share the memory of tensors on the host.
 
         bfloat16 becomes float32, which represents it exactly. Compressed columns are unchanged. `floats` is the dtype
-        of floating-point columns, None keeps it; raises ArgumentError if NumPy has no such floating-point dtype.
+        of floating-point columns; None keeps each dtype. Raises ArgumentError for other dtypes.
 
         >>> SampleBatch(rewards=[0.5, 1.0]).to_torch().to_numpy(floats="float32")["rewards"]
         array([0.5, 1. ], dtype=float32)
@@ -1146,11 +1146,11 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return f"SampleBatch({self.count} steps{parts})"
 
     def plot(self, *columns: str) -> Figure:
-        """Plot columns over time, one axis per column, with a vertical line at each episode end.
+        """Plot columns over time, one subplot per column, with a vertical line at each episode end.
 
-        Rows with a few numbers have one line per number, larger rows show their mean. Long batches are plotted at
-        evenly spaced steps. `columns` are dotted names; default: numeric columns except ids, at most twelve. Raises
-        MissingExtraError without matplotlib, ColumnNotFoundError or ColumnTypeError for missing or non-numeric columns.
+        Rows with a few numbers are plotted as one line per number, larger rows as their mean. Long batches are plotted
+        at evenly spaced steps. `columns` are dotted names; default: numeric columns except ids, at most twelve. Raises
+        MissingExtraError without matplotlib, ColumnNotFoundError for missing, ColumnTypeError for non-numeric columns.
 
         >>> SampleBatch(rewards=[0.0, 1.0], eps_id=[0, 1]).plot("rewards").axes[0].get_ylabel()
         'rewards'
@@ -1162,7 +1162,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return summary.draw_columns([part], chosen=bool(columns))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with one row per step and one column per dotted name; needs the package pandas.
+        """Return a data frame with one row per step and one column per dotted name; requires pandas.
 
         Numeric columns share memory. Array rows become one array per cell; sequence states are repeated for every step.
 

@@ -1,11 +1,12 @@
 """Sequences of recurrent models: slicing, gathering and padding batches with a column `seq_lens`.
 
 A batch with `seq_lens` = [l0, l1, ...], shape (s,), stores its sequences contiguously. `state_in_*` and the columns in
-the flag `per_sequence` have one row per sequence. All other columns have one row per step; if padded, `max_seq_len`
-rows per sequence; if time-major, shape (T, s, ...). Step indices ignore padding: step i of the batch is step i of the
-concatenated sequences.
+the flag `per_sequence` have one row per sequence. All other columns have one row per step, `max_seq_len` rows per
+sequence in a padded batch, or shape (T, s, ...) in a time-major batch. Step indices ignore padding: step i of the batch
+is step i of the concatenated sequences.
 
-Functions with `lengths` compute indices only; functions with `batch` require a batch with sequences.
+Functions with a parameter `lengths` compute only indices; functions with a parameter `batch` require a batch with
+sequences.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def as_lengths(values: Any) -> Any:
     """Convert sequence lengths to shape (s,); None if there are none.
 
     Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat. Raises
-    SequenceError if they are not integers, or a single integer.
+    SequenceError if the lengths are not integers, or are a single integer.
     """
     if values is None:
         return None
@@ -261,7 +262,7 @@ def count_steps(batch: SampleBatch[Any]) -> None:
 
 
 def check_column(batch: SampleBatch[Any], name: str, column: Column, s: int) -> None:
-    """Raise unless a column has the rows that `s` sequences require."""
+    """Raise an error if a column does not have the number of rows that `s` sequences require."""
     if name == names.SEQ_LENS or (names.is_state_in(name) and len(column) == s):
         return
     flags = batch._flags
@@ -292,7 +293,7 @@ def _width(batch: SampleBatch[Any]) -> int:
 
 
 def flags_without(batch: SampleBatch[Any], remaining: Iterable[str]) -> Flags:
-    """Return the flags without sequences; raises SequenceError if a remaining column requires `seq_lens`."""
+    """Return a batch's flags without sequences; raises SequenceError if a remaining column requires `seq_lens`."""
     for name in remaining:
         if name != names.SEQ_LENS and batch._is_per_sequence(name):
             raise SequenceError(f"column {name!r} has one row per sequence; drop it together with {names.SEQ_LENS!r}")
@@ -300,7 +301,7 @@ def flags_without(batch: SampleBatch[Any], remaining: Iterable[str]) -> Flags:
 
 
 def retain(flags: Flags, columns: Iterable[str]) -> Flags:
-    """Return flags that declare remaining columns only."""
+    """Return flags whose `per_sequence` names only the remaining columns."""
     if not flags.per_sequence:
         return flags
     columns = tuple(columns)
@@ -356,7 +357,7 @@ def view_exact(batch: B, start: int, stop: int, first: int | None = None, last: 
 
 
 def pad_left(batch: B, padding: int) -> B:
-    """Copy a batch with `padding` rows of zeros (None for objects) before the first."""
+    """Copy a batch, with `padding` rows of zeros (None for objects) before its first row."""
     length = padding + batch.count
     positions = np.arange(padding, length)
     if not batch._has_sequences:

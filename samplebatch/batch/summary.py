@@ -239,7 +239,7 @@ _MAX_ENDS = 200
 
 
 class Part(NamedTuple):
-    """Columns of one batch or policy, plotted over the same steps."""
+    """Columns of one batch, or of one policy, that are plotted over the same steps."""
 
     prefix: str
     """Prefix of the columns' names."""

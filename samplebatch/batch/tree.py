@@ -101,7 +101,7 @@ def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] |
 
 
 def is_nested(value: Any) -> bool:
-    """Return whether a value is a tree of columns rather than one column.
+    """Return whether a value is a tree of columns and not a single column.
 
     Dicts, dataclasses and batches are nested. A tuple is nested if any item has rows; a tuple of numbers is a list of
     rows.
@@ -394,7 +394,7 @@ def assign(batch: SampleBatch[Any], name: str, values: Any) -> None:
 
 
 def _check(batch: SampleBatch[Any], columns: dict[str, Column], others: dict[str, Column]) -> None:
-    """Validate new columns against the remaining ones before the batch is modified."""
+    """Validate new columns against the remaining columns before the batch is modified."""
     if batch._has_sequences or names.SEQ_LENS in columns:
         if names.SEQ_LENS in others:
             for path, column in columns.items():

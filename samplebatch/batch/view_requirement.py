@@ -84,7 +84,7 @@ class ViewRequirement:
     def of(cls, requirement: Any) -> ViewRequirement:
         """Convert RLlib's view requirement, or an object with the same attributes; return a ViewRequirement unchanged.
 
-        Raises ColumnTypeError if it has no attribute `shift`.
+        Raises ColumnTypeError if the object has no attribute `shift`.
 
         >>> from types import SimpleNamespace
         >>> ViewRequirement.of(SimpleNamespace(data_col="actions", shift=-1)).shift_arr
@@ -186,7 +186,7 @@ _MAX_NBYTES = 1 << 28
 
 
 def space_to_dict(space: Any) -> dict[str, Any] | None:
-    """Describe a space of Gymnasium; None for None.
+    """Return the description of a Gymnasium space; None for None.
 
     Raises ArgumentError if the class of `space` is not supported.
 

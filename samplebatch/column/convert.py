@@ -159,7 +159,7 @@ def is_of_arrays(rows: Any) -> bool:
 
 
 def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
-    """Convert rows of equal shape, or rows without elements, to a ragged column if they match its declaration.
+    """Convert rows of equal shape, or rows without elements, to a ragged column if they match a declared column.
 
     dtype, ndim: dtype of the elements and number of dimensions per row of the declared ragged column.
 

@@ -165,7 +165,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
     """Apply an in-place operator to every leaf of a batch; the other operand is a number, or a batch matched by name.
 
     Raises ColumnMismatchError if the batches differ in their names. Raises ColumnTypeError if a leaf cannot store the
-    result. Leaves before that leaf are already updated.
+    result. The leaves before the rejected leaf are already updated then.
     """
     matched = KINDS[type(other)] == NODE
     nodes = [target, other] if matched else [target]
@@ -351,7 +351,7 @@ class _Shape:
 
 
 class _Unit:
-    """Descriptor of `Batch.action_unit`, hidden by a column of that name."""
+    """Descriptor of `Batch.action_unit`; a column of that name hides it."""
 
     def __get__(self, batch: Any, owner: type) -> ActionUnit | None:
         return unit_of(batch)
@@ -395,7 +395,7 @@ class Batch(Node):
     """Named values in a tree: arrays, tensors, distributions, objects and further batches.
 
     Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other NumPy index
-    selects rows of all values at once. `Batch()` as a value reserves its name.
+    selects rows of all values at once. An empty `Batch()` as a value reserves its name.
 
     Parameters
     ----------
@@ -612,7 +612,7 @@ class Batch(Node):
 
     @staticmethod
     def stack(batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0, *, missing: Missing = "zero") -> Batch:
-        """Join n batches along a new axis: leaves of shape (...) become (n, ...) for axis 0.
+        """Stack n batches along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
         Raises ColumnMismatchError if a name is a nested batch in only some batches, or names differ with
         `missing="error"`. Raises ColumnTypeError if a name has both tensors and arrays, or tensors of different shapes.
@@ -786,7 +786,7 @@ class Batch(Node):
         Only read-only arrays, arrays in foreign byte order or with negative strides, and leaves that change device or
         dtype are copied. None and distributions are unchanged. Raises ColumnTypeError if torch has no dtype for a leaf.
         Raises ArgumentError if `floats` is not a floating-point dtype, or is combined with `dtype`. Raises DeviceError
-        if torch cannot use the device, or page-locked memory needs a device and has none.
+        if torch cannot use the device, or cannot page-lock memory on this machine.
 
         Parameters
         ----------
@@ -1046,7 +1046,7 @@ class Batch(Node):
     # Copies
 
     def copy(self) -> Self:
-        """Copy the batch and everything under it."""
+        """Copy the batch and all values in its tree."""
         return cast("Self", copy_tree(self))
 
     def __copy__(self) -> Self:

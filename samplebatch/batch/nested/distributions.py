@@ -1,4 +1,4 @@
-"""Slicing and length of torch distributions that declare `arg_constraints`, and of `Independent` around them."""
+"""Slicing and length of torch distributions that declare `arg_constraints`, also if wrapped in `Independent`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def get_len_of_dist(dist: Distribution) -> int:
     Raises
     ------
     ColumnTypeError
-        If it has no batch dimension.
+        If the distribution has no batch dimension.
 
     Examples
     --------

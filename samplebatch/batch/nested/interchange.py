@@ -1,6 +1,6 @@
 """Interchange: nested batches in pickles, as pytrees, in torch's loaders and processes, and in Tianshou's protocol.
 
-The class is registered with each library once both are imported, in either order.
+The class `Batch` is registered with each library after both are imported, in either order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, PEER_CLASSES, TENS
 def register_where_loaded(cls: type[Any], libraries: Iterable[str]) -> None:
     """Register a class with each library, at once if it is imported, otherwise after its import.
 
-    A failed registration only warns, so that the library's import succeeds.
+    A failed registration only emits a warning, so that the library's import succeeds.
     """
     for module in libraries:
         if module in sys.modules:
@@ -195,7 +195,7 @@ LIBRARIES = frozenset(_LIBRARIES)
 class _PickledTensor:
     """Pickled form of a tensor: only the viewed elements, as an array that supports out-of-band buffers.
 
-    torch itself pickles the entire storage behind a view, always in band.
+    torch itself pickles the entire storage of a view, and always in band.
     """
 
     __slots__ = ("requires_grad", "values")

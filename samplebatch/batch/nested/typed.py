@@ -1,7 +1,7 @@
 """Protocols of common nested batches, for type checkers and editors.
 
 A `Batch` matches every protocol without a cast. Protocols are generic in the array type, as in
-`RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. They are not checked at run time.
+`RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. Protocols are not checked at run time.
 """
 
 from __future__ import annotations
