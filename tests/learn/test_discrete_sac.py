@@ -163,7 +163,7 @@ def test_what_is_shown_is_learned() -> None:
         params = OffPolicyTrainerParams(
             training_collector=collector,
             max_epochs=1,
-            epoch_num_steps=1200,
+            epoch_num_steps=600,
             collection_step_num_env_steps=4,
             batch_size=64,
             verbose=False,

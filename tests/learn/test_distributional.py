@@ -375,7 +375,7 @@ def test_what_is_shown_is_learned(kind: str) -> None:
         params = OffPolicyTrainerParams(
             training_collector=collector,
             max_epochs=1,
-            epoch_num_steps=1600,
+            epoch_num_steps=800,
             collection_step_num_env_steps=4,
             batch_size=64,
             update_step_num_gradient_steps_per_sample=0.25,
