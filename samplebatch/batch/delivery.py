@@ -465,7 +465,7 @@ def _make_ahead(items: Iterator[T], count: int) -> Iterator[T]:
 def _copy_on(
     stream: torch.cuda.Stream, parts: Iterator[T], convert: Callable[[T, Target], T], target: Target
 ) -> Iterator[tuple[T, Any]]:
-    """Create and convert parts on a stream; yield each with the event of its completion."""
+    """Create and convert parts on a stream; yield each part with the event that records its completion."""
     import torch
 
     nothing: Any = object()

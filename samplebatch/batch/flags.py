@@ -114,7 +114,7 @@ METHODS_ELSEWHERE = {
     "shape": "len(batch) is the number of steps, batch['obs'].shape the shape of a column",
     "to": "to_torch(device=...) has the columns as tensors",
 }
-"""Attributes of batches in other libraries, and what has their place here."""
+"""Replacements in this library for attributes of other libraries' batches, by attribute name."""
 
 
 class MissingAttribute:

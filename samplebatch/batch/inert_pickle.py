@@ -56,10 +56,10 @@ _MAX_UNFOLDED = 1 << 20
 """Values that may be in a tuple, or be hashed, beyond those that the pickle has operations for: shared ones count."""
 
 _TUPLE_COST = 64
-"""How many strings hashing a tuple counts for: hashes of tuples and of long integers can be made to be the same."""
+"""Cost of hashing a tuple, in strings: a writer can choose tuples and long integers with colliding hashes."""
 
 _SHORT_INT = (1 << 61) - 1
-"""Integers from this on have the hashes of smaller ones."""
+"""Smallest integer whose hash equals the hash of a smaller integer."""
 
 _MAX_NAMES = 1 << 12
 
@@ -73,7 +73,7 @@ MALFORMED = (
     OverflowError,
     RecursionError,
 )
-"""Raised where a pickle, or what NumPy's values are made of, is not as it must be."""
+"""Errors that a malformed pickle, or a malformed stub of a NumPy value, raises."""
 
 
 class Named(type):
@@ -94,17 +94,17 @@ class Foreign(metaclass=Named):
     name: name of the class or function. args: arguments of the call. state: argument of `__setstate__`, or None.
     """
 
-    __slots__ = ("args", "made", "state")
+    __slots__ = ("args", "replacement", "state")
     name = ""
     args: tuple[Any, ...]
     state: Any
-    made: Any
+    replacement: Any
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Store the arguments."""
         stub = object.__new__(cls)
         stub.args = args
-        stub.state = stub.made = None
+        stub.state = stub.replacement = None
         return stub
 
     def __call__(self, *args: Any) -> Foreign:
@@ -235,14 +235,13 @@ class _Frames:
 
 
 def _weight(name: str, arg: Any, operands: list[_Weight]) -> _Weight:
-    """Return the weight of an opcode's result."""
     if name in _FROZEN:
         return _Weight(1 + sum(part.values for part in operands), 1 + max((part.depth for part in operands), default=0))
     return _Weight(1, 1) if type(arg) is int and abs(arg) >= _SHORT_INT else _SINGLE
 
 
 def _take(stack: list[_Weight | None], op: Any) -> list[_Weight]:
-    """Pop the operands of an opcode, top first; down to the last mark (None) for a variable number."""
+    """Pop the operands of an opcode, top first; a variable number of operands extends to the last mark (None)."""
     count = len(op.stack_before)
     operands: list[_Weight] = []
     if pickletools.markobject in op.stack_before:
@@ -293,13 +292,13 @@ def is_plain(value: Any) -> bool:
     (False, True)
     """
     left = [value]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while left:
         item = left.pop()
         if isinstance(item, Foreign | Named):
             return False
-        if id(item) not in seen:
-            seen.add(id(item))
+        if id(item) not in visited:
+            visited.add(id(item))
             left += parts_of(item)
     return True
 
@@ -352,9 +351,9 @@ class _Values:
     def _resolve(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, Foreign):
-            if value.made is None:
-                value.made = self._numpy_value(value)
-            return value.made
+            if value.replacement is None:
+                value.replacement = self._numpy_value(value)
+            return value.replacement
         if kind not in (list, tuple, dict):
             return value
         if id(value) in self._done:

@@ -180,7 +180,6 @@ def _merge_flags(parts: Sequence[SampleBatch[Any]]) -> Flags:
 
 
 def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
-    """Concatenate columns of shape (T, B, ...) along B."""
     heights = {len(column) for column in columns}
     if len(heights) > 1:
         raise ColumnMismatchError(
@@ -251,7 +250,6 @@ def _rows_of(part: SampleBatch[Any], name: str, flags: Flags) -> int:
 
 
 def _fill(model: Column, rows: int) -> Column:
-    """Create a column of zeros with the type and row shape of another."""
     empty, no_positions = model.slice(0, 0), np.empty(0, np.intp)
     if isinstance(empty, CompressedColumn):
         # `spread` returns uncompressed rows, which cannot be joined to compressed rows.

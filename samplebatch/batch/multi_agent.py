@@ -391,14 +391,12 @@ class MultiAgentBatch(Generic[ValuesT]):
         return delivery.each(parts, lambda part, target: part._to(target))
 
     def _epoch(self, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
-        """Yield every row of each policy once."""
         policies = list(self.policy_batches)
         for parts in zip_longest(*(each_part(batch, size, rng) for batch in self.policy_batches.values())):
             present = {policy: part for policy, part in zip(policies, parts, strict=True) if part is not None}
             yield self._of(present, max(part.count for part in present.values()))
 
     def _epoch_in_lockstep(self, steps: Lockstep, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
-        """Yield the rows of every environment step once."""
         if rng is None:
             for parts, count in steps.parts(size):
                 yield self._of(parts, count)

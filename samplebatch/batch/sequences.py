@@ -288,7 +288,6 @@ def stored_rows(batch: SampleBatch[Any], s: int) -> int:
 
 
 def _width(batch: SampleBatch[Any]) -> int:
-    """Return the rows per sequence of a padded batch."""
     return int(batch._flags.max_seq_len or 0)
 
 

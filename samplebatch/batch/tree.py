@@ -508,7 +508,6 @@ def _replace_below(
 
 
 def _hide(batch: SampleBatch[Any], path: tuple[str, ...]) -> None:
-    """Detach the dict of a nested column and all dicts below it."""
     batch._shown = {shown: view for shown, view in batch._shown.items() if shown[: len(path)] != path}
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch
 
 _AFTER_LAST = {names.OBS: names.NEXT_OBS, names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
-"""Columns whose row at step t + 1 stands in row t of another: so the step after the last can be seen too."""
+"""Columns whose value at step t + 1 is in row t of another column, so that the step after the last has a value."""
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?")
 
@@ -182,7 +182,7 @@ def view_step(batch: SampleBatch[Any], requirements: Mapping[str, Any], index: i
 
 
 _MAX_NBYTES = 1 << 28
-"""Bytes that an array of a space may have."""
+"""Maximum size in bytes of an array in a space's description."""
 
 
 def space_to_dict(space: Any) -> dict[str, Any] | None:

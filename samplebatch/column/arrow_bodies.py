@@ -240,7 +240,6 @@ class _Table:
         return bytes(self._view[:start]) + bytes(self._view[stop:])
 
     def _vector(self, field: int, form: struct.Struct) -> tuple[int, int]:
-        """Return the start and stop offsets of a vector's structs."""
         if field >= len(self._offsets) or not self._offsets[field]:
             return 0, 0
         position = self._at + self._offsets[field]

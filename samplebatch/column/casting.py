@@ -217,7 +217,7 @@ def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
 
 
 def _rounds(values: Any, array: npt.NDArray[Any]) -> bool:
-    """Return whether NumPy rounded integers in a sequence with floats."""
+    """Return whether NumPy rounded integers when it converted a sequence of integers and floats."""
     if isinstance(values, np.ndarray) or array.dtype.kind != "f" or not array.ndim:
         return False
     types = set(map(type, values))
@@ -255,7 +255,7 @@ def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
 def _row_by_row(
     name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse, convert: Callable[..., Any]
 ) -> npt.NDArray[Any]:
-    """Cast values that NumPy cannot combine exactly; the first invalid row raises."""
+    """Cast values that NumPy cannot combine exactly; raises an error at the first invalid row."""
     count, row_shape = shape[0], shape[1:]
     rows = list(values) if isinstance(values, list | tuple) or np.ndim(values) else None
     if rows is None or len(rows) != count:

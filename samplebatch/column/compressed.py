@@ -357,5 +357,4 @@ class CompressedColumn(Column):
 
 
 def _steps(bounds: list[int]) -> list[int]:
-    """Return the differences of consecutive bounds."""
     return [after - before for before, after in pairwise(bounds)]

@@ -377,7 +377,6 @@ def _view_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def _span(array: pa.Array, dtype: npt.DTypeLike) -> int:
-    """Return the difference of the last and the first offset."""
     offsets = arrow_offsets(array, dtype)
     return int(offsets[-1]) - int(offsets[0])
 
@@ -387,7 +386,7 @@ def _listed(array: pa.Array, dtype: npt.DTypeLike) -> int:
 
 
 def _repeated(array: pa.Array) -> int:
-    """Return the bytes of the values of list views, counting repetitions."""
+    """Return the size in bytes of the values of list views; repeated values count repeatedly."""
     starts, sizes = array.offsets.to_numpy(), array.sizes.to_numpy()
     order = np.argsort(starts, kind="stable")
     starts, sizes = starts[order], sizes[order].astype(np.int64)
@@ -400,7 +399,6 @@ def _repeated(array: pa.Array) -> int:
 
 
 def _largest(values: pa.Array) -> int:
-    """Return an upper bound of the bytes of one value."""
     arrow = values.type
     if not len(values):
         return _LEAF_NBYTES

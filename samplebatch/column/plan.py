@@ -268,7 +268,7 @@ class StreamLayout:
         copy_all(targets, list(columns.values()), self.nbytes)
 
     def _write_beside(self, out: Bytes) -> None:
-        """Write all bytes of a stream outside its columns into memory, shape (nbytes,)."""
+        """Write all bytes of a stream that are not in its columns to memory, shape (nbytes,)."""
         view = out.data
         if self._blank is not None:
             view[:] = self._blank

@@ -257,7 +257,6 @@ def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None,
 
 
 def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
-    """Cast values exactly; see `RaggedColumn.cast`."""
     exact = cast_exactly(array, dtype) if array.size else array.astype(dtype)
     if exact is None:
         raise ColumnMismatchError(

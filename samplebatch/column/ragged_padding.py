@@ -82,7 +82,6 @@ def _pad_tensor(
 
 
 def _place(target: npt.NDArray[Any], flat: npt.NDArray[Any], extents: npt.NDArray[np.int64], side: str) -> None:
-    """Write contiguous rows into an array of shape (n, width, ...)."""
     n, width, *trailing = target.shape
     if len(flat) >= _COPIED_ROW * n and (not trailing or bool((extents[:, 1:] == trailing).all())):
         lengths = extents[:, 0]

@@ -231,7 +231,6 @@ def joining(
 
 
 def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"]) -> None:
-    """Concatenate arrays into `out`."""
     if out.nbytes < threads.WORTHWHILE:
         np.concatenate(arrays, 0, out, casting=casting)
     else:

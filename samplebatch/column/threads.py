@@ -132,7 +132,6 @@ def share(jobs: Sequence[Job]) -> None:
 
 
 def _cut_shares(jobs: Sequence[Job]) -> Iterator[_Work]:
-    """Group jobs into a few shares of similar size."""
     share_nbytes = sum([nbytes for nbytes, _ in jobs]) / _SHARES
     calls: list[Callable[[], object]] = []
     moved = 0

@@ -388,7 +388,7 @@ _OTHER_NAMES: Final = {
         "",
     ),
 }  # fmt: skip
-"""Attributes of batches in other libraries, and what has their place here; empty for names of columns."""
+"""Replacements for attributes of other libraries' batches, by attribute name; empty for names of columns."""
 
 
 class Batch(Node):

@@ -122,7 +122,6 @@ def register_processes(cls: type[Node]) -> None:
 
 
 def _register_loader(cls: type[Node]) -> None:
-    """Register nested batches with the default collate function of `DataLoader`."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
     nested: Any = cls

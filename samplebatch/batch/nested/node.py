@@ -215,7 +215,7 @@ def copy_nodes(source: Node) -> Node:
 
 
 def replace_leaves(target: Node, source: Node) -> None:
-    """Move the leaves of a tree into the nodes of another of the same structure."""
+    """Move the leaves of a tree into the nodes of another tree with the same structure."""
     columns = target.__dict__
     for name, value in source.__dict__.items():
         if KINDS[type(value)] == NODE:
@@ -287,7 +287,7 @@ class Selection:
 
     @property
     def of_rows(self) -> Any:
-        """The index for ragged columns, along rows only."""
+        """Index for ragged columns, which selects along rows only."""
         if self.rows is not None:
             return self.rows
         index = self.index

@@ -1,7 +1,7 @@
 """Rows of nested batches: count, index, assign, zero, iterate, split, stack and concatenate.
 
 Batches that are stacked or concatenated need not have the same names: names that a batch lacks or only reserves are
-padded with zeros, False or None. A name that is a nested batch in only some batches cannot be joined.
+padded with zeros, False or None. A name that is a nested batch in only some batches raises an error.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _assign(target: Node, selection: Selection, new_values: Mapping[str, Any], p
 
 
 def zero(target: Node, index: Any = ...) -> None:
-    """Set all or the indexed rows of every leaf to zero, objects to None, in place."""
+    """Reset all or the indexed rows of every leaf in place: numbers to zero, objects to None."""
     _zero_all(target, Selection(index), "")
 
 
@@ -288,7 +288,7 @@ def _rows_of(value: Any, length: int) -> Iterator[Any]:
 def split_rows(
     source: Node, size: int, shuffle: bool, merge_last: bool, rng: np.random.Generator | None
 ) -> Iterator[Node]:
-    """Yield batches of `size` rows, -1 for all; `merge_last` merges a shorter last batch into the previous one."""
+    """Yield batches of `size` rows (-1: all rows); `merge_last` merges a shorter last batch into the previous batch."""
     length = shortest(source.__dict__) or 0
     if size == -1:
         size = max(length, 1)
@@ -331,7 +331,7 @@ Join = Callable[[list[Any], set[int], str], Any]
 def stack_nodes(
     make: type[Node], batches: Sequence[Any], prefix: str = "", axis: int = 0, missing: Missing = "zero"
 ) -> Node:
-    """Join n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
+    """Stack n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
     Raises ColumnMismatchError if names or structures differ and cannot be padded. Raises ColumnTypeError if a name has
     both tensors and arrays, or tensors of different shapes. Each message contains the name of the leaf.
@@ -438,7 +438,7 @@ def _names_of(rows: Sequence[Any], types: set[type]) -> Sequence[Mapping[str, An
 
 
 def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join: Join) -> dict[str, Any]:
-    """Join the values of all names that occur in any batch, in one traversal."""
+    """Stack or concatenate the values of all names that occur in any batch, in one traversal."""
     names = dict.fromkeys(chain.from_iterable(entries))
     uniform = set(map(len, entries)) == {len(names)}
     joined: dict[str, Any] = {}

@@ -192,7 +192,7 @@ def transform_leaves(source: Node, function: Callable[[Any], Any], make: type[No
 
 
 def stack_rows(rows: Any, make: type[Node]) -> Node:
-    """Stack a sequence of dicts and batches; raises ColumnTypeError for anything else."""
+    """Stack a sequence of dicts and batches; raises ColumnTypeError if an item has another type."""
     if (
         isinstance(rows, (str, bytes))
         or not isinstance(rows, Iterable)
@@ -265,7 +265,7 @@ def _same_shape(value: Any, other: Any) -> bool:
 
 
 def _items_equal(item: Any, other: Any) -> bool:
-    """Compare two elements of object arrays, arrays elementwise."""
+    """Return whether two elements of object arrays are equal; arrays are compared elementwise."""
     if item is other:
         return True
     if isinstance(item, dict) and isinstance(other, dict):
@@ -289,7 +289,7 @@ _are_null = np.frompyfunc(_is_null, 1, 1)
 
 
 def leaf_nulls(value: Any) -> Any:
-    """Return an array or tensor of bool that marks missing elements, or rows with any for a ragged column."""
+    """Return a bool array or tensor that marks missing elements, or incomplete rows of a ragged column."""
     kind = KINDS[type(value)]
     if kind == RAGGED:
         counts = np.concatenate([[0], np.cumsum(_as_host(leaf_nulls(value.flat)))])
@@ -361,7 +361,7 @@ def any_null(source: Node) -> bool:
 
 
 def complete_rows(source: Node, length: int) -> npt.NDArray[np.bool_]:
-    """Return for each of the first n rows whether all leaves are complete; shape (n,)."""
+    """Return a mask of those of the first n rows without missing elements in any leaf; shape (n,)."""
     complete = np.ones(length, np.bool_)
     for value in source.__dict__.values():
         if KINDS[type(value)] == NODE:
