@@ -302,4 +302,4 @@ def _read_bound(plain: Any, dtype: np.dtype[Any], infinity: float) -> npt.NDArra
 
 
 ENVIRONMENT: Final = ActionUnit()
-"""The unit of actions as the environment takes them."""
+"""Unit of actions that the environment accepts unchanged."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
 _STREAM_COLUMNS = (names.EPS_ID, names.AGENT_INDEX, names.ENV_ID, names.UNROLL_ID)
-"""Columns that change where one sequence cannot go on in the next row."""
+"""Columns whose value changes between two rows only if the rows belong to different sequences."""
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]

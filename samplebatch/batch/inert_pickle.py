@@ -41,15 +41,15 @@ _ALLOWED = frozenset(
         "GET", "BINGET", "LONG_BINGET", "PROTO", "FRAME", "STOP",
     )
 )  # fmt: skip
-"""Operations that a pickle of values may have."""
+"""Opcodes that a pickle of values may contain."""
 
 _HASHED: dict[str, slice] = {name: slice(None) for name in ("ADDITEMS", "FROZENSET")} | {
     name: slice(1, None, 2) for name in ("SETITEM", "SETITEMS", "DICT")
 }
-"""Operations that hash some of what lies on the stack, and which of that, from the top."""
+"""Opcodes that hash operands on the stack, and which operands, counted from the top."""
 
 _FROZEN = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
-"""Operations that create hashable containers from operands on the stack."""
+"""Opcodes that create hashable containers from operands on the stack."""
 
 _MAX_TUPLE_DEPTH = 100
 _MAX_UNFOLDED = 1 << 20
@@ -443,7 +443,7 @@ def _dtype(call: Foreign) -> Any:
 
 _MAGIC: Final = b"\x04\x22\x4d\x18"
 _MAGIC_BASE64: Final = b"BCJNG"
-"""The beginning of an LZ4 frame, and of its base64."""
+"""Prefix of an LZ4 frame, and of its base64 encoding."""
 
 _PART_NBYTES: Final = 1 << 20
 

@@ -50,7 +50,7 @@ else:
     ValuesT = TypeVar("ValuesT")
 
 RowLengths = str | npt.ArrayLike | None
-"""Name of a column whose rows have or count tokens, or one number per row; None: lengths of the ragged columns."""
+"""Name of a column of tokens or token counts, or one token count per row; None: lengths of the ragged columns."""
 
 OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 """Columns that `compress` packs by default."""

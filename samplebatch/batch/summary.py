@@ -42,7 +42,7 @@ _MAX_TITLE = 400
 _SAMPLED = "~"
 """Prefix of statistics that were computed from evenly spaced rows."""
 IDS = frozenset({names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.UNROLL_ID, names.WEIGHTS_VERSION})
-"""Columns that name things: they have a range and a number, but no mean."""
+"""Columns of ids: summaries show their range and the number of distinct ids, but no mean."""
 
 
 class Line(NamedTuple):
@@ -235,7 +235,7 @@ _MAX_STEPS = 2000
 _MAX_LINES = 8
 """Maximum number of lines per column; of rows with more numbers, the mean is plotted."""
 _MAX_ENDS = 200
-"""Ends of episodes that are drawn; more would hide the lines."""
+"""Maximum number of episode ends that are drawn; more would hide the lines."""
 
 
 class Part(NamedTuple):

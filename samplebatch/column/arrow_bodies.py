@@ -17,7 +17,7 @@ import pyarrow as pa
 from samplebatch.errors import FormatError
 
 _TAIL = struct.Struct("<i6s")
-"""End of a file: size of the preceding footer, and the magic."""
+"""File trailer: size of the preceding footer, and the magic bytes."""
 
 _BLOCK = struct.Struct("<qi4xq")
 """Offset of a message, size of its metadata, and size of its body."""

@@ -92,7 +92,7 @@ def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:
 
 
 Refuse = Callable[[str, int | None], SampleBatchError]
-"""Creates the error from a sentence about a column and the invalid row, or None if it is not a single row."""
+"""Function that creates the error from a sentence about a column and the invalid row (None: not a single row)."""
 
 FLOAT, BOOL = np.dtype(np.float64), np.dtype(np.bool_)
 """Dtypes of rewards and flags."""

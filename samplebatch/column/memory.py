@@ -104,17 +104,17 @@ def as_array(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDA
 
 
 FLOOR_NBYTES = 1 << 28
-"""Bytes that any source may allocate, 256 MiB."""
+"""Number of bytes that reading any source may allocate: 256 MiB."""
 
 MAX_GROWTH = 1024
 """Maximum ratio of allocated to source bytes above the floor: the maximum of deflate; experience compresses less."""
 
 
 _FREE_ROWS = 1 << 16
-"""Maximum rows without bytes."""
+"""Maximum number of rows without bytes."""
 
 _ROWS_PER_BYTE = 8
-"""Maximum rows per byte: flags occupy a bit."""
+"""Maximum number of rows per byte: a flag occupies one bit."""
 
 
 def check_rows(rows: int, nbytes: int, subject: str) -> None:

@@ -26,7 +26,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Bytes = npt.NDArray[np.uint8]
 
 _ALIGNED: Final = 7
-"""Bits of an offset at which not every dtype can be read."""
+"""Mask of the offset bits that are zero if every dtype can be read at the offset."""
 _PREFIX: Final = struct.Struct("<Ii")
 """Start of a message: the continuation marker and the size of its metadata."""
 _CONTINUED: Final = 0xFFFFFFFF
@@ -169,7 +169,7 @@ class Plan:
 
 
 _plans = Recent[bytes, Plan | None](limit=64)
-"""Plans of the schemas that were seen last, by all bytes of a schema."""
+"""Plans of recently used schemas, by serialized schema."""
 
 
 def _encode(arrow: pa.DataType, count: int, values: pa.Buffer) -> pa.Array:

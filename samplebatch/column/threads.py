@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 WORTHWHILE = 2 << 20
-"""Bytes from which sharing a copy is faster."""
+"""Minimum size in bytes of a copy that is faster on two threads."""
 
 PIECE_NBYTES = 512 << 10
 """Approximate bytes per job."""

@@ -185,10 +185,10 @@ _LIBRARIES: dict[str, Callable[[type[Any]], None]] = {
     "jax": _register_jax,
     "tianshou.data.types": _register_tianshou,
 }
-"""Module to the function that registers a class once the module is imported."""
+"""Mapping from a module to the function that registers a class after the module's import."""
 
 LIBRARIES = frozenset(_LIBRARIES)
-"""Modules of the libraries that nested batches are registered with."""
+"""Modules of the libraries with which nested batches are registered."""
 
 
 class _PickledTensor:

@@ -82,7 +82,7 @@ NUMBER: Final = 3
 DISTRIBUTION: Final = 4
 """A torch distribution."""
 FOREIGN: Final = 5
-"""An array of another library (JAX), kept as it is."""
+"""An array of another library (JAX), stored unchanged."""
 SEQUENCE: Final = 6
 """A list or tuple, which becomes a column."""
 MAPPING: Final = 7
@@ -138,7 +138,7 @@ def _has_names(cls: type) -> bool:
 
 
 KINDS: Final = _Kinds()
-"""Type of a value to its kind."""
+"""Mapping from the type of a value to its kind."""
 
 
 def values_of(value: Any) -> Mapping[str, Any] | None:
