@@ -55,7 +55,7 @@ def python_examples(page: Path) -> doctest.DocTest:
 def failures(examples: doctest.DocTest) -> str:
     """Run examples; return the report of those that failed."""
     report: list[str] = []
-    doctest.DocTestRunner(optionflags=OPTIONS).run(examples, out=report.append)
+    doctest.DocTestRunner(verbose=False, optionflags=OPTIONS).run(examples, out=report.append)
     return "".join(report)
 
 
