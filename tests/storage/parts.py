@@ -1,4 +1,4 @@
-"""Parts of datasets that no dataset wrote, committed as if one had."""
+"""Parts of datasets that no dataset wrote, committed as if one had, and parts that a child process appends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
+from samplebatch import Dataset, SampleBatch
 from samplebatch.storage.datasets.commit_log import CommitLog, Part, add, begin, encode_schema
 
 
@@ -17,3 +18,10 @@ def commit(path: Path) -> Path:
     log.append(begin({"type": "SampleBatch", "schema": encode_schema(parquet.read_schema(path))}), log.read())
     log.append(add(Part(path.name, path.stat().st_size, groups, 1000, None), []), log.read())
     return path.parent
+
+
+def append_some(folder: Path, who: int) -> None:
+    """Append five fragments of one row."""
+    dataset = Dataset(folder)
+    for i in range(5):
+        dataset.extend(SampleBatch(who=[who], i=[i]))

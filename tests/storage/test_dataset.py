@@ -52,6 +52,7 @@ from samplebatch.errors import (
 from samplebatch.storage.datasets.commit_log import LOG
 from samplebatch.storage.tables.parquet import parquet_writer
 from tests.optional import torch
+from tests.storage.parts import append_some
 
 
 def steps(start: int, n: int, *, episode: int = 10) -> SampleBatch:
@@ -145,12 +146,6 @@ def test_batches_that_do_not_fit_are_rejected_by_column(tmp_path: Path) -> None:
     dataset.extend(SampleBatch({**dict(batch.items()), "infos": [{"at": 1, "more": "x"}] * 3}))
     assert len(Dataset(tmp_path)) == 44
     assert len(dataset.parts()) == len([name for name in os.listdir(tmp_path) if name.startswith("part")]) == 5
-
-
-def append_some(folder: Path, who: int) -> None:
-    dataset = Dataset(folder)
-    for i in range(5):
-        dataset.extend(SampleBatch(who=[who], i=[i]))
 
 
 def test_several_processes_append_to_one_folder(tmp_path: Path) -> None:
