@@ -10,12 +10,15 @@ import numpy as np
 from samplebatch import errors, names
 from samplebatch.arguments import fraction, whole
 from samplebatch.batch.delivery import as_array
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.extending import flatten_rows
 from samplebatch.buffer.gather import check_window
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.sequences import shift_slots, steps_after
+from samplebatch.buffer.writing import drop_empty
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.convert.experience import Source, as_flat
 
@@ -319,7 +322,7 @@ class TorchRLReplayBuffer:
                     values[name] = table.columns.tree[name].values[last]
         weights, generation = values.pop("weight", None), values.pop(names.GENERATION, None)
         values["rew"] = as_array(values["rew"]).astype(np.float32, copy=False)
-        td = to_tensordict(flatten_rows(rows, "rllib"))
+        td = to_tensordict(flatten_rows(node(Batch, drop_empty(values)), "rllib"))
         td.set("index", torch.from_numpy(indices))
         if steps is not None:
             td.set("steps_to_next_obs", torch.from_numpy(steps).unsqueeze(-1))

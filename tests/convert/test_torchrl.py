@@ -60,6 +60,47 @@ def test_a_dqn_loop_learns_from_samples() -> None:
     assert not np.array_equal(rb.buffer.weight[:40], before)
 
 
+def test_a_ppo_loop_has_the_losses_of_the_collected_rows() -> None:
+    pytest.importorskip("torchrl")
+    pytest.importorskip("gymnasium")
+    from tensordict.nn import TensorDictModule
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymEnv
+    from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    torch.manual_seed(0)
+    logits = TensorDictModule(MLP(in_features=4, out_features=2, num_cells=[16]), ["observation"], ["logits"])
+    actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
+    critic = ValueOperator(MLP(in_features=4, out_features=1, num_cells=[16]), in_keys=["observation"])
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    loss_module = ClipPPOLoss(actor, critic)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 3e-3)
+    rb = TorchRLReplayBuffer(ReplayBuffer(256), batch_size=64)
+    options = {"auto_register_policy_transforms": False}
+    collector = Collector(GymEnv("CartPole-v1"), actor, frames_per_batch=256, total_frames=512, **options)
+    rounds = 0
+    for data in collector:
+        with torch.no_grad():
+            advantage(data)
+        rb.empty()
+        rb.extend(data)
+        for _ in range(4):
+            td = rb.sample()
+            losses, expected = loss_module(td), loss_module(data[td["index"]])
+            for name in ("loss_objective", "loss_critic", "loss_entropy"):
+                torch.testing.assert_close(losses[name], expected[name])
+            optimizer.zero_grad()
+            sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
+            optimizer.step()
+        rounds += 1
+    collector.shutdown()
+    assert rounds == 2
+    # No entries for names without values, such as the infos of a buffer's rows.
+    assert set(td.keys()) - set(data.keys()) == {"index"}
+
+
 def test_a_collectors_steps_are_sampled_as_they_were() -> None:
     rb = TorchRLReplayBuffer(ReplayBuffer(100))
     td = steps_of(40, ends=(9, 25))
