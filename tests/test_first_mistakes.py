@@ -59,6 +59,18 @@ def learn() -> Any:
     return samplebatch.learn
 
 
+def network(outputs: int) -> Any:
+    return learn().MLP(4, outputs, hidden_sizes=[8])
+
+
+def q_policy() -> Any:
+    return learn().DiscreteQLearningPolicy(model=network(2), action_space=env().action_space)
+
+
+def actor_policy() -> Any:
+    return learn().ProbabilisticActorPolicy(actor=network(2), action_space=env().action_space)
+
+
 def optimizer() -> Any:
     torch = pytest.importorskip("torch")
     return torch.optim.Adam([torch.zeros(1)])
@@ -204,7 +216,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "Tianshou's older name": (lambda: learn().PPOPolicy, "no attribute 'PPOPolicy'; did you mean 'PPO'"),
     "GAE(lam=)": (lambda: lib_gae(lam=0.9), "did you mean 'lambda_'"),
     "gae(lam=)": (lambda: untyped_gae([1.0], values=[1.0], lam=0.9), "did you mean 'gae_lambda'"),
-    "optimizer for its factory": (lambda: learn().DQN(policy=None, optim=optimizer()), "pass AdamOptimizerFactory"),
+    "optimizer for its factory": (
+        lambda: learn().DQN(policy=q_policy(), optim=optimizer()),
+        "pass AdamOptimizerFactory",
+    ),
+    "policy of another algorithm": (
+        lambda: learn().DQN(policy=actor_policy(), optim=learn().AdamOptimizerFactory()),
+        "policy of DQN must be a DiscreteQLearningPolicy, got a ProbabilisticActorPolicy of samplebatch.learn.policy",
+    ),
+    "values for a policy of actions": (
+        lambda: learn().PPO(policy=q_policy(), critic=network(1), optim=learn().AdamOptimizerFactory()),
+        "policy of PPO must be a ProbabilisticActorPolicy, got a DiscreteQLearningPolicy",
+    ),
     "algorithm without a policy": (lambda: learn().DQN(optim=optimizer()), "DQN requires 'policy'"),
     "sizes of layers": (lambda: learn().MLP(4, [64]), "pass hidden_sizes= by name"),
     "algorithm by position": (lambda: learn().DQN("CartPole-v1"), "must get its arguments by name, policy="),

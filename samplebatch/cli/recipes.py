@@ -298,7 +298,7 @@ def _make_discrete_sac(obs: Space, act: Space, settings: Settings) -> learn.Disc
         alpha = learn.AutoAlpha(settings["target_entropy_ratio"] * math.log(act.n), 0.0, _optim(settings))
     actor = learn.DiscreteActor.for_space(_body(obs, settings), act)
     critics = [learn.DiscreteCritic.for_space(_body(obs, settings), act) for _ in range(2)]
-    policy = learn.DiscreteActorPolicy(actor=actor, deterministic_eval=True, **_spaces(obs, act))
+    policy = learn.DiscreteSACPolicy(actor=actor, **_spaces(obs, act))
     _set_normalization(policy, settings)
     return learn.DiscreteSAC(
         policy=policy,

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.sac import Alpha as Alpha
     from samplebatch.learn.sac import AutoAlpha as AutoAlpha
     from samplebatch.learn.sac import DiscreteSAC as DiscreteSAC
+    from samplebatch.learn.sac import DiscreteSACPolicy as DiscreteSACPolicy
     from samplebatch.learn.sac import FixedAlpha as FixedAlpha
     from samplebatch.learn.sac import SACPolicy as SACPolicy
     from samplebatch.learn.td3 import TD3 as TD3

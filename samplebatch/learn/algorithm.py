@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,9 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     n_step: int | None = None
     gamma: float = 0.99
     policy: PolicyT
+    _policy_words: ClassVar[str] = "a policy of samplebatch.learn"
+    _policy_attributes: ClassVar[tuple[str, ...]] = ("get_exploration_state", "set_exploration_state")
+    """Attributes that the policy must have; `_policy_words` describes such a policy."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Reject unknown arguments and suggest near names."""
@@ -143,6 +146,11 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             raise ArgumentError(
                 f"policy must be a policy, got a {type(policy).__name__}; pass the network to a policy such as "
                 "DiscreteQLearningPolicy(model=...) or ProbabilisticActorPolicy(actor=...)"
+            )
+        if not all(hasattr(policy, name) for name in self._policy_attributes):
+            raise ArgumentError(
+                f"policy of {type(self).__name__} must be {self._policy_words}, got a {type(policy).__name__} of "
+                f"{type(policy).__module__}"
             )
         if isinstance(policy, Policy):
             policy.attach_learner(self)

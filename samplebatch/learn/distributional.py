@@ -115,6 +115,9 @@ class C51(QLearningOffPolicyAlgorithm[C51Policy]):
         If an argument is out of range.
     """
 
+    _policy_words = "a C51Policy"
+    _policy_attributes = ("support", "log_probabilities")
+
     def __init__(self, *, policy: C51Policy, optim: OptimizerFactory, **options: Any) -> None:
         super().__init__(policy=policy, optim=optim, **options)
 

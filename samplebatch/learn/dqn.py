@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium
 import torch
@@ -164,6 +164,9 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
     ArgumentError
         If an argument is out of range.
     """
+
+    _policy_words = "a DiscreteQLearningPolicy"
+    _policy_attributes: ClassVar[tuple[str, ...]] = ("network_output", "action_values", "compute_q_value")
 
     def __init__(
         self,

@@ -64,6 +64,8 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
         If the policy's action space is neither a Box nor Discrete.
     """
 
+    _policy_words = "a ProbabilisticActorPolicy"
+    _policy_attributes = ("distribution",)
     _action_spaces = (spaces.Box, spaces.Discrete)
     _action_words = "a Box or a Discrete space"
 

@@ -44,6 +44,9 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
         If an argument is out of range, or the policy is recurrent.
     """
 
+    _policy_words = "a ProbabilisticActorPolicy"
+    _policy_attributes = ("distribution",)
+
     def __init__(
         self,
         *,

@@ -20,7 +20,7 @@ from samplebatch.learn.action_values import ContinuousPolicyWithExplorationNoise
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
 from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory, descend
-from samplebatch.learn.policy import ProbabilisticActorPolicy
+from samplebatch.learn.policy import DiscreteActorPolicy, ProbabilisticActorPolicy
 
 _TINY = torch.finfo(torch.float32).eps
 """Keeps the logarithm of the slope of tanh finite for actions at a bound."""
@@ -250,6 +250,34 @@ class SAC(ContinuousSoftActorCritic, OffPolicyAlgorithm[SACPolicy]):
     """Soft actor-critic, for continuous actions; see `SoftActorCritic` for parameters."""
 
 
+class DiscreteSACPolicy(DiscreteActorPolicy):
+    """Policy of categorical distributions, for discrete SAC.
+
+    Parameters
+    ----------
+    actor, action_space, **options
+        See `DiscreteActorPolicy`. The actor returns logits, or probabilities if it has `softmax_output`.
+    deterministic_eval
+        Whether the most likely action is chosen outside training steps, instead of a sample.
+
+    Raises
+    ------
+    PolicySpecError
+        If the action space is not Discrete.
+
+    Examples
+    --------
+    >>> policy = DiscreteSACPolicy(actor=nn.Linear(2, 3), action_space=spaces.Discrete(3))
+    >>> policy(Batch(obs=torch.zeros(4, 2))).act.shape, policy.deterministic_eval
+    (torch.Size([4]), True)
+    """
+
+    def __init__(
+        self, *, actor: nn.Module, action_space: gymnasium.Space[Any], deterministic_eval: bool = True, **options: Any
+    ) -> None:
+        super().__init__(actor=actor, action_space=action_space, deterministic_eval=deterministic_eval, **options)
+
+
 class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[ProbabilisticActorPolicy]):
     """Soft actor-critic, for discrete actions (Christodoulou, arXiv:1910.07207).
 
@@ -259,7 +287,7 @@ class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[
     Parameters
     ----------
     policy, policy_optim, alpha, **options
-        See `SoftActorCritic`. The policy samples Discrete actions, for example `DiscreteActorPolicy`; critics return
+        See `SoftActorCritic`. The policy samples Discrete actions, for example `DiscreteSACPolicy`; critics return
         the value of each action, shape (n, actions), for example `DiscreteCritic`.
 
     Raises
@@ -270,6 +298,8 @@ class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[
         If the policy's action space is not Discrete.
     """
 
+    _policy_words = "a DiscreteSACPolicy"
+    _policy_attributes = ("distribution",)
     _action_spaces = spaces.Discrete
     _action_words = "a Discrete space"
 

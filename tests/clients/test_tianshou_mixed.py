@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from samplebatch import Batch, VectorReplayBuffer
+from samplebatch.errors import ArgumentError
 from tests.optional import torch
 
 pytest.importorskip("tianshou.data")
@@ -22,11 +23,13 @@ with warnings.catch_warnings():
     import tianshou.data
     from tianshou.algorithm import BCQ, GAIL, TD3BC
     from tianshou.algorithm.imitation.bcq import BCQPolicy
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy as PeerPolicy
     from tianshou.utils.net.common import ModuleWithVectorOutput
     from tianshou.utils.net.continuous import VAE, Perturbation
     from tianshou.utils.torch_utils import policy_within_training_step
 
 from samplebatch.learn import (
+    DQN,
     MLP,
     AdamOptimizerFactory,
     ContinuousActorDeterministic,
@@ -101,6 +104,12 @@ def test_tianshou_s_algorithms_update_our_networks_from_our_buffers(make: Any) -
     assert np.isfinite(list(losses.values())).all()
     after = algorithm.policy.state_dict()
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_policy_of_tianshou_in_our_algorithm_is_named() -> None:
+    theirs = PeerPolicy(model=Net(OBS, 2, [8]), action_space=spaces.Discrete(2))
+    with pytest.raises(ArgumentError, match="policy of DQN must be a DiscreteQLearningPolicy, got a DiscreteQL"):
+        DQN(policy=theirs, optim=AdamOptimizerFactory())  # type: ignore[arg-type]
 
 
 def test_gail_finds_the_width_of_our_actor() -> None:

@@ -17,8 +17,8 @@ from samplebatch.errors import ArgumentError, PolicySpecError
 from samplebatch.learn import (
     AdamOptimizerFactory,
     AutoAlpha,
-    DiscreteActorPolicy,
     DiscreteSAC,
+    DiscreteSACPolicy,
     OffPolicyTrainerParams,
     ProbabilisticActorPolicy,
     policy_within_training_step,
@@ -36,7 +36,7 @@ def auto(rate: float = 0.01, target: float = 0.7) -> AutoAlpha:
 
 def make(seed: int = 0, **options: Any) -> DiscreteSAC:
     return DiscreteSAC(
-        policy=DiscreteActorPolicy(actor=seeded(seed, 3, 8, 4), action_space=CHOICES),
+        policy=DiscreteSACPolicy(actor=seeded(seed, 3, 8, 4), action_space=CHOICES),
         policy_optim=AdamOptimizerFactory(),
         critic=seeded(seed + 1, 3, 8, 4),
         critic2=seeded(seed + 2, 3, 8, 4),
@@ -134,7 +134,7 @@ def test_forbidden_actions_count_nothing() -> None:
 
 def test_masked_steps_are_learned_from() -> None:
     algorithm = DiscreteSAC(
-        policy=DiscreteActorPolicy(actor=seeded(0, 3, 8, 3), action_space=Masked.action_space),
+        policy=DiscreteSACPolicy(actor=seeded(0, 3, 8, 3), action_space=Masked.action_space),
         policy_optim=AdamOptimizerFactory(),
         critic=seeded(1, 3, 8, 3),
         critic_optim=AdamOptimizerFactory(),
@@ -149,7 +149,7 @@ def test_what_is_shown_is_learned() -> None:
     """The best return is 8, by chance it is 8 / 3."""
     torch.manual_seed(0)
     algorithm = DiscreteSAC(
-        policy=DiscreteActorPolicy(actor=seeded(0, 3, 32, 3), action_space=Match.action_space, deterministic_eval=True),
+        policy=DiscreteSACPolicy(actor=seeded(0, 3, 32, 3), action_space=Match.action_space, deterministic_eval=True),
         policy_optim=AdamOptimizerFactory(lr=3e-3),
         critic=seeded(1, 3, 32, 3),
         critic2=seeded(2, 3, 32, 3),
@@ -181,6 +181,18 @@ def test_continues_from_its_state() -> None:
     algorithm = make(alpha=auto())
     update(algorithm)
     assert_goes_on(algorithm, make(seed=5, alpha=auto()), update)
+
+
+def test_its_policy_chooses_the_likeliest_action_in_evaluation_as_tianshous() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tianshou.algorithm.modelfree.discrete_sac import DiscreteSACPolicy as TheirPolicy
+    rows = Batch(obs=np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), info=Batch())
+    ours = DiscreteSACPolicy(actor=seeded(0, 3, 8, 4), action_space=CHOICES)
+    theirs = TheirPolicy(actor=Asked(seeded(0, 3, 8, 4)), action_space=CHOICES)
+    assert (np.asarray(ours(rows).act) == theirs(rows).act.numpy()).all()
+    with policy_within_training_step(ours):
+        assert len({tuple(np.asarray(ours(rows).act)) for _ in range(5)}) > 1
 
 
 def test_continuous_actions_are_rejected() -> None:
