@@ -1,4 +1,4 @@
-"""Storage of batches and buffers in files (private); methods of lower layers import it on first use."""
+"""Private storage of batches and buffers in files; lower layers import this package on first use."""
 
 from __future__ import annotations
 

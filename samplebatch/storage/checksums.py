@@ -7,8 +7,8 @@
         trailer                 size of the body, checksum of the footer, CRC-32 of checksums and trailer, magic
         footer                  footer of the format; absent in HDF5
 
-Readers of Arrow and Parquet files locate the footer from the end and use absolute offsets from there; HDF5 ignores
-bytes after its end. Files rewritten by other tools have no checksums.
+Readers of Arrow and Parquet files locate the footer from the end of the file, and the footer contains absolute offsets.
+HDF5 readers ignore bytes after the end of the HDF5 data. Files rewritten by other tools have no checksums.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ARROW, PARQUET, HDF5 = Format(b"ARROW1"), Format(b"PAR1"), Format(b"")
 
 
 class FileChecksums(NamedTuple):
-    """Checksums of a file."""
+    """Block checksums and footer checksum of a file."""
 
     body_nbytes: int
     blocks: npt.NDArray[np.uint32]
@@ -68,9 +68,9 @@ class FileChecksums(NamedTuple):
 class SummedFile:
     """File object that computes block checksums in parallel with the writes of other libraries.
 
-    `add` reads blocks that were written in several pieces from the file.
+    `add` computes the checksums of blocks that were written in several pieces from the file.
 
-    blocks: checksums by block number of blocks written in one piece.
+    blocks: checksums of the blocks that were written in one piece, by block number.
     """
 
     closed = False
@@ -81,7 +81,7 @@ class SummedFile:
         self.blocks: dict[int, int] = {}
 
     def write(self, data: Any) -> int:
-        """Append bytes."""
+        """Append bytes and update the block checksums."""
         view = memoryview(data).cast("B")
         start = self._nbytes
         self._nbytes += len(view)
@@ -110,11 +110,11 @@ class SummedFile:
 
 
 def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyType({}), nbytes: int = 0) -> None:
-    """Add checksums to a complete file that is open for reading and writing.
+    """Insert checksums into a complete file that is open for reading and writing.
 
-    file: the file, complete in its format.
-    known: precomputed checksums by block number. nbytes: size of the contents if additional bytes are reserved; 0 for
-    the size of the file.
+    file: the open file, which must be valid in its format.
+    known: precomputed checksums by block number.
+    nbytes: size of the contents, if the file also has reserved bytes after them; 0 for the size of the file.
     """
     file.flush()
     with mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
@@ -124,14 +124,14 @@ def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyTyp
 
 
 def write(file: BinaryIO, data: memoryview, form: Format) -> None:
-    """Write the contents and checksums of an empty file from memory."""
+    """Write contents from memory, with their checksums, into an empty file."""
     body_nbytes, ending = _sum(data, form, {})
     file.write(data[:body_nbytes])
     file.write(ending)
 
 
 def _sum(data: memoryview, form: Format, known: Mapping[int, int]) -> tuple[int, bytes]:
-    """Return the size of the body of an intact file, and its suffix: checksums, trailer and footer."""
+    """Return the body size of a file and the bytes that follow the body: checksums, trailer and footer."""
     body_nbytes = len(data) - form.footer_nbytes(data)
     # Blocks that include footer bytes change, because the footer moves behind the checksums.
     sums = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
@@ -143,7 +143,7 @@ def _sum(data: memoryview, form: Format, known: Mapping[int, int]) -> tuple[int,
 
 
 def _read(data: memoryview, form: Format, name: str) -> FileChecksums | None:
-    """Read the checksums of a file; None if it has none. Raises FormatError if they are damaged."""
+    """Read the checksums of a file; None if the file has no checksums. Raises FormatError if they are damaged."""
     footer_start = len(data) - form.footer_nbytes(data)
     start = footer_start - _TRAILER_NBYTES
     if start < 0:
@@ -159,9 +159,9 @@ def _read(data: memoryview, form: Format, name: str) -> FileChecksums | None:
 
 
 def verify(data: Any, form: Format, name: str, columns_at: ColumnsAt | None) -> bool:
-    """Verify a file, or only its footer if `columns_at` is None; return whether it has checksums.
+    """Verify a file, or only its footer if `columns_at` is None; return whether the file has checksums.
 
-    The error lists the columns in the first block with a changed byte.
+    The error message lists the columns in the first block that has a changed byte.
     """
     view = memoryview(data).cast("B")
     sums = _read(view, form, name)

@@ -1,4 +1,4 @@
-"""File formats: detection, reading as bytes, and atomic replacement."""
+"""Detection of file formats, reading of files as bytes, and atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from samplebatch.errors import FormatError, StorageError
 
 
 def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
-    """Return all bytes of a file, mapped or read; a mapped file is loaded lazily."""
+    """Return all bytes of a file, memory-mapped or read; a mapped file is loaded lazily."""
     try:
         with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
             if not memory_map or not source.size():
@@ -37,7 +37,7 @@ def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
 
 
 def check_magic(data: pa.Buffer, magic: bytes, form: str, name: str) -> None:
-    """Raise FormatError if a file does not start with its format's magic."""
+    """Raise FormatError if the bytes of a file do not start with the magic of its format."""
     if data[: len(magic)].to_pybytes() != magic:
         article = "an" if form == "Arrow" else "a"
         raise FormatError(f"{name!r} must be {article} {form} file, got other first bytes")
@@ -83,7 +83,7 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
 
 
 def form_to_write(path: str | os.PathLike[str]) -> Form | None:
-    """Return the format of a path's suffix; None for a folder, which has no suffix."""
+    """Return the format that a path's suffix specifies; None for a path without suffix, which is a folder."""
     suffix = _suffix_of(path)
     if not suffix or os.path.isdir(path):
         return None
@@ -96,12 +96,12 @@ def form_to_write(path: str | os.PathLike[str]) -> Form | None:
 
 
 def form_of_file(path: str | os.PathLike[str]) -> Form:
-    """Return the format of a file from its first or last bytes, or from its suffix if both are damaged."""
+    """Detect the format of a file from its first or last bytes, or from its suffix if both are damaged."""
     return form_of_bytes(file_bytes(os.fspath(path), memory_map=True), path)
 
 
 def form_of_bytes(data: pa.Buffer, path: str | os.PathLike[str]) -> Form:
-    """Return the format of a file's bytes; see `form_of_file`."""
+    """Detect the format of a file that is already in memory; see `form_of_file`."""
     start, end = data[:8].to_pybytes(), data[-8:].to_pybytes()
     for magic, form in _MAGIC.items():
         if start.startswith(magic) or (end.endswith(magic) and form != "HDF5"):
@@ -117,7 +117,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise OSError if a path is not writable, by creating and removing the temporary file."""
+    """Raise OSError if a path is not writable; the check creates and removes a temporary file."""
     temporary, file = _open_beside(_target(path), path)
     file.close()
     os.unlink(temporary)
@@ -125,14 +125,14 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], *, durable: bool = True, unnamed: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces the path if the block succeeds, and is removed otherwise.
+    """Open a temporary file that replaces `path` if the `with` block succeeds, and is removed otherwise.
 
     path: path to replace.
     durable: whether to sync the file to disk before it replaces the path.
-    unnamed: whether the temporary file is unnamed, if the file system supports it: other processes do not see it, and a
-    killed process leaves no file.
+    unnamed: whether the temporary file has no name, if the file system supports unnamed files. Other processes cannot
+    see an unnamed file, and it does not remain if the process is killed.
 
-    Raises OSError if the path is a folder or not writable, or the disk is full; `filename` is the path.
+    Raises OSError if the path is a folder or not writable, or the disk is full; the error's `filename` is the path.
     """
     target = _target(path)
     hidden = _open_unnamed(target) if unnamed else None
@@ -231,11 +231,11 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
 
     A forked child shares the lock and must close the file.
 
-    path: the lock file, created if needed. It contains the process id of the owner, for error messages. must:
-    requirement on the folder, for error messages.
+    path: the lock file, created if it does not exist. It contains the process id of the owner, for error messages.
+    must: requirement on the folder that an error message states.
 
-    Raises StorageError if the folder is already locked, by this or another process, or if the file system does not
-    support locks.
+    Raises StorageError if this or another process has already locked the folder, or if the file system does not support
+    locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     folder = str(path.parent)
@@ -268,9 +268,9 @@ def _lock_owner(fd: int) -> str:
 
 
 def reserve(fd: int, nbytes: int, what: str) -> None:
-    """Reserve disk blocks for a file, so that a full disk is detected here and not when rows are written.
+    """Reserve disk blocks for a file, so that a full disk is detected before rows are written.
 
-    Raises StorageError if the disk is full; `what` is the subject of its message.
+    Raises StorageError if the disk is full; `what` is the subject of the error message.
     """
     if not nbytes:
         return
@@ -289,7 +289,7 @@ def reserve(fd: int, nbytes: int, what: str) -> None:
 
 
 def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
-    """Write buffers contiguously at an offset."""
+    """Write buffers one after another into a file, starting at an offset."""
     for first in range(0, len(parts), _MAX_PARTS):
         some = list(parts[first : first + _MAX_PARTS])
         while some:
@@ -302,7 +302,7 @@ def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
 
 
 def write_plain(path: Path, plain: dict[str, Any]) -> None:
-    """Write a JSON object with a checksum, atomically; durable only after a sync."""
+    """Write a JSON object with a checksum atomically; the file is durable only after a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(plain_bytes(plain))
     temporary.replace(path)
@@ -314,9 +314,9 @@ def plain_bytes(plain: dict[str, Any]) -> bytes:
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file and verify its checksum; older versions did not write a checksum.
+    """Read a JSON object from a file and verify its checksum; files of older versions have no checksum.
 
-    Raises FormatError if the file is missing, not a JSON object, or has changed.
+    Raises FormatError if the file is missing, does not contain a JSON object, or does not match its checksum.
     """
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -335,7 +335,7 @@ def _checksum(plain: dict[str, Any]) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's entries are on disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

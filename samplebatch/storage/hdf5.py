@@ -1,10 +1,11 @@
-"""HDF5 files with checksums: batches, and nested values in Tianshou's layout.
+"""HDF5 files with checksums: storage of batches, and of nested values in Tianshou's layout.
 
-A batch is stored as one dataset per column, and JSON with types, flags and layout. A nested batch uses Tianshou's
-layout: a dict or batch is a group, an array or tensor a dataset, a number an attribute of its group. String arrays are
-string datasets; values without an HDF5 type are pickled into byte datasets. The attribute `__data_type__` records the
-type. Pickles are decoded as data without execution (see `inert_pickle`): strings, None, lists and their arrays are read
-from any file, other objects only if the caller allows it.
+A batch is stored as one dataset per column, and as JSON that contains the types, flags and layout. A nested batch is
+stored in Tianshou's layout: a dict or batch is a group, an array or tensor is a dataset, and a number is an attribute
+of the group that contains it. String arrays are stored as string datasets; values without an HDF5 type are pickled into
+byte datasets. The attribute `__data_type__` records the original type of a value. Pickles are decoded as data without
+execution (see `inert_pickle`). Strings, None, lists and arrays of them are read from any file; other objects are read
+only if the caller allows pickles.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ def to_hdf5(x: Mapping[str, Any] | Batch, y: h5py.Group, compression: str | None
     Parameters
     ----------
     x
-        Values by name: arrays, tensors, numbers, strings, None, nested dicts and batches, and picklable objects.
+        Values by name, which can be arrays, tensors, numbers, strings, None, nested dicts and batches, and picklable
+        objects.
     y
         Group, such as an open `h5py.File`.
     compression
-        h5py filter for datasets: `"gzip"`, `"lzf"`.
+        h5py filter for datasets: `"gzip"` or `"lzf"`; None for no compression.
 
     Raises
     ------
@@ -84,7 +86,7 @@ def from_hdf5(
     allow_pickle: bool = False,
     max_nbytes: int | None = None,
 ) -> Any:
-    """Read a group that `to_hdf5` of this library or Tianshou wrote, as a dict or Batch; or a dataset as its value.
+    """Read a dict, Batch or single value that `to_hdf5` of this library or Tianshou wrote.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def from_hdf5(
     CapacityError
         If more than `max_nbytes` would be allocated.
     UntrustedPickleError
-        If an object that is not a plain value is pickled and `allow_pickle` is false.
+        If `allow_pickle` is false and a pickle contains an object that is not a plain value.
     MissingExtraError
         If h5py is not installed.
     """
@@ -157,7 +159,7 @@ def _create(group: h5py.Group, name: str, array: npt.NDArray[Any], compression: 
 
 
 def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Convert an array to a form that HDF5 supports; None if there is none."""
+    """Convert an array to a dtype that HDF5 supports; None if no such dtype exists."""
     import h5py
 
     kind = array.dtype.kind
@@ -181,7 +183,7 @@ def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
 
 
 def _tensor_array(value: Any) -> tuple[npt.NDArray[Any], str]:
-    """Return a tensor as an array, and the tensor's dtype if NumPy lacks it."""
+    """Convert a tensor to an array; also return the tensor's dtype if NumPy has no equivalent."""
     plain = value.detach().resolve_conj().resolve_neg().cpu()
     try:
         return plain.numpy(), ""
@@ -203,7 +205,7 @@ def _write_pickle(value: Any, group: h5py.Group, name: str, compression: str | N
 
 @contextlib.contextmanager
 def hdf5_writer(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[h5py.File]:
-    """Open an HDF5 file for writing; if the block succeeds, the file replaces the path, with checksums."""
+    """Open an HDF5 file with checksums for writing; the file replaces `path` if the `with` block succeeds."""
     h5py = require("h5py", "hdf5")
     check_suffix(path, "HDF5")
     with replacing(path, durable=durable) as written:
@@ -215,7 +217,7 @@ def hdf5_writer(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def hdf5_file(path: str | os.PathLike[str], *, verify: bool = True) -> Iterator[h5py.File]:
-    """Open an HDF5 file for reading, after checking its heaps and, with `verify`, its checksums."""
+    """Check the string heaps and, with `verify`, the checksums of an HDF5 file, and open the file for reading."""
     h5py = require("h5py", "hdf5")
     name = os.fspath(path)
     with open(name, "rb"):
@@ -234,7 +236,7 @@ def hdf5_file(path: str | os.PathLike[str], *, verify: bool = True) -> Iterator[
 
 
 def check_hdf5(data: pa.Buffer, name: str) -> bool:
-    """Verify all bytes of an HDF5 file against its checksums; return whether it has checksums."""
+    """Verify all bytes of an HDF5 file against its checksums; return whether the file has checksums."""
     return checksums.verify(data, checksums.HDF5, name, lambda start, stop: _datasets_at(name, start, stop))
 
 
@@ -268,7 +270,7 @@ _VERSION = 1
 def write_hdf5(
     batch: AnyBatch, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True
 ) -> None:
-    """Write a batch to an HDF5 file, atomically."""
+    """Write a batch atomically to an HDF5 file."""
     with hdf5_writer(path, durable=durable) as file:
         if isinstance(batch, Batch):
             file.attrs[TYPE_KEY] = "Batch"
@@ -308,7 +310,7 @@ def _write_columns(batch: SampleBatch, group: h5py.Group, compression: str | Non
 
 
 def _write_text(column: TextColumn, group: h5py.Group, name: str, compression: str | None) -> None:
-    """Write a string dataset, or the buffers of a column with bytes, zeros or None."""
+    """Write a string dataset, or the column's buffers if its values include byte strings, zero bytes or None."""
     if column.is_text and not column.array.null_count and storable(column.values) is not None:
         write_value(column.values, group, name, compression, name)
         return
@@ -355,7 +357,7 @@ def read_hdf5(
 
 
 def holds_batch(path: str | os.PathLike[str]) -> bool:
-    """Return whether an HDF5 file contains a batch; False for a buffer, FormatError for other values."""
+    """Return whether an HDF5 file contains a batch, not a buffer; raises FormatError if it contains neither."""
     with hdf5_file(path, verify=False) as file, name_damage(repr(os.fspath(path))):
         if _ABOUT not in file.attrs and "_indices" not in file:
             raise FormatError(
@@ -406,7 +408,7 @@ def _read_columns(
 
 
 def _column(name: str, kind: str, value: Any) -> Column:
-    """Create a column of rows; raises FormatError if its kind differs from the file's."""
+    """Create a column from stored values; raises FormatError if the values do not have the recorded column type."""
     if kind == RaggedColumn.kind:
         return _ragged(value)
     if kind == RaggedTorchColumn.kind:
@@ -439,7 +441,7 @@ def _text(name: str, value: Any) -> TextColumn:
 
 
 def _ragged(value: Any) -> RaggedColumn:
-    """Create rows of varying shape from stored arrays; raises FormatError if they are inconsistent."""
+    """Create a ragged column from stored arrays; raises FormatError if they are inconsistent."""
     elements, offsets, *shapes = [
         np.asarray(value[part]) for part in ("elements", "offsets", "shapes") if part in value
     ]

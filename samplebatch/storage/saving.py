@@ -1,4 +1,4 @@
-"""Saving, loading and verification of batches and buffers in all formats."""
+"""Saving, loading and verification of batches and buffers in all file formats."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
 
 
 def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
-    """Copy a memory-mappable buffer into a folder; otherwise write one file into the folder."""
+    """Copy the columns of a memory-mappable buffer into a folder; write other buffers as one file in the folder."""
     if is_mappable(buffer):
         copy_to_folder(buffer, path)
         return
@@ -75,7 +75,7 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
 
 
 def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
-    """Select the compression of HDF5 datasets; default: the compression of the columns in memory."""
+    """Select the compression of HDF5 datasets; by default the compression of the columns in memory."""
     if compression is None:
         compressed = (
             thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else batches.is_compressed(thing)
@@ -102,22 +102,22 @@ def load(
     path
         The file or folder.
     columns
-        Names of the columns of a batch to read; None for all. A name includes all columns nested under it. Other
-        columns are neither read nor decompressed.
+        Names of the columns of a batch to read; None for all columns. A name selects all columns nested under it.
+        Columns that are not selected are neither read nor decompressed.
     filters
-        Conditions on the rows of a batch, in pyarrow's form: `[("rewards", ">", 0.0)]` combines conditions by "and",
-        a list of such lists by "or". Row groups excluded by their statistics are not read.
+        Conditions on the rows of a batch, in pyarrow's form: `[("rewards", ">", 0.0)]` combines conditions by "and"; a
+        list of such lists combines them by "or". Row groups whose statistics exclude all rows are not read.
     memory_map
-        Whether to map an Arrow file instead of reading it. The columns are then read-only views of the file.
+        Whether to memory-map an Arrow file instead of reading it. The columns are then read-only views of the file.
     allow_pickle
         Whether to unpickle Python objects for which the format has no type. Only for files from a trusted writer: a
         pickle can execute arbitrary code.
     verify
-        Whether to verify all bytes against their checksums; default: if all bytes are read.
+        Whether to verify all bytes against their checksums. None verifies them only if all bytes of the file are read.
     max_nbytes
         Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
     **missing
-        Buffer arguments that files cannot store, such as the reward function of a hindsight buffer.
+        Arguments of the buffer that files cannot store, such as the reward function of a hindsight buffer.
 
     Returns
     -------
@@ -196,7 +196,7 @@ def load_buffer(
     max_nbytes: int | None = None,
     missing: dict[str, Any],
 ) -> _Buffer:
-    """Read a buffer of a class from a file; see `ReplayBuffer.load`."""
+    """Read a buffer from a file as an instance of `cls`; see `ReplayBuffer.load`."""
     form = form_of_file(path)
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
     if form == "HDF5":
@@ -252,15 +252,15 @@ class FileReport(NamedTuple):
     Attributes
     ----------
     path
-        The file, or the folder of an open buffer.
+        Path of the file, or of the folder if the buffer in it is open.
     format
-        Format: `"Arrow"`, `"Parquet"`, `"HDF5"`, `"buffer folder"` or `"commits"`, the log of a dataset.
+        Format of the file: `"Arrow"`, `"Parquet"`, `"HDF5"`, `"buffer folder"`, or `"commits"` for a dataset's log.
     nbytes
-        Recorded size in bytes if known, else the actual size.
+        File size in bytes that a log or status file records, or else the actual size.
     has_checksums
-        Whether the file has checksums of all bytes. A file without checksums was only parsed.
+        Whether the file has checksums of all bytes. Files without checksums are only parsed.
     fault
-        Description of the damage; empty if intact.
+        Description of the damage; empty if the file is intact.
     """
 
     path: Path
@@ -281,7 +281,8 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     Returns
     -------
     list of FileReport
-        One report per file, ordered by name or, in a dataset, by part. Damage is reported, not raised.
+        One report per file, ordered by name; reports of a dataset are ordered by part. A damaged file does not raise an
+        exception.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Batches as tables in Arrow and Parquet files."""
+"""Storage of batches as tables in Arrow and Parquet files."""

@@ -1,7 +1,8 @@
-"""Batches in Arrow IPC files, memory-mapped without copies.
+"""Storage of batches in Arrow IPC files, which can be memory-mapped without copies.
 
-A file contains the table of `to_arrow`, uncompressed by default, so that it can be mapped without copies. Polars,
-DuckDB, pandas and other Arrow readers can read it. Checksums of all bytes precede the footer (see `checksums`).
+A file contains the table that `to_arrow` returns, uncompressed by default, so that the file can be mapped without
+copies. Polars, DuckDB, pandas and other Arrow readers can read the file. Checksums of all bytes precede the footer (see
+`checksums`).
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ MAX_LENGTH = (1 << 31) - 1
 def write_arrow(
     batch: batches.AnyBatch, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True
 ) -> None:
-    """Write a batch to an Arrow IPC file, atomically.
+    """Write a batch atomically to an Arrow IPC file.
 
-    The bytes are written to a temporary file, which replaces the path once they are on disk. Until then an existing
-    file is unchanged; existing mappings remain valid.
+    The bytes are written to a temporary file, which replaces the path once they are on disk. Until then, an existing
+    file at the path is unchanged. Existing memory mappings of that file remain valid.
 
     Parameters
     ----------
     batch
-        Columns are written without copies as one record batch. A column with more than 2^31 - 1 elements requires
-        several record batches, which readers concatenate with one copy.
+        The batch, whose columns are written without copies as one record batch. A column with more than 2^31 - 1
+        elements requires several record batches, which readers concatenate with one copy.
     path
         Path of the file in an existing folder.
     compression
@@ -93,7 +94,7 @@ def write_arrow(
 
 
 def _writable_parts(table: pa.Table) -> Iterator[pa.Table]:
-    """Split a table between rows to keep the arrays of record batches within Arrow's limit."""
+    """Split a table into ranges of rows whose record batches do not exceed Arrow's limit on array lengths."""
     lengths = {name: max(map(_longest, table.column(name).chunks), default=0) for name in table.column_names}
     if max(lengths.values(), default=0) <= MAX_LENGTH:
         yield table
@@ -110,7 +111,7 @@ def _writable_parts(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _longest(array: pa.Array) -> int:
-    """Return the maximum length of an array and its nested arrays."""
+    """Return the length of the longest array among an array and its nested arrays."""
     arrow = array.type
     if isinstance(arrow, pa.BaseExtensionType):
         return _longest(array.storage)
@@ -127,7 +128,7 @@ def _longest(array: pa.Array) -> int:
 
 
 def _write_small(table: pa.Table, path: str | os.PathLike[str], compression: str, *, durable: bool) -> None:
-    """Write a table through memory, because one large write is faster than one write per buffer."""
+    """Serialize a table in memory first, because one large write is faster than one write per buffer."""
     options = _options(path, compression)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
@@ -149,10 +150,10 @@ def arrow_writer(
     durable: bool = True,
     nbytes: int = 0,
 ) -> Iterator[Any]:
-    """Open a writer of an Arrow file with checksums, which replaces the path if the block succeeds.
+    """Open a writer of an Arrow file with checksums; the file replaces `path` if the `with` block succeeds.
 
     path, schema, compression, durable: as in `write_arrow`; `schema` is the schema of the tables.
-    nbytes: size of the tables if known, to reserve their disk blocks at once.
+    nbytes: size of the tables in bytes, for which disk blocks are reserved at once; 0 if the size is unknown.
 
     Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
     another format. Raises ArgumentError if the compression is unknown.
@@ -168,7 +169,7 @@ def arrow_writer(
 
 
 def _reserve(file: BinaryIO, nbytes: int) -> None:
-    """Reserve disk blocks for the body and metadata of a file; `truncate` releases the unused ones.
+    """Reserve disk blocks for the body and metadata of a file; `truncate` releases unused blocks.
 
     Allocating blocks during writes doubles the write time, and unallocated blocks make the system write the entire file
     when it is renamed.
@@ -184,7 +185,7 @@ def _reserve(file: BinaryIO, nbytes: int) -> None:
 
 
 def _options(path: str | os.PathLike[str], compression: str) -> pa.ipc.IpcWriteOptions:
-    """Check the suffix of a path, and convert a compression into Arrow's options."""
+    """Check the suffix of a path, and convert the compression argument to Arrow's write options."""
     check_suffix(path, "Arrow")
     choice("compression", compression, _CODECS)
     return pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
@@ -205,14 +206,14 @@ def read_arrow(
     path
         The file.
     memory_map
-        Whether to map the file instead of reading it. The columns are then read-only views of the file, loaded lazily;
-        the file must not be modified while they are in use.
+        Whether to memory-map the file instead of reading it. The columns are then read-only views of the file, loaded
+        lazily; the file must not be modified while they are in use.
     allow_pickle
         Whether to unpickle columns of Python objects without an Arrow type. Only for files from a trusted writer: a
         pickle can execute arbitrary code.
     verify
-        Whether to verify all bytes against their checksums. Default: True if the file is read, False if it is mapped;
-        then only the footer is verified. Files without checksums, from older versions or other tools, are not verified.
+        Whether to verify all bytes against their checksums. None verifies all bytes if the file is read, and only the
+        footer if the file is mapped. Files without checksums, from older versions or other tools, are not verified.
     max_nbytes
         Maximum bytes to allocate for objects and compressed columns; None for the larger of 256 MiB and 1024 times the
         file's size.
@@ -241,7 +242,7 @@ def open_arrow(
     verify: bool | None = None,
     max_nbytes: int | None = None,
 ) -> tuple[ArrowTable, MemoryBound]:
-    """Open the table of an Arrow file, and create its memory bound.
+    """Open the table of an Arrow file; also return the bound on the memory that reading it may allocate.
 
     Parameters as in `read_arrow`.
     """
@@ -253,7 +254,7 @@ def open_arrow(
 def arrow_table(
     data: pa.Buffer, name: str, *, verify: bool, max_nbytes: int | None = None
 ) -> tuple[ArrowTable, MemoryBound]:
-    """Return the table in an Arrow file's bytes, and the bound on its allocations; see `open_arrow`."""
+    """Return the table of an Arrow file that is already in memory, and its memory bound; see `open_arrow`."""
     check_magic(data, checksums.ARROW.magic, "Arrow", name)
     with name_file_damage(name, "Arrow"):
         bound = MemoryBound(repr(name), data.size, max_nbytes)
@@ -271,12 +272,11 @@ def _layout_of(data: pa.Buffer, name: str) -> ArrowLayout:
 
 
 def check_arrow(data: pa.Buffer, name: str, *, verify: bool = True) -> bool:
-    """Verify an Arrow file, or only its footer, against its checksums; return whether it has checksums."""
+    """Verify an Arrow file, or only its footer if `verify` is false; return whether the file has checksums."""
     return checksums.verify(data, checksums.ARROW, name, partial(_columns_at, data) if verify else None)
 
 
 def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
-    """Return the names of columns with values between two offsets of an Arrow file."""
     try:
         file = pa.ipc.open_file(data)
         parts = [file.get_batch(i) for i in range(file.num_record_batches)]
@@ -299,7 +299,7 @@ _MAX_SCHEMA_NBYTES = 1 << 16
 
 
 class _ArrowSchema(batches.FileSchema):
-    """Schema of Arrow files with its plan and readers of selected columns."""
+    """Schema of Arrow files; caches the view plan and the readers of selected columns."""
 
     def __init__(self, schema: pa.Schema, *, is_native: bool) -> None:
         super().__init__(schema)
@@ -308,7 +308,7 @@ class _ArrowSchema(batches.FileSchema):
 
     @cached_property
     def plan(self) -> Plan | None:
-        """Plan for viewing columns of a flat batch; None if they cannot be viewed."""
+        """Plan for viewing columns of a flat batch; None if the columns cannot be viewed."""
         return Plan.of(self.schema) if self._is_native else None
 
     def reader(self, names: Sequence[str], about: Mapping[str, Any]) -> TableReader:
@@ -344,12 +344,12 @@ class ArrowTable(batches.TableFile):
 
     @cached_property
     def group_rows(self) -> list[int]:
-        """Rows of each record batch."""
+        """Number of rows of each record batch."""
         with name_file_damage(self.name, self.form):
             return self._layout.rows()
 
     def view(self, names: Sequence[str]) -> Parts | None:
-        """View columns of a flat batch without copies; None if they must be read as a table."""
+        """View columns of a flat batch without copies; return None if the columns must be read as a table."""
         about = self._known.about
         if about is None or about.get("type") != "SampleBatch" or self.num_groups != 1:
             return None
@@ -359,7 +359,7 @@ class ArrowTable(batches.TableFile):
         return self._known.reader(names, about).view(plan, self.data, body)
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of record batches; uncompressed columns are viewed."""
+        """Read columns of record batches; uncompressed columns are viewed without copies."""
         with name_file_damage(self.name, self.form):
             file, indices = self._file, batches.places_of(self.schema, names)
             if self._layout.decompressed_nbytes and len(indices) < len(self.schema):
