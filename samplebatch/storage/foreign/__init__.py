@@ -1,6 +1,6 @@
-"""Readers of untrusted files: sizes are validated before pyarrow or HDF5 allocates memory.
+"""Readers of untrusted files, which validate declared sizes before pyarrow or HDF5 allocates memory.
 
-A small file can declare columns of any size, which pyarrow and HDF5 do not verify, and damaged metadata can terminate
-the process. These readers first compare the metadata with the bytes of the file. `column.memory_bound` counts the
-memory that is allocated for a file, and `column.unpickling` reads pickles as data.
+A small file can declare columns of any size, because pyarrow and HDF5 do not verify the declared sizes. Damaged
+metadata can also terminate the process. These readers therefore compare the metadata with the bytes of the file first.
+`column.memory_bound` limits the memory that is allocated for a file, and `column.unpickling` decodes pickles as data.
 """

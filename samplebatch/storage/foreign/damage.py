@@ -1,4 +1,4 @@
-"""Errors for damaged files, which replace errors of pyarrow, h5py, NumPy and torch."""
+"""Translation of errors that pyarrow, h5py, NumPy and torch raise for damaged files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from samplebatch.errors import CapacityError, FormatError, SampleBatchError, Unt
 
 @contextlib.contextmanager
 def name_file_damage(name: str, form: str) -> Iterator[None]:
-    """Convert errors of pyarrow about damaged bytes to library errors that contain the path.
+    """Translate errors that pyarrow raises for damaged bytes to library errors that contain the path.
 
-    Raises FormatError if the block raises an error that is not the library's. Raises CapacityError if memory is
+    Raises FormatError if the `with` block raises an error of another library. Raises CapacityError if memory is
     insufficient.
     """
     try:
@@ -34,13 +34,13 @@ def name_file_damage(name: str, form: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_damage(where: str) -> Iterator[None]:
-    """Convert any error about damaged bytes to a library error that contains their location.
+    """Translate any error that damaged bytes cause to a library error that contains the location of the bytes.
 
-    pyarrow, h5py, NumPy and torch raise errors of many types for invalid bytes.
+    pyarrow, h5py, NumPy and torch raise exceptions of many types for invalid bytes.
 
-    where: location for the message: the file, or a dataset in the file.
+    where: location that the error message states: the file, or a dataset in the file.
 
-    Raises FormatError if the block raises an error that is not the library's. Raises CapacityError if memory is
+    Raises FormatError if the `with` block raises an error of another library. Raises CapacityError if memory is
     insufficient.
 
     >>> with name_damage("'buffer.hdf5'"):
@@ -61,12 +61,12 @@ def name_damage(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_buffer_damage(path: str) -> Iterator[None]:
-    """Convert any error from reading a buffer's file to a library error that contains the path.
+    """Translate any error of reading a buffer's file to a library error that contains the path.
 
-    Errors of columns and rings about inconsistent values mean that the file is damaged.
+    Errors that columns or rings raise for inconsistent values indicate that the file is damaged.
 
-    Raises FormatError if the block raises any other error. Raises CapacityError or UntrustedPickleError if the block
-    raises them, or memory is insufficient.
+    Raises CapacityError if memory is insufficient. Propagates CapacityError and UntrustedPickleError, and raises
+    FormatError for any other error of the `with` block.
     """
     try:
         with name_damage(f"the replay buffer in {path!r}"):

@@ -1,8 +1,8 @@
 """Reader of nested values from untrusted HDF5 files.
 
-The declared size of every dataset is compared with the bytes of the file before the dataset is read. Errors of HDF5
-about damage are converted to library errors that contain the location. String heaps are validated first, because HDF5
-does not terminate on damaged heaps.
+The declared size of every dataset is compared with the bytes of the file before the dataset is read. Errors that HDF5
+raises for damaged bytes are translated to library errors that contain the location. String heaps are validated first,
+because HDF5 does not terminate on damaged heaps.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ Ranges = Sequence[tuple[int, int]]
 
 
 def bound_of(file: h5py.File, max_nbytes: int | None) -> MemoryBound:
-    """Create the memory bound of a file."""
+    """Create the memory bound of an open HDF5 file."""
     return MemoryBound(repr(file.filename), file.id.get_filesize(), max_nbytes)
 
 
 class Hdf5Reader:
-    """Reader of the groups and datasets of one file, for values and buffers.
+    """Reader of the groups and datasets of one HDF5 file, which contains values or a buffer.
 
-    rows: number of rows per column, and ranges to read. Other rows of numeric columns are zeros that occupy no memory.
+    rows: number of rows per column, and ranges of rows to read. In numeric columns, rows outside the ranges are zeros
+    that occupy no memory.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class Hdf5Reader:
         self._rows = rows
 
     def of_rows(self, count: int, ranges: Ranges) -> Hdf5Reader:
-        """Return a reader of columns with one row per slot that reads only the given ranges."""
+        """Return a reader of columns with one row per slot; the reader reads only the specified ranges of slots."""
         return Hdf5Reader(self.bound, self._device, allow_pickle=self.allow_pickle, rows=(count, ranges))
 
     def read(self, x: Any, depth: int = 0) -> Any:
-        """Read a group as a dict or Batch, or a dataset as its value; raises the same errors as `from_hdf5`."""
+        """Decode a group to a dict or Batch, or a dataset to its value; raises the same errors as `from_hdf5`."""
         import h5py
 
         if isinstance(x, h5py.Dataset):
@@ -91,9 +92,10 @@ class Hdf5Reader:
         return Batch(values) if is_batch else values
 
     def attributes(self, x: Any) -> dict[str, Any]:
-        """Return the attributes of a group or dataset, with numbers as Python numbers.
+        """Return the attributes of a group or dataset; numbers are converted to Python numbers.
 
-        Attributes of other types are rejected, because HDF5 reads outside the file if the type is damaged.
+        Attributes of unsupported types are rejected, because HDF5 reads outside the file if an attribute's type is
+        damaged.
         """
         import h5py
 
@@ -114,7 +116,7 @@ class Hdf5Reader:
         return values
 
     def children(self, group: Any) -> dict[str, Any]:
-        """Return the members of a group; rejects links, and datasets with external values."""
+        """Return the members of a group; links and datasets with external values are rejected."""
         import h5py
 
         members = {}
@@ -164,7 +166,7 @@ class Hdf5Reader:
         return data
 
     def _take(self, dataset: Any, count: int, nbytes: int = 0) -> None:
-        """Subtract a number of elements and one chunk from the memory bound."""
+        """Subtract the memory of `count` elements and one chunk from the memory bound."""
         nbytes = nbytes or dataset.dtype.itemsize
         chunk = prod(dataset.chunks) if dataset.chunks else 0
         self.bound.take((count + chunk) * nbytes, f"{dataset.name!r}")
@@ -219,7 +221,7 @@ class Hdf5Reader:
 
 
 def _check_unfolded(value: Any, name: str) -> None:
-    """Reject recursive and repeatedly shared values, which could expand without limit."""
+    """Reject recursive and repeatedly shared values, whose expansion could be unlimited."""
     sizes: dict[int, int] = {}
     stored = 0
     pending: list[tuple[Any, bool]] = [(value, False)]
@@ -256,7 +258,7 @@ _PIECE = 1 << 20
 def check_heaps(path: str) -> None:
     """Check that every string heap is terminated.
 
-    The entire file is searched, because HDF5 places heaps at any offset.
+    The entire file is searched, because heaps can be at any offset of an HDF5 file.
     """
     if not os.path.isfile(path) or os.path.getsize(path) < len(_START):
         return
@@ -268,7 +270,7 @@ def check_heaps(path: str) -> None:
 
 
 def _magic_places(data: npt.NDArray[np.uint8]) -> Iterator[int]:
-    """Yield offsets of the heap magic, as words at each of four alignments."""
+    """Yield the offsets of the heap magic, which is searched as 4-byte words at each of four alignments."""
     for shift in range(4):
         words = data[shift : shift + (len(data) - shift) // 4 * 4].view("<u4")
         yield from (4 * np.flatnonzero(words == _MAGIC) + shift).tolist()

@@ -1,8 +1,9 @@
-"""Determines the size of the columns of a Parquet file before they are read.
+"""Validation of the column sizes of a Parquet file before the columns are read.
 
-A file's metadata may declare wrong sizes. Therefore the page headers are read: Parquet uses only the decompressed size
-that each header declares. Metadata consists of structs in Thrift's compact protocol. pyarrow terminates the process on
-some damaged metadata, and does not expose page sizes.
+The metadata of a file may declare incorrect sizes. The sizes are therefore computed from the page headers: Parquet
+readers allocate only the decompressed size that each page header declares. The metadata consists of structs in Thrift's
+compact protocol, which this module parses itself: pyarrow terminates the process on some damaged metadata, and does not
+expose page sizes.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ STEP_ROWS = 1024
 
 
 class Chunk(NamedTuple):
-    """Values of one column in one row group, from its page headers.
+    """Size of one column's values in one row group, computed from the page headers.
 
-    nbytes: uncompressed size of its pages or of its values, whichever is larger.
-    repeats: whether values of variable length may occupy more memory.
+    nbytes: uncompressed size of the pages or of the values, whichever is larger.
+    repeats: whether values of variable length may occupy more than `nbytes`, because they are stored once and repeated.
     """
 
     name: str
@@ -78,8 +79,8 @@ class BoundedReader:
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of row groups.
 
-        Strings that are stored once may occur repeatedly in the table, so such columns are read in parts, and each part
-        is counted.
+        A string that is stored once may occur repeatedly in the table. String columns are therefore read in parts, and
+        each part is subtracted from the memory bound.
 
         Raises CapacityError if a column exceeds the remaining memory bound. Raises FormatError if pages are not at the
         declared offsets.
@@ -103,9 +104,9 @@ class BoundedReader:
         return pa.Table.from_batches(batches)
 
     def check_sizes(self, names: Sequence[str]) -> None:
-        """Check that size statistics match the columns with one value per row in the schema.
+        """Check that size statistics match the repetition and type that the schema declares for each column.
 
-        pyarrow terminates the process on mismatches when it reads the statistics.
+        pyarrow terminates the process if it reads inconsistent size statistics.
         """
         with _describing():
             for group in self._about[_ROW_GROUPS]:
@@ -145,7 +146,7 @@ _descriptions = Recent[bytes, "Struct"](limit=64)
 
 
 def _description(view: memoryview) -> Struct:
-    """Read the metadata at the end of a file."""
+    """Parse the metadata at the end of a Parquet file."""
     length = int.from_bytes(view[-_TAIL_NBYTES:][:4], "little")
     if length + _TAIL_NBYTES > len(view):
         raise FormatError("the metadata at its end must not be longer than the file")
@@ -155,7 +156,7 @@ def _description(view: memoryview) -> Struct:
 
 
 def _width(element: Struct) -> int:
-    """Return the size of a value without a fixed size by type; 0 for other types."""
+    """Return the value size in bytes of a type whose size the schema specifies; 0 for other types."""
     if element.get(_ELEMENT_KIND) == _INT32:
         return _MEANING_WIDTHS.get(element.get(_ELEMENT_MEANING, -1), 0)
     return int(element.get(_ELEMENT_LENGTH, 0))
@@ -204,7 +205,7 @@ Struct = dict[int, Any]
 
 
 class ThriftReader:
-    """Sequential reader of Thrift structs.
+    """Sequential reader of Thrift structs in the compact protocol.
 
     >>> reader = ThriftReader(bytes([0x15, 0x06, 0x18, 1, 65, 0, 9]))
     >>> reader.struct(), reader.offset

@@ -30,21 +30,21 @@ from samplebatch.storage.tables.parquet_layout import holds_flags, parquet_field
 
 
 class FileSchema:
-    """Schema of files with derived values; cached for files with the same schema."""
+    """Schema of a file and values derived from it; cached for files with the same schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
 
     @cached_property
     def about(self) -> dict[str, Any] | None:
-        """Metadata of a batch or buffer; None if there is none."""
+        """Metadata of a batch or buffer; None if the schema has no such metadata."""
         return metadata_of(self.schema)
 
 
 class TableFile(ABC):
-    """Open file with a table in groups of rows, for readers of batches and datasets.
+    """Open file that contains a table in groups of rows, used by readers of batches and datasets.
 
-    num_groups: number of groups: record batches of an Arrow file, row groups of a Parquet file.
+    num_groups: number of record batches of an Arrow file, or of row groups of a Parquet file.
     """
 
     form: str
@@ -57,12 +57,12 @@ class TableFile(ABC):
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the table in memory."""
+        """Schema that the table has in memory."""
         return self._known.schema
 
     @property
     def about(self) -> dict[str, Any] | None:
-        """Metadata of a batch or buffer, None if there is none; raises the same errors as `metadata_of`."""
+        """Metadata of a batch or buffer, or None without metadata; raises the same errors as `metadata_of`."""
         return self._known.about
 
     @cached_property
@@ -79,16 +79,16 @@ class TableFile(ABC):
         """
 
     def view(self, names: Sequence[str]) -> Parts | None:
-        """View columns of a flat batch without copies; None if they must be read as a table."""
+        """View columns of a flat batch without copies; return None if the columns must be read as a table."""
         return None
 
     def matching(self, condition: RowFilter) -> list[int]:
-        """List the groups that may contain matching rows."""
+        """List the groups that may contain rows that satisfy a condition."""
         return list(range(self.num_groups))
 
 
 def places_of(schema: pa.Schema, names: Sequence[str]) -> list[int]:
-    """Return the indices of fields by name; rejects ambiguous names, unless all fields are read."""
+    """Return the indices of fields by name; duplicate names are rejected unless all fields are read."""
     if names == schema.names:
         return list(range(len(names)))
     indices = [schema.get_field_index(name) for name in names]
@@ -107,12 +107,12 @@ _POLICY = "policy_id"
 
 
 def convert(batch: BatchT, target: Target) -> BatchT:
-    """Convert the values of a batch to a delivery target."""
+    """Convert the values of a batch to the type and device of a delivery target."""
     return cast("BatchT", tree_to(batch, target) if isinstance(batch, Batch) else batch._to(target))
 
 
 def to_table(batch: AnyBatch) -> pa.Table:
-    """Convert a batch to a table, with its type in the metadata."""
+    """Convert a batch to a table whose metadata contains the batch type."""
     table = batch.to_arrow()
     if not isinstance(batch, Batch):
         return table
@@ -122,7 +122,7 @@ def to_table(batch: AnyBatch) -> pa.Table:
 
 
 def is_compressed(batch: AnyBatch) -> bool:
-    """Return whether a column of a batch is compressed; False for nested batches."""
+    """Return whether any column of a batch is compressed; False for nested batches."""
     parts: Iterable[SampleBatch] = (batch,) if isinstance(batch, SampleBatch) else ()
     if isinstance(batch, MultiAgentBatch):
         parts = batch.policy_batches.values()
@@ -130,7 +130,7 @@ def is_compressed(batch: AnyBatch) -> bool:
 
 
 def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
-    """Yield the path of each None or empty batch in a nested batch, and whether it is None."""
+    """Yield the path of each None or empty batch within a nested batch, and whether the value is None."""
     for name, value in batch.__dict__.items():
         child_path = [*path, name]
         if value is None:
@@ -143,7 +143,7 @@ def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]
 
 
 def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
-    """Restore a nested batch and its values without rows."""
+    """Convert a flat batch to a nested batch, including the None values and empty batches."""
     nested = batch.as_batch()
     for path, is_none in empty:
         inner: Any = nested
@@ -154,7 +154,7 @@ def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
 
 
 def kind_of(about: Mapping[str, Any] | None) -> str:
-    """Return the type of a table from its metadata: a class name, or "table"."""
+    """Return the batch type that a table's metadata specifies: a class name, or "table" without metadata."""
     kind = (about or {}).get("type")
     return kind if isinstance(kind, str) else "table"
 
@@ -162,11 +162,11 @@ def kind_of(about: Mapping[str, Any] | None) -> str:
 def batch_in(
     table: pa.Table, about: dict[str, Any] | None, must: str, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Convert the table of a file to a batch of the type in its metadata.
+    """Convert the table of a file to a batch of the type that its metadata specifies.
 
     table: table whose buffer sizes have been checked.
-    about: metadata of its schema, from `metadata_of`.
-    must: clause for error messages that contains the path and the requirement.
+    about: result of `metadata_of` for the table's schema.
+    must: first clause of error messages: the path and the requirement on the file.
     """
     kind = kind_of(about)
     if about is None or kind not in ("SampleBatch", "MultiAgentBatch"):
@@ -183,7 +183,7 @@ def batch_in(
 
 
 def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
-    """Create a batch without policies from its parts and metadata."""
+    """Create a single-policy batch from its parts and metadata."""
     batch = SampleBatch._of(*parts)
     return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
 
@@ -197,10 +197,11 @@ def read_batch(
     *,
     allow_pickle: bool = False,
 ) -> AnyBatch:
-    """Read a batch from a file, or selected columns and rows.
+    """Read a batch from a file, optionally restricted to selected columns and rows.
 
-    must: requirement on the file, for error messages. columns: names of the columns to read; None for all. filters:
-    conditions on the rows to read.
+    must: first clause of error messages: the path and the requirement on the file.
+    columns: names of the columns to read; None for all columns.
+    filters: conditions on the rows to read; None for all rows.
     """
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         if filters is not None and columns is not None and (more := _counting(file, columns)):
@@ -227,7 +228,7 @@ def read_group(
 
 
 def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
-    """View columns of a batch; for a multi-agent batch, the columns that each policy has."""
+    """View selected columns of a batch; for a multi-agent batch, the selected columns that exist for each policy."""
     if isinstance(batch, MultiAgentBatch):
         parts = {
             policy: part.select(*[column for column in columns if column in part]) for policy, part in batch.items()
@@ -239,7 +240,7 @@ def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
 
 
 def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
-    """Return one column per policy that counts steps, if no requested column does."""
+    """Return one column per policy whose rows are steps; empty if a requested column already has one row per step."""
     about = file.about
     if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
         return []
@@ -250,7 +251,7 @@ def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
 
 
 def _project(file: TableFile, columns: Sequence[str] | None) -> tuple[list[str], dict[str, Any] | None]:
-    """Return the requested columns of the table, and the metadata of these columns."""
+    """Return the names of the requested table columns, and metadata restricted to these columns."""
     stored, about = file._known.schema.names, file._known.about
     if columns is None or about is None:
         return choose(columns, stored, repr(file.name)), about
@@ -300,7 +301,7 @@ def _read_rows(
     *,
     allow_pickle: bool = False,
 ) -> AnyBatch:
-    """Read the rows that satisfy a condition, group by group; groups without such rows are not read further."""
+    """Read the rows that satisfy the filters, by group; groups without matching rows are not read further."""
     condition = RowFilter(filters, file.schema, repr(file.name))
     batches: list[AnyBatch] = []
     for group in file.matching(condition):
@@ -323,7 +324,7 @@ def _read_rows(
 
 
 def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
-    """Gather rows by table row: steps, sequences, or steps in policy order."""
+    """Gather rows of a batch; a row is a step or a sequence, and rows of several policies are in policy order."""
     if isinstance(batch, MultiAgentBatch):
         parts, start = {}, 0
         for policy, part in batch.items():
@@ -339,7 +340,7 @@ def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
 
 
 def join(batches: Sequence[AnyBatch]) -> AnyBatch:
-    """Concatenate batches of one type; raises the same errors as `concat_samples` and `Batch.cat`."""
+    """Concatenate batches of the same type; raises the same errors as `concat_samples` and `Batch.cat`."""
     if len(batches) == 1:
         return batches[0]
     if isinstance(batches[0], Batch):
@@ -349,7 +350,7 @@ def join(batches: Sequence[AnyBatch]) -> AnyBatch:
 
 
 def _env_steps(parts: Mapping[str, SampleBatch]) -> int:
-    """Count environment steps by episode and time if all policies have these columns, else by maximum row count."""
+    """Count distinct pairs of episode and time; return the maximum row count if a policy lacks these columns."""
     filled = [part for part in parts.values() if part.count]
     if not filled:
         return 0
@@ -370,7 +371,7 @@ _OPERATORS = (*_COMPARISONS, "in", "not in")
 
 
 def choose(requested: Iterable[str] | None, known: Sequence[str], subject: str) -> list[str]:
-    """Return the requested columns in the order of `known`; a name includes all columns nested under it.
+    """Return the requested columns in the order of `known`; a name selects all columns nested under it.
 
     >>> choose(["obs"], ["obs.camera", "obs.arm", "rewards"], "the file")
     ['obs.camera', 'obs.arm']
@@ -391,7 +392,7 @@ def _is_under(column: str, name: object) -> bool:
 
 
 class _Comparison(NamedTuple):
-    """Comparison of a numeric column with a number of its type, evaluated by NumPy."""
+    """Comparison of a numeric column with a number of the column's type, evaluated by NumPy."""
 
     name: str
     compare: Callable[[Any, Any], Any]
@@ -423,12 +424,12 @@ def _other_type(error: Exception) -> ArgumentError:
 
 
 class RowFilter:
-    """Condition on the rows of a table, used by readers to skip other rows.
+    """Condition on the rows of a table, used by readers to skip rows that do not satisfy it.
 
-    Columns are compared in their types in memory. `subject` describes the table in error messages.
+    Values are compared in the type that the column has in memory. `subject` describes the table in error messages.
 
-    names: columns in the condition.
-    expression: the condition for pyarrow, with Parquet's types.
+    names: names of the columns that the condition uses.
+    expression: the condition as a pyarrow expression on the types that Parquet stores.
     """
 
     def __init__(self, filters: Filters, schema: pa.Schema, subject: str) -> None:
@@ -472,7 +473,7 @@ class RowFilter:
         return reduce(operator.or_, masks).nonzero()[0]
 
     def _find(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Evaluate the condition with Arrow, which supports all types but needs at least 0.2 ms."""
+        """Evaluate the condition with Arrow, which supports all types but takes at least 0.2 ms."""
         columns: dict[str, Any] = {}
         for name in self.names:
             field = table.schema.field(name)

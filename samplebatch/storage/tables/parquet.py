@@ -1,8 +1,8 @@
-"""Batches in Parquet files: compressed, for archiving and other tools.
+"""Storage of batches in compressed Parquet files, for archives and for use with other tools.
 
-A file contains the table of `to_arrow`, with separate row groups per policy. Types that Parquet lacks are converted
-(see `parquet_layout`), and the metadata contains the Arrow schema to restore them exactly. Each page has the format's
-page checksum; checksums of all bytes precede the footer (see `checksums`).
+A file contains the table that `to_arrow` returns, with separate row groups per policy. Types that Parquet lacks are
+converted (see `parquet_layout`). The metadata contains the Arrow schema, from which the original types are restored
+exactly. Each page has a Parquet page checksum; checksums of all bytes precede the footer (see `checksums`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_SCHEMA_NBYTES = 1 << 16
 
 
 class _ParquetSchema(batches.FileSchema):
-    """Schema of Parquet files, with the stored types of its columns."""
+    """Schema of Parquet files and the types in which its columns are stored."""
 
     def __init__(self, stored: pa.Schema) -> None:
         super().__init__(_schema_in_memory(stored))
@@ -58,9 +58,9 @@ def _known_schema(stored: pa.Schema) -> _ParquetSchema:
 
 
 class ParquetTable(batches.TableFile):
-    """Table in a Parquet file, restored to its layout in memory.
+    """Table in a Parquet file; its columns are converted back to their layout in memory when they are read.
 
-    With `check_pages`, each page is verified against its checksum when read.
+    If `check_pages` is true, each page is verified against its checksum when it is read.
     """
 
     form = "Parquet"
@@ -83,7 +83,7 @@ class ParquetTable(batches.TableFile):
         return [about.row_group(i).num_rows for i in range(self.num_groups)]
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of row groups, restored to their layout in memory."""
+        """Read columns of row groups and convert them to their layout in memory."""
         with name_file_damage(self.name, self.form):
             stored = self._reader.read(groups, names, bound)
             stored.validate()
@@ -95,7 +95,7 @@ class ParquetTable(batches.TableFile):
             return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
 
     def matching(self, condition: batches.RowFilter) -> list[int]:
-        """List the row groups whose statistics do not exclude a condition."""
+        """List the row groups whose statistics show that a row may satisfy a condition."""
         from pyarrow import dataset
 
         form = dataset.ParquetFileFormat()
@@ -106,7 +106,7 @@ class ParquetTable(batches.TableFile):
             return [group.id for group in fragment.subset(filter=condition.expression).row_groups]
 
     def _check_types(self, names: Sequence[str]) -> None:
-        """Check column types of row groups: pyarrow terminates the process on mismatched statistics."""
+        """Check the column types of row groups, because pyarrow terminates the process on mismatched statistics."""
         about = self._file.metadata
         for index in range(about.num_columns):
             column = about.schema.column(index)
@@ -119,9 +119,9 @@ class ParquetTable(batches.TableFile):
 
 
 def schema_to_store(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that Parquet stores for a schema in memory, with the original in its metadata.
+    """Return the schema that Parquet stores for a schema in memory; its metadata contains the original schema.
 
-    Returns the same schema if Parquet can represent it.
+    Returns `schema` itself if Parquet can represent it.
     """
     stored = pa.schema([parquet_field(field) for field in schema], schema.metadata)
     if stored.equals(schema):
@@ -131,7 +131,7 @@ def schema_to_store(schema: pa.Schema) -> pa.Schema:
 
 
 def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
-    """Invert `schema_to_store`."""
+    """Restore the schema in memory from a schema that `schema_to_store` returned."""
     encoded = (stored.metadata or {}).get(SCHEMA_KEY)
     if encoded is None:
         return stored
@@ -161,18 +161,18 @@ _CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
 def write_parquet(
     batch: batches.AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd", durable: bool = True
 ) -> None:
-    """Write a batch to a Parquet file, atomically.
+    """Write a batch atomically to a Parquet file.
 
     The bytes are written to a temporary file, which replaces the path once they are on disk.
 
     Parameters
     ----------
     batch
-        The batch. Columns compressed in memory are decompressed: Parquet compresses all columns.
+        The batch. Columns that are compressed in memory are decompressed first, because Parquet compresses all columns.
     path
         Path of the file in an existing folder.
     compression
-        Parquet's codec: `"zstd"`, `"snappy"`, `"lz4"`, `"gzip"`, `"brotli"` or `"none"`.
+        Parquet compression codec: `"zstd"`, `"snappy"`, `"lz4"`, `"gzip"`, `"brotli"` or `"none"`.
     durable
         Whether to sync the file to disk; see `SampleBatch.save`.
 
@@ -203,14 +203,14 @@ def write_parquet(
 
 
 class ParquetWriter:
-    """Writer of tables with one schema as row groups; created by `parquet_writer`."""
+    """Writer that stores tables of one schema as row groups of a Parquet file; created by `parquet_writer`."""
 
     def __init__(self, writer: Any, schema: pa.Schema) -> None:
         self._writer = writer
         self._schema = schema
 
     def write_table(self, table: pa.Table) -> None:
-        """Write a table as one or several row groups of limited size."""
+        """Write a table as one or more row groups of limited size."""
         columns = [
             pa.chunked_array(
                 [to_parquet(chunk, nullable=field.nullable, flags=holds_flags(field)) for chunk in column.chunks],
@@ -231,7 +231,7 @@ class ParquetWriter:
 def parquet_writer(
     path: str | os.PathLike[str], schema: pa.Schema, compression: str = "zstd", *, durable: bool = True
 ) -> Iterator[ParquetWriter]:
-    """Open a writer of a Parquet file with checksums, which replaces the path if the block succeeds.
+    """Open a writer of a Parquet file with checksums; the file replaces `path` if the `with` block succeeds.
 
     Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
     another format. Raises ArgumentError if the codec is unknown.
@@ -269,7 +269,7 @@ def read_parquet(
     allow_pickle
         As in `read_arrow`.
     verify
-        Whether to verify all bytes against their checksums; files of older versions only have page checksums.
+        Whether to verify all bytes against their checksums; files of older versions have only page checksums.
     max_nbytes
         Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
 
@@ -293,11 +293,11 @@ def read_parquet(
 def open_parquet(
     path: str | os.PathLike[str], *, verify: bool | None = True, max_nbytes: int | None = None
 ) -> tuple[ParquetTable, MemoryBound]:
-    """Open the table of a Parquet file, and create its memory bound.
+    """Open the table of a Parquet file; also return the bound on the memory that reading it may allocate.
 
     path, max_nbytes: as in `read_parquet`.
-    verify: whether to verify all bytes against their checksums; None to verify the footer now and pages when they are
-    read.
+    verify: whether to verify all bytes against their checksums; None verifies the footer immediately and each page when
+    it is read.
     """
     name = os.fspath(path)
     return parquet_table(file_bytes(name, memory_map=True), name, verify=verify, max_nbytes=max_nbytes)
@@ -306,7 +306,7 @@ def open_parquet(
 def parquet_table(
     data: pa.Buffer, name: str, *, verify: bool | None, max_nbytes: int | None = None
 ) -> tuple[ParquetTable, MemoryBound]:
-    """Create the table of a Parquet file's bytes and its memory bound; see `open_parquet`."""
+    """Return the table of a Parquet file that is already in memory, and its memory bound; see `open_parquet`."""
     check_magic(data, checksums.PARQUET.magic, "Parquet", name)
     with name_file_damage(name, "Parquet"):
         has_checksums = verify is not False and check_parquet(data, name, verify=bool(verify))
@@ -315,12 +315,11 @@ def parquet_table(
 
 
 def check_parquet(data: pa.Buffer, name: str, *, verify: bool = True) -> bool:
-    """Verify a Parquet file, or only its footer, against its checksums; return whether it has checksums."""
+    """Verify a Parquet file, or only its footer if `verify` is false; return whether the file has checksums."""
     return checksums.verify(data, checksums.PARQUET, name, partial(_columns_at, data) if verify else None)
 
 
 def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
-    """Return the names of columns with values between two offsets of a Parquet file."""
     from pyarrow import parquet
 
     try:

@@ -1,12 +1,13 @@
-"""Arrow types that Parquet or common Parquet readers do not support, and their stored types.
+"""Storage types for Arrow types that Parquet or common Parquet readers do not support.
 
-- Flags are stored as booleans, and tensors as nested fixed-size lists, which every reader supports, unlike Arrow's
-  extension types. Flag columns whose rows are tensors or lists are stored as lists of booleans.
-- A struct without fields (a dict without keys) and a fixed-size list of size 0 (a row without elements) are stored as
-  booleans with the value true.
-- Dates in seconds would be converted to milliseconds and could overflow: they are stored as 64-bit integers.
-- pyarrow before version 19 cannot read fixed-size lists with nulls: they are stored as lists of variable size, which
-  have the same layout in Parquet.
+- Flags are stored as booleans, and tensors are stored as nested fixed-size lists. Every reader supports these types,
+  unlike Arrow's extension types. Flag columns whose rows are tensors or lists are stored as lists of booleans.
+- A struct without fields (an empty dict) and a fixed-size list of size 0 (a row without elements) are stored as the
+  boolean value true.
+- Dates in seconds are stored as 64-bit integers, because Parquet would convert them to milliseconds, which could
+  overflow.
+- Fixed-size lists with nulls are stored as variable-size lists, which have the same layout in Parquet, because pyarrow
+  before version 19 cannot read fixed-size lists with nulls.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ _FLAG = np.dtype(np.bool_).str.encode()
 
 
 def holds_flags(field: pa.Field) -> bool:
-    """Return whether a field has flags as elements of its rows, stored as 8-bit integers in Arrow."""
+    """Return whether the elements of a field's rows are flags, which Arrow stores as 8-bit integers."""
     return (field.metadata or {}).get(DTYPE_KEY) == _FLAG
 
 
 def parquet_field(field: pa.Field, *, flags: bool = False) -> pa.Field:
-    """Return the field of the array that `to_parquet` returns; the same field if nothing changes."""
+    """Return the field of the array that `to_parquet` returns; `field` itself if no conversion is required."""
     flags = flags or holds_flags(field)
     changed = parquet_type(field.type, nullable=field.nullable, flags=flags)
     return field if changed.equals(field.type) else field.with_type(changed)
 
 
 def parquet_type(arrow: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.DataType:
-    """Return the type that Parquet stores instead of a type; the same type if Parquet supports it.
+    """Return the type in which Parquet stores an Arrow type; `arrow` itself if Parquet supports it.
 
-    With `flags`, 8-bit integers are flags.
+    If `flags` is true, 8-bit integers represent flags.
 
     >>> parquet_type(pa.struct({"info": pa.struct([]), "hit": pa.bool8()}))
     StructType(struct<info: bool, hit: bool>)
@@ -67,7 +68,7 @@ def parquet_type(arrow: pa.DataType, *, nullable: bool = False, flags: bool = Fa
 
 
 def to_parquet(array: pa.Array, *, nullable: bool = False, flags: bool = False) -> pa.Array:
-    """Convert an array to its `parquet_type`; the same array if nothing changes."""
+    """Convert an array to its `parquet_type`; returns `array` itself if no conversion is required."""
     arrow = array.type
     target = parquet_type(arrow, nullable=nullable, flags=flags)
     if target.equals(arrow):
@@ -91,7 +92,7 @@ def to_parquet(array: pa.Array, *, nullable: bool = False, flags: bool = False) 
 
 
 def from_parquet(array: pa.Array, target: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
-    """Restore the original type of an array that `to_parquet` converted."""
+    """Convert an array that `to_parquet` returned back to its original type."""
     if array.type.equals(target):
         return array
     expected = parquet_type(target, nullable=nullable, flags=flags)
@@ -126,9 +127,9 @@ def lay_out(array: pa.Array, target: pa.DataType, *, nullable: bool = False, fla
 
 
 def byte_paths(schema: pa.Schema) -> list[str]:
-    """List the Parquet paths of 8-bit integers: numbers, and rows of numbers such as images.
+    """List the Parquet paths of columns whose elements are 8-bit integers, such as images.
 
-    Parquet stores integers with at least 32 bits, but dictionary indices of 8-bit integers need at most 8 bits.
+    Parquet stores integers in at least 32 bits, but the dictionary indices of 8-bit integers occupy at most 8 bits.
 
     >>> byte_paths(pa.schema({"obs": pa.list_(pa.uint8(), 4), "t": pa.int64()}))
     ['obs.list.element']
@@ -137,7 +138,7 @@ def byte_paths(schema: pa.Schema) -> list[str]:
 
 
 def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield Parquet paths and types of elements."""
+    """Yield the Parquet path and element type of each column."""
     for field in schema:
         arrow, path = field.type, field.name
         while pa.types.is_fixed_size_list(arrow) or pa.types.is_large_list(arrow):
@@ -146,7 +147,7 @@ def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _nested_type(tensor: pa.DataType) -> pa.DataType:
-    """Return nested fixed-size lists of a tensor's shape; its storage type if it has no elements."""
+    """Return the nested fixed-size list type of a tensor's shape; the tensor's storage type if it has no elements."""
     shape = tensor.shape
     return tensor.storage_type if 0 in shape else _lists_of(tensor.value_type, shape)
 
@@ -158,7 +159,6 @@ def _lists_of(element: pa.DataType, shape: Sequence[int]) -> pa.DataType:
 
 
 def _nest(array: pa.Array) -> pa.Array:
-    """View tensors as nested fixed-size lists."""
     shape, (values,) = array.type.shape, _children(array.storage)
     if 0 in shape:
         return array.storage
@@ -169,7 +169,6 @@ def _nest(array: pa.Array) -> pa.Array:
 
 
 def _unnest(array: pa.Array, tensor: pa.DataType) -> pa.Array:
-    """View nested fixed-size lists as tensors."""
     if 0 in tensor.shape:
         return pa.ExtensionArray.from_storage(tensor, array)
     values = array
@@ -179,14 +178,14 @@ def _unnest(array: pa.Array, tensor: pa.DataType) -> pa.Array:
 
 
 def _fixed_lists(values: pa.Array, arrow: pa.DataType, like: pa.Array) -> pa.Array:
-    """Create fixed-size lists of values, with the nulls of another array."""
+    """Create fixed-size lists of values; the result has the nulls of `like`."""
     if like.null_count:
         return pa.FixedSizeListArray.from_arrays(values, type=arrow, mask=pa.array(_missing(like)))
     return pa.Array.from_buffers(arrow, len(like), [None], children=[values])
 
 
 def _is_bare(arrow: pa.DataType) -> bool:
-    """Return whether values of a type are only null or non-null."""
+    """Return whether values of a type contain no information except whether they are null."""
     return bool(
         (pa.types.is_struct(arrow) and arrow.num_fields == 0)
         or (pa.types.is_fixed_size_list(arrow) and arrow.list_size == 0)
@@ -207,7 +206,7 @@ def _children(array: pa.Array) -> list[pa.Array]:
 
 
 def _rebuild(array: pa.Array, target: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Create an array of a type with the rows of an array and other children."""
+    """Create an array of type `target` with the rows of `array` and replaced children."""
     mask = pa.array(_missing(array)) if array.null_count else None
     if pa.types.is_struct(target):
         return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
@@ -225,14 +224,14 @@ def _rebuild(array: pa.Array, target: pa.DataType, children: list[pa.Array]) -> 
 
 
 def _pack(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Remove the values of null lists, and return the others with the offsets of all lists."""
+    """Remove the values of null lists; return the lists' remaining values and the offsets of all lists."""
     size, present = array.type.list_size, ~_missing(array)
     parts = [values.slice(start * size, (stop - start) * size) for start, stop, there in _spans(present) if there]
     return _join(parts, values.type), np.append(0, np.cumsum(present) * size)
 
 
 def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
-    """Replace null lists by null values, so that all lists have one size."""
+    """Insert null values for null lists, so that all lists have the same size."""
     offsets, present = np.array(array.offsets), ~_missing(array)
     if (np.diff(offsets)[present] != size).any():
         raise FormatError(f"lists must have size {size}, got others")
@@ -248,7 +247,7 @@ def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
 
 
 def _spans(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
-    """Split flags into ranges of equal values."""
+    """Return the start, stop and value of each range of equal flags."""
     bounds = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)] if len(flags) else [0]
     return [(start, stop, bool(flags[start])) for start, stop in pairwise(bounds)]
 
