@@ -1,1 +1,1 @@
-"""Storage of replay buffers: state, files of every format, and memory-mapped folders with a write-ahead log."""
+"""Storage of replay buffers in files of every format and in memory-mapped folders with a write-ahead log."""

@@ -1,12 +1,13 @@
-"""Replay buffers in Arrow IPC and Parquet files, and buffers of several policies in folders of such files.
+"""Storage of replay buffers in Arrow IPC and Parquet files; a multi-agent buffer is a folder of such files.
 
-A file is a table with one row per stored step, in slot order, written in parts. Final observations that no later step
-contains are stored in additional columns, as lists of zero to two values in the row of the step before them. The
-schema's metadata contains the remaining state as JSON: rings, open episodes, sampler and generator.
+A file contains a table with one row per stored step, in slot order; the table is written in parts. Final observations
+that no later step contains are stored in additional list columns. Each list has zero to two values and is in the row of
+the step that precedes the final observations. The schema's metadata contains the remaining state of the buffer as JSON:
+rings, open episodes, sampler and generator.
 
-A folder of several policies has one file per policy, and a manifest that lists the files. A newer state uses new file
-names. The manifest is replaced atomically once they are written, and the older files are deleted afterwards: a killed
-process leaves one consistent state.
+The folder of a multi-agent buffer contains one file per policy, and a manifest that lists the files. Each save uses new
+file names. The manifest is replaced atomically once the new files are written, and the previous files are deleted
+afterwards. The folder therefore contains a consistent state even if the process is killed.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ OpenWriter = Callable[[pa.Schema], contextlib.AbstractContextManager[Any]]
 
 @dataclass
 class PreparedBuffer:
-    """Snapshot of a buffer for writing, except the rows, which are read in parts.
+    """Snapshot of a buffer's state that is to be written, without the rows, which are read in parts.
 
-    columns: columns of rows: dotted name, store index, and whether the column has objects.
+    columns: dotted name and store index of each column, and whether the column contains objects.
     ring_rows: first slot and number of rows of each ring, shape (rings, 2).
-    weights: sampler weights of all slots; None without weights.
+    weights: sampler weights of all slots; None if the sampler has no weights.
     """
 
     about: buffer_state.State
@@ -92,7 +93,7 @@ class PreparedBuffer:
 def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None = None) -> PreparedBuffer:
     """Create a snapshot of a buffer for writing (lock held).
 
-    Allocates no memory for rows; priorities are copied into `memory`, shape (capacity,).
+    No memory is allocated for rows; priorities are copied into `memory`, shape (capacity,).
     """
     table, ring, sampler = buffer._table, buffer._ring, buffer._sampler
     rings = table.rings
@@ -118,11 +119,11 @@ def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None 
 
 
 def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter, part_nbytes: int) -> Iterator[Ints]:
-    """Write a snapshot, and yield the slots of each part once its rows are read.
+    """Write a snapshot in parts, and yield the slots of each part once the rows of the part are read.
 
-    read: function that reads rows of a store.
-    open_writer: function that opens the file's writer for a schema.
-    part_nbytes: approximate bytes of rows read at once.
+    read: function that returns rows of a store.
+    open_writer: function that opens a writer of the file for a schema.
+    part_nbytes: approximate size of the rows of a part, in bytes.
     """
     prepared.finals.build(prepared.slots)
     about = prepared.about | {"finals": prepared.finals.form}
@@ -139,7 +140,7 @@ def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter
 
 
 def _form(structure: Mapping[str, Any]) -> buffer_state.State:
-    """Return the structure of columns without their values."""
+    """Return the nesting, kinds and row shapes of columns, without their values."""
     return {name: structure[name] for name in ("tree", "kinds", "row_shapes")}
 
 
@@ -156,7 +157,7 @@ class _Finals:
             self._start, self._state = start, table.finals.state_dict(start, stop, ring)
 
     def build(self, slots: Ints) -> None:
-        """Create the list columns in row order from copies of the observations."""
+        """Create the list columns from copies of the final observations, in the order of the rows."""
         state = self._state
         if state is None:
             return
@@ -172,7 +173,7 @@ class _Finals:
             self.lists.append(arrow_field_and_array(column.take(order), name))
 
     def of(self, start: int, stop: int) -> Iterator[tuple[pa.Field, pa.Array]]:
-        """Yield fields and arrays for a part of the rows."""
+        """Yield the field and array of each list column for one part of the rows."""
         if not self.lists:
             return
         offsets = self._offsets[start : stop + 1]
@@ -186,7 +187,7 @@ class _Finals:
 def _parts(
     prepared: PreparedBuffer, read: ReadRows, part_nbytes: int
 ) -> Iterator[tuple[Ints, list[tuple[pa.Field, pa.Array]]]]:
-    """Gather rows in parts, as slots, fields and arrays."""
+    """Yield the slots, fields and arrays of each part of the rows."""
     slots = prepared.slots
     first_slot = slots[:1]
     rows = [read(index, first_slot) for _, index, objects in prepared.columns if not objects]
@@ -215,7 +216,7 @@ def _parts(
 
 
 def _read_all(read: ReadRows, index: int, slots: Ints, step: int) -> Column:
-    """Read all rows of a store, in steps of the same size as other columns."""
+    """Read all rows of a store, in parts with the same number of rows as the parts of other columns."""
     parts = [read(index, slots[start : start + step]) for start in range(0, max(1, len(slots)), step)]
     return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts, "objects")
 
@@ -225,13 +226,13 @@ _LIVE_PART_NBYTES = 1 << 22
 
 
 class LiveBuffer:
-    """Copy-on-write snapshot of a buffer in use, for checkpoints.
+    """Copy-on-write snapshot of a buffer that remains in use, for checkpoints.
 
-    Rows are read in parts, so that writers and samplers wait for at most one part. Rows that are overwritten before
-    they are read are copied first; the copies are freed once they are in the file. Priorities and final observations
-    are copied when the snapshot is created.
+    Rows are read in parts, so that writers and samplers wait for at most one part. Before the buffer overwrites a row
+    that is not in the file yet, the snapshot copies the row; the copy is freed once it is in the file. Priorities and
+    final observations are copied when the snapshot is created.
 
-    Raises StorageError if the buffer is stored in a folder, or another snapshot of it is in use.
+    Raises StorageError if the buffer is stored in a folder, or another snapshot of the buffer is in use.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -275,7 +276,7 @@ class LiveBuffer:
 
 
 class _RowsBefore:
-    """Journal that preserves the rows that a table had when the journal was created (lock held)."""
+    """Table journal that preserves the rows of a snapshot: rows are copied before they are overwritten (lock held)."""
 
     def __init__(self, table: Table, ring_rows: Ints) -> None:
         self._table = table
@@ -296,7 +297,7 @@ class _RowsBefore:
     # Journal interface
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Copy rows that are about to be overwritten and are not in the file."""
+        """Copy the rows that a step will overwrite and that are not in the file yet."""
         # The first entry has the table's columns, later ones have final observations.
         for names, slots in overwritten[:1]:
             if not any(True for _ in names):
@@ -319,7 +320,7 @@ class _RowsBefore:
         return None
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return unused memory for weights."""
+        """Return a new array for weights, which the snapshot does not use."""
         return np.empty_like(weights)
 
     def flush(self) -> None:
@@ -333,7 +334,7 @@ class _RowsBefore:
     # Reader interface
 
     def read(self, index: int, slots: Ints) -> Column:
-        """Read rows of one store in the state of the snapshot."""
+        """Read rows of one store as they were when the snapshot was created."""
         store = self._stores[index]
         with self._table.lock:
             copies = self._copy[slots]
@@ -350,7 +351,7 @@ class _RowsBefore:
         return joined.take(np.argsort(np.concatenate(order)))
 
     def release(self, slots: Ints) -> None:
-        """Mark slots as written to the file, and free copies that are no longer required."""
+        """Mark slots as written to the file, and free copies of rows that are no longer required."""
         with self._table.lock:
             self._pending[slots] = False
             copies, counts = np.unique(self._copy[slots], return_counts=True)
@@ -387,12 +388,12 @@ def write_buffer(
     *,
     durable: bool = True,
 ) -> None:
-    """Write a buffer to an Arrow or Parquet file, atomically.
+    """Write a buffer atomically to an Arrow or Parquet file.
 
     path: path of the file in an existing folder.
     form: `"Arrow"` or `"Parquet"`.
-    compression: as in `write_arrow` and `write_parquet`. If None, an Arrow file is compressed with LZ4 if the buffer
-        compresses columns in memory, and a Parquet file with zstd.
+    compression: as in `write_arrow` and `write_parquet`. None selects LZ4 for an Arrow file if the buffer compresses
+        columns in memory, and zstd for a Parquet file.
     durable: whether to sync the file to disk; see `SampleBatch.save`.
     """
     with buffer._table.lock:
@@ -423,9 +424,10 @@ def read_buffer(
     """Read a buffer from an Arrow or Parquet file that `write_buffer` wrote.
 
     form: `"Arrow"` or `"Parquet"`.
-    allow_pickle: whether to unpickle columns of Python objects without an Arrow type. verify: whether to verify the
-    file against its checksums, if it has any. max_nbytes: maximum bytes to allocate; None for the larger of 256 MiB and
-    1024 times the file's size. missing: attributes that files cannot store, by argument name.
+    allow_pickle: whether to unpickle columns of Python objects without an Arrow type.
+    verify: whether to verify the checksums of a file that has checksums.
+    max_nbytes: maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
+    missing: attributes that files cannot store, by argument name.
     """
     name = os.fspath(path)
     open_table = open_parquet if form == "Parquet" else open_arrow
@@ -447,7 +449,7 @@ def read_buffer(
 
 
 class _Rows:
-    """Rows of a buffer's file, read in parts."""
+    """Reader of the rows of a buffer's file in parts."""
 
     def __init__(self, file: TableFile, bound: MemoryBound) -> None:
         self._file = file
@@ -466,7 +468,7 @@ class _Rows:
 
 
 def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> None:
-    """Check the number of rows against the rings, and subtract rows and objects from the memory bound.
+    """Check that a file has as many rows as the rings, and subtract the memory of rows and objects from the bound.
 
     Numeric columns are views of the file, and the pages of their stores are allocated on write.
     """
@@ -567,7 +569,7 @@ _VERSION = 1
 
 
 def write_policies(buffer: MultiAgentReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
-    """Write a multi-agent buffer into a folder, replacing an earlier one."""
+    """Write a multi-agent buffer into a folder, and replace a buffer that the folder already contains."""
     folder = Path(path)
     if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
         raise StorageError(f"{str(folder)!r} must be a new folder or one with a multi-agent buffer, got other files")
@@ -616,12 +618,12 @@ def _describe(buffer: MultiAgentReplayBuffer) -> buffer_state.State:
 
 
 def _labels(buffer: MultiAgentReplayBuffer) -> dict[PolicyID, str]:
-    """Return a string per policy, because JSON has only string keys."""
+    """Return a string label per policy, because JSON supports only string keys."""
     return label_policies(dict.fromkeys([*buffer.buffers, *(buffer._size if isinstance(buffer._size, dict) else ())]))
 
 
 def _label(buffer: MultiAgentReplayBuffer, values: Mapping[PolicyID, Any]) -> buffer_state.State:
-    """Replace policies by their strings in a mapping."""
+    """Replace the policy keys of a mapping by their string labels."""
     labels = _labels(buffer)
     return {labels[policy]: value for policy, value in values.items()}
 
@@ -631,7 +633,7 @@ def _item(value: Any) -> Any:
 
 
 def _plain_steps(state: Mapping[str, Any]) -> buffer_state.State:
-    """Convert arrays to lists with their dtypes, for JSON."""
+    """Convert arrays to lists and dtype names, which JSON supports."""
     plain_state: buffer_state.State = json.loads(
         json.dumps(state, default=lambda array: {"dtype": array.dtype.str, "values": array.tolist()})
     )
@@ -639,7 +641,7 @@ def _plain_steps(state: Mapping[str, Any]) -> buffer_state.State:
 
 
 def _steps(plain_state: Any) -> Any:
-    """Invert `_plain_steps`."""
+    """Convert the result of `_plain_steps` back to arrays."""
     if isinstance(plain_state, dict):
         if plain_state.keys() == {"dtype", "values"}:
             return np.array(plain_state["values"], np.dtype(str(plain_state["dtype"])))
@@ -648,7 +650,7 @@ def _steps(plain_state: Any) -> Any:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """List the files of all policies."""
+    """List the files of all policies in a multi-agent buffer's folder."""
     return [folder / os.path.basename(str(file)) for file in read_plain(folder / MANIFEST).get("files", {}).values()]
 
 

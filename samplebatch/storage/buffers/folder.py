@@ -1,4 +1,4 @@
-"""Folder with a buffer's memory-mapped columns and a write-ahead log of its state.
+"""Folder that contains a buffer's memory-mapped columns and a write-ahead log of the buffer's state.
 
 ::
 
@@ -11,11 +11,11 @@
         undo                     previous contents of the rows that the current step overwrites
         intent                   location of the undo rows, and number of the previous step
 
-A step copies the rows that it will overwrite to `undo`, records this in `intent`, writes the columns, and commits.
-The operating system holds mapped and written data, so all writes of a killed process persist. On opening, the newest
-valid commit determines the state. If an intent followed the commit, the columns may be partially written, and the rows
-are restored from `undo`. Hence no torn row is read and no committed row is lost. A crash of the machine loses unsynced
-data; `flush` waits for the sync.
+A step copies the rows that it will overwrite to `undo`, records their location in `intent`, writes the columns, and
+commits. Mapped and written data is in the page cache of the operating system, so all writes of a killed process
+persist. On opening, the newest valid commit determines the state. If `intent` is newer than that commit, the columns
+may be partially written, and the rows are restored from `undo`. Therefore no partially written row is read and no
+committed row is lost. A crash of the machine loses data that was not synced; `flush` syncs all data.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _RESERVED_NBYTES = 1 << 12
 
 
 class Record(NamedTuple):
-    """Commit record or intent: step number, number of the column layout, payload."""
+    """Commit record or intent, which contains the step number, the number of the column layout and a payload."""
 
     step: int
     layout: int
@@ -61,10 +61,10 @@ class Record(NamedTuple):
 
 
 class Commits:
-    """Open log files of a `BufferFolder`; created by `create` or `open`.
+    """Write-ahead log files of a `BufferFolder`; `create` and `open` return an instance.
 
-    pending: intent of a step that is not committed, or None.
-    close: closes the files; also called when the object is garbage-collected.
+    pending: intent of a step that has not been committed, or None.
+    close: function that closes the files; also called when the object is garbage-collected.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -86,7 +86,7 @@ class Commits:
 
     @classmethod
     def create(cls, folder: Path, layout: int, state: bytes) -> Self:
-        """Create the files and commit a first state as step 1.
+        """Create the files and commit the initial state as step 1.
 
         Raises StorageError if the disk is full.
         """
@@ -136,7 +136,7 @@ class Commits:
         self.pending = intent.payload
 
     def keep(self, which: bytes, rows: Sequence[memoryview]) -> None:
-        """Write rows to the undo log before they are overwritten, then the intent that locates them.
+        """Write rows to the undo log before they are overwritten, then write the intent that records their location.
 
         Raises StorageError if the disk is full.
         """
@@ -151,7 +151,7 @@ class Commits:
         self.pending = which
 
     def withdraw(self) -> None:
-        """Delete the intent after the rows are restored."""
+        """Delete the intent after the rows have been restored."""
         self._write(INTENT, _INTENT_MAGIC, Record(0, 0, b""))
         self.pending = None
 
@@ -183,7 +183,7 @@ class Commits:
         os.ftruncate(self._files[UNDO], _RESERVED_NBYTES)
 
     def _read(self, name: str, magic: bytes) -> Record | None:
-        """Read a record; None if it is torn."""
+        """Read a record; None if the record is only partially written."""
         fd = self._files[name]
         head = os.pread(fd, _HEAD.size, 0)
         if len(head) < _HEAD.size:
@@ -233,7 +233,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Column(NamedTuple):
-    """File number of a column, its array, the mapping of the file, and the size of a row in bytes."""
+    """Column of a folder: file number, array, memory mapping of the file, and row size in bytes."""
 
     file: int
     values: npt.NDArray[Any]
@@ -242,10 +242,10 @@ class _Column(NamedTuple):
 
 
 class BufferFolder:
-    """Folder of memory-mapped columns with a write-ahead log, used by `FolderJournal`; see `create` and `open`.
+    """Folder of memory-mapped columns with a write-ahead log, used by `FolderJournal`.
 
-    about: description of the buffer when the folder was created: plain values.
-    notes: the buffer's notes about its columns, set by `note`: plain values.
+    about: description of the buffer at the creation of the folder, as plain values.
+    notes: plain values that describe the buffer's columns, set by `note`.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/buffer"
@@ -281,7 +281,7 @@ class BufferFolder:
     def create(cls, path: str | os.PathLike[str], about: dict[str, Any], state: bytes) -> Self:
         """Create and lock a folder for a buffer.
 
-        path: a folder that does not exist or is empty, in an existing folder.
+        path: folder that does not exist or is empty; its parent folder must exist.
         about: description of the buffer; must be JSON-serializable.
 
         Raises StorageError if the folder is not empty, another process creates a buffer in it, or the disk is full.
@@ -311,11 +311,13 @@ class BufferFolder:
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
         """Lock a folder, verify it, and restore the last committed state.
 
-        verify: whether to verify all files against their checksums at closing; default: only files that have changed
-        since. If false, folders that were copied while open and folders of a crashed machine are accepted.
+        verify: whether to verify all files against the checksums that were written when the folder was closed. None
+        verifies only files that have changed since. False accepts folders that were copied while open, and folders of a
+        crashed machine.
 
-        Raises StorageError if another process has the folder open, or it contains no buffer. Raises FormatError if a
-        size, checksum, dtype or version is wrong, or if the folder was not closed and its files have been replaced.
+        Raises StorageError if another process has opened the folder, or the folder contains no buffer. Raises
+        FormatError if a size, checksum, dtype or version is invalid, or if the folder was not closed and its files have
+        been replaced.
         """
         folder = Path(path).absolute()
         if not (folder / ABOUT).is_file():
@@ -362,10 +364,10 @@ class BufferFolder:
         return {name: column.values for name, column in self._columns.items()}
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Create a column of zeros in its own file; it belongs to the buffer after the next commit.
+        """Create a column of zeros in its own file; the next commit adds the column to the buffer.
 
-        The entire file is reserved, so that a full disk is detected here and not by a signal when rows are written. A
-        column replaces another one with the same name at the next commit.
+        Disk blocks of the entire file are reserved, because a full disk would otherwise cause a signal when rows are
+        written. At the next commit, the column replaces an existing column of the same name.
 
         Raises StorageError if the disk is full, or the folder is closed.
         """
@@ -385,7 +387,7 @@ class BufferFolder:
         return column.values
 
     def note(self, notes: Any) -> None:
-        """Set the notes about the columns, which are committed with them; must be JSON-serializable."""
+        """Set the notes about the columns, which must be JSON-serializable and are committed with the columns."""
         if notes != self.notes:
             self.notes = notes
             self._layout_changed = True
@@ -435,11 +437,11 @@ class BufferFolder:
         write_plain(self.path / _LAYOUT.format(self._layout), {"columns": columns, "notes": self.notes})
 
     def _file_names(self) -> list[str]:
-        """List the files that steps change."""
+        """List the names of the files that steps modify."""
         return [*FILES, *(_COLUMN.format(column.file) for column in self._columns.values())]
 
     def _remove_strays(self) -> None:
-        """Remove files of uncommitted layouts."""
+        """Remove the files of column layouts that were not committed."""
         retained = {_LAYOUT.format(self._layout), *(_COLUMN.format(file) for file in self._committed)}
         for entry in self.path.iterdir():
             ours = entry.name.startswith("layout.") or entry.name.endswith((".column", ".tmp"))
@@ -449,13 +451,14 @@ class BufferFolder:
     # Steps
 
     def begin(self, overwritten: Overwritten) -> None:
-        """Write the undo log of the next step: the rows that it will overwrite.
+        """Write the rows that the next step will overwrite to the undo log.
 
-        If the previous step was not committed because of an error, its rows are restored first.
+        If an error prevented the commit of the previous step, the rows of that step are restored first.
 
-        overwritten: rows that exist in the last state; other rows can be omitted.
+        overwritten: rows that the step will overwrite; rows that the last committed state does not contain can be
+        omitted.
 
-        Raises StorageError if the disk is full, or the folder is closed. An error changes nothing.
+        Raises StorageError if the disk is full, or the folder is closed. The folder is unchanged after an error.
         """
         self._check_open()
         self._undo()
@@ -482,9 +485,9 @@ class BufferFolder:
             self._commits.keep(b"".join(entries), rows)
 
     def commit(self, state: bytes) -> None:
-        """Write the commit record of a step after its columns are written.
+        """Write the commit record of a step whose columns have been written.
 
-        Raises StorageError if the record cannot be written; this closes the folder in the state of the last commit.
+        Raises StorageError if the record cannot be written; the folder is then closed in the state of the last commit.
         """
         self._check_open()
         changed = self._layout_changed
@@ -505,7 +508,7 @@ class BufferFolder:
             self._remove_strays()
 
     def _undo(self) -> None:
-        """Roll back an uncommitted step by restoring its overwritten rows. Idempotent."""
+        """Roll back an uncommitted step by restoring the rows that it overwrote; idempotent."""
         entries = self._commits.pending
         if entries is None:
             return
@@ -526,9 +529,9 @@ class BufferFolder:
     # Closing
 
     def flush(self) -> None:
-        """Sync all committed data to disk, columns first.
+        """Sync all committed data to disk, columns before commit records.
 
-        Raises StorageError if the folder is closed. Raises OSError if the disk fails.
+        Raises StorageError if the folder is closed. Raises OSError if the data cannot be written.
         """
         self._check_open()
         for column in self._columns.values():
@@ -539,7 +542,7 @@ class BufferFolder:
             sync(self.path / name)
 
     def close(self) -> None:
-        """Flush, write checksums and unlock; idempotent. Existing arrays remain readable."""
+        """Sync all data, write checksums and unlock the folder; idempotent. Existing arrays remain readable."""
         if not self._closed:
             self._undo()
             self._commits.forget_rows()
@@ -550,11 +553,11 @@ class BufferFolder:
 
     @property
     def closed(self) -> bool:
-        """Whether the folder is closed for steps."""
+        """Whether the folder is closed, so that steps are rejected."""
         return bool(self._closed)
 
     def _abandon(self, why: str) -> None:
-        """Release lock and files without further writes."""
+        """Release the lock and close the files without further writes."""
         self._closed = self._closed or why
         self._commits.close()
         self._unlock()
@@ -576,7 +579,7 @@ def _check_free(folder: Path) -> None:
 
 
 def _rows_of(column: _Column, slots: Slots, numbers: npt.NDArray[np.int64]) -> memoryview:
-    """Return the bytes of rows: a view of a single row, otherwise a copy."""
+    """Return the bytes of rows: a view for a single row, a copy for several rows."""
     if isinstance(slots, int):
         assert column.mapping is not None
         return memoryview(column.mapping)[slots * column.row_nbytes : (slots + 1) * column.row_nbytes]

@@ -1,4 +1,4 @@
-"""Replay buffers in memory-mapped folders: creating, copying, opening, and a journal that commits each step."""
+"""Storage of replay buffers in memory-mapped folders, and a journal that commits each step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 
 
 def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
-    """Make an empty buffer store its rows in a new folder.
+    """Attach a new folder to an empty buffer, which then stores its rows in the folder.
 
     Raises StorageError if the folder is not new, or the buffer has columns or attributes that folders cannot store.
     """
@@ -65,7 +65,7 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
 
 
 def is_mappable(buffer: ReplayBuffer) -> bool:
-    """Return whether a buffer can be stored in a folder: numeric rows of equal shape, and plain attributes."""
+    """Return whether a folder can store a buffer, which must have numeric rows of equal shape and plain attributes."""
     columns = buffer._table.columns
     return (
         not (columns.stores.compress or columns.stores.ragged or buffer_state.describe(buffer)["missing"])
@@ -94,7 +94,7 @@ def copy_to_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
 
 
 def open_buffer(cls: type[_Buffer], path: str | os.PathLike[str], *, verify: bool | None = None) -> _Buffer:
-    """Open a buffer's folder; see `ReplayBuffer.open`."""
+    """Open the buffer that a folder contains; see `ReplayBuffer.open`."""
     folder = BufferFolder.open(path, verify=verify)
     try:
         return _create_buffer(folder, cls)
@@ -104,7 +104,7 @@ def open_buffer(cls: type[_Buffer], path: str | os.PathLike[str], *, verify: boo
 
 
 def _create_buffer(folder: BufferFolder, cls: type[_Buffer]) -> _Buffer:
-    """Create the buffer of an open folder, in its last committed state."""
+    """Create a buffer in the last committed state of an open folder."""
     about = folder.about
     buffer: _Buffer = buffer_state.make_rowless(cls, about, {})
     table = _create_table(folder)
@@ -151,7 +151,7 @@ def _restore_weights(sampler: Sampler, folder: BufferFolder, table: Table) -> No
 
 
 def _attach_journal(buffer: ReplayBuffer, folder: BufferFolder) -> FolderJournal:
-    """Make a buffer commit every later step to a folder."""
+    """Attach a journal to a buffer, so that every later step is committed to a folder."""
     sampler = buffer._sampler
     if isinstance(sampler, Prioritized):
         if WEIGHTS not in folder.columns:
@@ -173,7 +173,7 @@ _HEAD = struct.Struct("<?QQ")
 
 @dataclass(frozen=True)
 class MappedStores(Stores):
-    """Factory of stores in a folder's memory-mapped files, for numeric rows of equal shape."""
+    """Factory of stores in a folder's memory-mapped files; supports numeric rows of equal shape."""
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
         """Create an empty store with the layout of the first rows of a column.
@@ -208,7 +208,7 @@ class MappedStores(Stores):
 class FolderJournal:
     """Write-ahead log of a buffer in a folder; the buffer's table commits every step to it.
 
-    folder: folder whose memory contains the table's columns.
+    folder: folder whose memory-mapped files contain the table's columns.
     """
 
     def __init__(self, folder: BufferFolder, buffer: ReplayBuffer) -> None:
@@ -292,7 +292,7 @@ def _count(tree: Tree) -> int:
 
 
 def notes_of(table: Table) -> buffer_state.State:
-    """Return nesting and torch dtypes of a table's columns as plain values."""
+    """Return the nesting and torch dtypes of a table's columns as plain values."""
     finals = table.finals
     return {"columns": _notes(table.columns.tree), "finals": None if finals is None else _notes(finals.columns.tree)}
 
@@ -308,7 +308,7 @@ def _notes(tree: Tree) -> buffer_state.State:
 
 
 def pack_state(rings: buffer_state.State, trailer: bytes) -> bytes:
-    """Encode the state of rings, followed by the remaining state as JSON.
+    """Encode the state of rings as bytes, followed by `trailer`, the remaining state as JSON.
 
     >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state_dict()
     >>> again, rest = unpack_state(pack_state(state, b'{"stack_num": 4}'), [4], ())
@@ -327,7 +327,7 @@ def unpack_state(
 ) -> tuple[buffer_state.State, buffer_state.State]:
     """Decode and validate the bytes of `pack_state`.
 
-    Raises FormatError if the bytes are not a ring state with `maxsizes`.
+    Raises FormatError if the bytes are not the state of rings with these `maxsizes`.
     """
     try:
         together, n, width = _HEAD.unpack_from(data)
@@ -349,7 +349,7 @@ def unpack_state(
 
 
 def adopt_columns(folder: BufferFolder, table: Table) -> None:
-    """Set the columns of an empty table to a folder's columns.
+    """Use the columns of a folder as the columns of an empty table.
 
     Raises FormatError if the folder's notes do not match its columns, or the columns do not match the table.
     """

@@ -1,12 +1,13 @@
-"""Segment files with the rows of successive checkpoints; each checkpoint writes only changed groups of rows.
+"""Segment files that contain the rows of successive checkpoints; each checkpoint writes only changed groups of rows.
 
-A table is split into groups of consecutive rows, per ring. A manifest lists segment number, offset, size and digest of
-each group, and is stored in the checkpoint. A group whose digest equals the digest at the same position of the previous
-checkpoint is not written: the manifest refers to the earlier segment. Groups are compared by content, so that in-place
-changes of rows are detected.
+The rows of each ring of a table are split into groups of consecutive rows. The checkpoint contains a manifest, which
+lists the segment number, offset, size and digest of each group. A group is not written if its digest equals the digest
+at the same position in the previous checkpoint: the manifest then refers to the existing segment. Groups are compared
+by content, so that in-place changes of rows are detected.
 
-The caller replaces the checkpoint atomically between `SegmentWriter.write` and `SegmentWriter.remove_unreferenced`.
-Whenever a process is killed, all segments of the newest checkpoint exist.
+The caller replaces the checkpoint atomically between the calls of `SegmentWriter.write` and
+`SegmentWriter.remove_unreferenced`. Therefore all segments of the newest checkpoint exist even if the process is
+killed.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def encode_columns(columns: Sequence[Column]) -> bytes:
 
 
 def decode_columns(data: Any, source: str, *, allow_pickle: bool = False) -> list[Column]:
-    """Decode the result of `encode_columns` to columns that view the bytes.
+    """Decode the result of `encode_columns` to columns that are views of the bytes.
 
-    Raises FormatError if the bytes are not encoded columns. Raises UntrustedPickleError if a column is pickled and
-    `allow_pickle` is false.
+    Raises FormatError if the bytes are not the result of `encode_columns`. Raises UntrustedPickleError if a column is
+    pickled and `allow_pickle` is false.
     """
     view = memoryview(data).cast("B")
     try:
@@ -110,10 +111,12 @@ def locked_checkpoint(folder: Path, *, exclusive: bool) -> Iterator[None]:
 
 
 class SegmentWriter:
-    """Writer of one checkpoint's rows: `add` tables, `write` them, and after the checkpoint `remove_unreferenced`.
+    """Writer of one checkpoint's rows as segments.
+
+    Call `add` for each table, then `write`. Call `remove_unreferenced` after the checkpoint has been replaced.
 
     folder: folder of the checkpoint and its segments.
-    previous: manifests of the previous checkpoint, in the order in which their tables were added.
+    previous: manifests of the previous checkpoint, in the order in which the tables were added.
 
     >>> import tempfile
     >>> from samplebatch.column.tensor import TensorColumn
@@ -139,7 +142,7 @@ class SegmentWriter:
         self._written: list[Path] = []
 
     def add(self, columns: Sequence[Column], ring_rows: Sequence[int]) -> Manifest:
-        """Add the columns of a table with the rows of each ring in order; `write` completes the manifest."""
+        """Add the columns of a table, whose rows are ordered by ring; return the manifest, which `write` completes."""
         number = len(self._tables)
         table = _Table(columns, ring_rows, self._previous[number] if number < len(self._previous) else None)
         self._tables.append(table)
@@ -148,8 +151,8 @@ class SegmentWriter:
     def write(self) -> None:
         """Write changed groups to new segments, and sync them to disk.
 
-        Raises OSError if the segments cannot be written, for example because the disk is full; no new segments remain
-        after an error.
+        Raises OSError if the segments cannot be written, for example because the disk is full. After an error, all new
+        segments are removed.
         """
         for table in self._tables:
             table.find_unchanged(self._sizes)
@@ -165,7 +168,7 @@ class SegmentWriter:
             table.complete_manifest()
 
     def _compact(self) -> None:
-        """Mark groups in sparse segments as changed, until the segments have at most twice the size of live rows."""
+        """Mark groups of sparse segments as changed until all segments have at most twice the size of live rows."""
         locations = np.concatenate([table.groups for table in self._tables] or [np.zeros((0, 3), np.int64)])
         live = {segment: 0 for segment in np.unique(locations[:, 0]).tolist() if segment >= 0}
         for segment in live:
@@ -202,12 +205,12 @@ class SegmentWriter:
             segment += 1
 
     def discard(self) -> None:
-        """Remove the segments of this checkpoint, which was not completed."""
+        """Remove the new segments of this checkpoint, which is incomplete."""
         for path in self._written:
             path.unlink(missing_ok=True)
 
     def remove_unreferenced(self) -> None:
-        """Sync, then remove segments that the checkpoint does not reference, and files of killed processes."""
+        """Sync the folder, then remove unreferenced segments and the temporary files of killed processes."""
         sync(self._folder)
         referenced = {segment for table in self._tables for segment in np.unique(table.groups[:, 0]).tolist()}
         obsolete = [name for number, name in _segments(self._folder) if number not in referenced]
@@ -216,7 +219,7 @@ class SegmentWriter:
 
 
 def _segments(folder: Path) -> list[tuple[int, str]]:
-    """List number and name of each segment."""
+    """List the number and name of each segment."""
     return [(int(match[1]), name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
 
 
@@ -229,10 +232,11 @@ def _digest(parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 class _Table:
-    """Columns of a table, split into groups.
+    """Columns of a table that are split into groups of rows.
 
-    manifest: locations of the groups; complete once the groups are written. groups, digests: segment, offset and size
-    of each group, with segment -1 before it is written; and its digest.
+    manifest: locations of the groups; complete once the groups are written.
+    groups: segment, offset and size of each group, shape (n, 3); the segment is -1 before the group is written.
+    digests: digest of each group.
     """
 
     def __init__(self, columns: Sequence[Column], ring_rows: Sequence[int], previous: Manifest | None) -> None:
@@ -263,7 +267,7 @@ class _Table:
         return _parts([column.slice(_boundary(column, start), _boundary(column, stop)) for column in self._columns])
 
     def find_unchanged(self, sizes: Mapping[int, int]) -> None:
-        """Set the digests, and the locations of groups that have not changed since the previous checkpoint."""
+        """Compute all digests, and set the locations of groups that are unchanged since the previous checkpoint."""
         for group in range(len(self._ranges)):
             self.digests[group] = np.frombuffer(_digest(self.encode(group)), np.uint8)
         previous = self._previous
@@ -285,12 +289,12 @@ class _Table:
         self.groups[np.array(is_missing, np.bool_)] = -1
 
     def complete_manifest(self) -> None:
-        """Set locations and digests in the manifest."""
+        """Store the locations and digests of the groups in the manifest."""
         self.manifest |= {"groups": self.groups, "digests": self.digests}
 
 
 def _boundary(column: Column, row: int) -> int:
-    """Return the first compressed-block boundary at or after a row, so that no block is in two groups."""
+    """Return the first boundary of compressed blocks at or after a row, so that groups do not split blocks."""
     if not isinstance(column, CompressedColumn):
         return row
     return column.bounds[bisect_left(column.bounds, row)]
@@ -300,11 +304,11 @@ def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> lis
     """Read the columns of a table from its segments.
 
     folder: folder of the segments.
-    manifest: a complete manifest, which is validated.
+    manifest: complete manifest, which this function validates.
     allow_pickle: whether pickled objects in columns may be unpickled.
 
-    Raises FormatError if a segment is missing or has changed, or the manifest is invalid. Raises UntrustedPickleError
-    if a column is pickled and `allow_pickle` is false.
+    Raises FormatError if a segment is missing or damaged, or the manifest is invalid. Raises UntrustedPickleError if a
+    column is pickled and `allow_pickle` is false.
     """
     groups, digests = check_manifest(manifest)
     parts: list[list[Column]] = []

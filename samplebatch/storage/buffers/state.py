@@ -1,7 +1,7 @@
-"""Conversion of a buffer's state to plain values, arrays and columns, and its validation.
+"""Conversion of a buffer's state to plain values, arrays and columns, and validation of such a state.
 
-All file formats and `state_dict` use this state. The state contains no library classes except columns, so that any
-format can store it. Decoding validates every part, because files are untrusted.
+All file formats and `state_dict` use this state. Columns are the only library classes in the state, so that any format
+can store the state. Every part is validated when the state is decoded, because files are untrusted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RINGS = ("maxsizes", "cursors", "sizes", "writes", "began", "starts", "origins"
 
 
 def check_structure(tree: Any, count: int) -> None:
-    """Check that a nesting of columns contains each column index once."""
+    """Check that a nested structure of columns contains each column index exactly once."""
     indices: list[Any] = []
     pending = [tree]
     while pending:
@@ -100,9 +100,10 @@ def check_rings(state: Mapping[str, Any]) -> None:
 
 
 def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
-    """Check that final observations have distinct rows and belong to slots.
+    """Check that final observations have distinct rows and that each one belongs to a slot.
 
-    rows, owners: row of each observation, and its slot plus one.
+    rows: row of each final observation.
+    owners: slot of each final observation, plus one.
     """
     is_distinct = len(set(rows.tolist())) == len(rows) == len(owners)
     inside = ((rows >= 0) & (rows < room)).all() and ((owners > 0) & (owners <= rings.capacity)).all()
@@ -111,7 +112,7 @@ def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
 
 
 def check_flags(table: Table) -> None:
-    """Check that a table with rows has boolean episode flags."""
+    """Check that the episode flags of a table with rows are boolean columns."""
     if len(table.rings):
         for name in (*FLAGS, "done"):
             _check_flag(table, name)
@@ -125,7 +126,7 @@ def _check_flag(table: Table, name: str) -> None:
 
 
 def check_fragments(buffers: Mapping[PolicyID, ReplayBuffer], forms: Mapping[PolicyID, Form]) -> None:
-    """Check that the rows of policies have the columns required to restore their original form."""
+    """Check that the rows of each policy have the columns that are required to restore the rows' original form."""
     for policy, buffer in buffers.items():
         table = buffer._table
         if policy not in forms:
@@ -144,7 +145,7 @@ def _kind(store: Any) -> str:
 
 
 def check_final_shapes(table: Table) -> None:
-    """Check that final observations have the names and row shapes of observations."""
+    """Check that final observations have the same names and row shapes as the observations."""
     if table.finals is None or not table.finals.known or "obs" not in table.columns.tree:
         return
     no_rows = np.zeros(0, np.intp)
@@ -200,7 +201,7 @@ def generator_state(rng: np.random.Generator) -> State:
 
 
 def generator_from_state(state: Any) -> np.random.Generator:
-    """Create a random generator that continues from a state.
+    """Create a random generator that continues from a state returned by `generator_state`.
 
     >>> rng = np.random.default_rng(3)
     >>> again = generator_from_state(generator_state(rng))
@@ -228,7 +229,7 @@ def _arrays(state: Any) -> Any:
 
 
 def sampler_state(sampler: Sampler, slots: Any) -> State:
-    """Return kind, settings and slot weights, shape (n,), of a sampler."""
+    """Return the kind and settings of a sampler, and the weights of `slots`, shape (n,)."""
     for kind, cls in _SAMPLERS.items():
         if type(sampler) is cls:
             return {"kind": kind, "known": sampler.state_dict(slots)}
@@ -236,7 +237,7 @@ def sampler_state(sampler: Sampler, slots: Any) -> State:
 
 
 def sampler_from_state(state: Any, capacity: int, slots: Any) -> Sampler:
-    """Create a sampler from its state, for a table's capacity and the slots with rows, shape (n,)."""
+    """Create a sampler from its state for a table of this capacity, whose `slots`, shape (n,), contain rows."""
     try:
         return _SAMPLERS[state["kind"]].from_state_dict(capacity, slots, state["known"])
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -247,7 +248,7 @@ def sampler_from_state(state: Any, capacity: int, slots: Any) -> Sampler:
 
 
 def table_state(table: Table, ring: int | None = None) -> State:
-    """Return the state of a table or of one of its rings: cursors, rows, final observations."""
+    """Return the state of a table or one ring: cursors, rows and final observations."""
     state = table.state_dict(ring)
     finals = state["finals"]
     return state | {
@@ -260,7 +261,7 @@ def table_state(table: Table, ring: int | None = None) -> State:
 def table_from_state(state: Mapping[str, Any], stores: Stores | None = None) -> Table:
     """Create a table from its state.
 
-    stores: factory of the stores; None to create it from the state.
+    stores: factory of the stores; None to create the factory from the state.
     """
     try:
         check_rings(state["rings"])
@@ -290,18 +291,18 @@ def stores_state(stores: Stores) -> State:
 
 
 def stores_from_state(state: Mapping[str, Any]) -> Stores:
-    """Create the factory of stores from its options."""
+    """Create a factory of stores from the options that `stores_state` returned."""
     compress, ragged = (tuple(map(str, state[name])) for name in ("compress", "ragged"))
     return Stores(compress=compress, ragged=ragged, max_open=int(state["most_open"]))
 
 
 def _arrays_of(state: State) -> State:
-    """Replace columns by arrays and tensors."""
+    """Replace the columns of a state by arrays and tensors."""
     return {**state, "columns": [column.values for column in state["columns"]]}
 
 
 def _columns_of(state: Mapping[str, Any]) -> State:
-    """Replace arrays and tensors by columns and check their number."""
+    """Replace the arrays and tensors of a state by columns, and check the number of columns."""
     columns = [_column(values, kind) for values, kind in zip(state["columns"], state["kinds"], strict=True)]
     if len(state["row_shapes"]) != len(columns):
         raise FormatError(f"the state of {len(columns)} columns must have as many row shapes")
@@ -315,7 +316,7 @@ def _column(values: Any, kind: str) -> Column:
 
 
 def structure_of(columns: Columns) -> State:
-    """Return the structure of columns without rows; see `Columns.state_dict`."""
+    """Return the nested structure of columns without their rows; see `Columns.state_dict`."""
     return columns.state_dict(np.zeros(0, np.intp))
 
 
@@ -326,12 +327,12 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def with_checksums(state: State) -> State:
-    """Add checksums of all parts to a state."""
+    """Return a state that also contains the checksums of all its parts."""
     return {**state, CHECKSUMS: _digest_parts(state)}
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Verify the checksums of a state; a state without checksums passes."""
+    """Verify the checksums of a state; a state without checksums is accepted."""
     expected = state.get(CHECKSUMS)
     if expected is None:
         return
@@ -349,7 +350,7 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 
 def _digest_parts(state: Mapping[str, Any]) -> dict[str, int]:
-    """Compute a checksum per part name; parts with equal names, such as policies 1 and "1", share one."""
+    """Compute a checksum per part name; parts with equal names, such as policies 1 and "1", share one checksum."""
     digests: dict[str, int] = {}
     for name, value in _parts(state):
         digests[name] = _digest(value, digests.get(name, 0))
@@ -357,7 +358,7 @@ def _digest_parts(state: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List the parts of a state by dotted name: leaves of nested dicts, and single columns."""
+    """Yield the dotted name and value of each part of a state; parts are leaves of nested dicts, and single columns."""
     for key, value in state.items():
         name = f"{prefix}{key}"
         if name == CHECKSUMS:
@@ -371,7 +372,7 @@ def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _describe_part(part: str, state: Mapping[str, Any]) -> str:
-    """Return a part's label for errors: the column name if the state is intact enough."""
+    """Return the label of a part for error messages: the column name if it can be determined, else the part name."""
     where, _, index = part.rpartition(".columns.")
     with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
         tree: Any = state
@@ -384,7 +385,7 @@ def _describe_part(part: str, state: Mapping[str, Any]) -> str:
 
 
 def _digest(value: Any, crc: int = 0) -> int:
-    """Compute a checksum of plain values, arrays, tensors and columns; for other objects, of the class only."""
+    """Compute a checksum of plain values, arrays, tensors and columns; of other objects, only the class is included."""
     kind = type(value)
     crc = zlib.crc32(kind.__name__.encode(), crc)
     if isinstance(value, Mapping):
@@ -438,7 +439,7 @@ _BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_parts"))
 
 
 def describe(buffer: Any) -> State:
-    """Describe a buffer without rows: class, plain attributes, and names of other attributes."""
+    """Return the description of a buffer without its rows: class, plain attributes, and names of other attributes."""
     attributes = {name: value for name, value in buffer.__dict__.items() if name not in _BOUND}
     unit = buffer.action_unit
     return {
@@ -451,7 +452,7 @@ def describe(buffer: Any) -> State:
 
 
 def describe_without_rows(buffer: ReplayBuffer) -> State:
-    """Describe a buffer with its generator, sampler, rings and stores, for files that store rows separately."""
+    """Describe a buffer, its generator, sampler, rings and stores for files that store the rows separately."""
     table = buffer._table
     return describe(buffer) | {
         "generator": generator_state(buffer._rng),
@@ -462,7 +463,7 @@ def describe_without_rows(buffer: ReplayBuffer) -> State:
 
 
 def check_description(described: Mapping[str, Any]) -> None:
-    """Check that a description belongs to a buffer and has a supported version."""
+    """Check that a description describes a buffer and has a supported version."""
     if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
         raise FormatError("the state must be a buffer's, got another object")
     version = described.get("version")
@@ -471,10 +472,10 @@ def check_description(described: Mapping[str, Any]) -> None:
 
 
 def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
-    """Create a buffer from its parts.
+    """Create a buffer from its description, table and sampler.
 
-    described: result of `describe`, and the state of the generator. missing: attributes that files cannot contain, by
-    argument name.
+    described: result of `describe`, extended by the state of the generator.
+    missing: attributes that files cannot store, by argument name.
     """
     buffer = make_rowless(cls, described, missing)
     give_rows(buffer, table, sampler, generator_from_state(described.get("generator")))
@@ -483,7 +484,7 @@ def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: S
 
 
 def action_unit_in(described: Mapping[str, Any]) -> ActionUnit | None:
-    """Return the action unit of a description, or None."""
+    """Return the action unit that a description specifies, or None."""
     if described.get("action_unit") is None:
         return None
     try:
@@ -493,7 +494,7 @@ def action_unit_in(described: Mapping[str, Any]) -> ActionUnit | None:
 
 
 def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Generator) -> None:
-    """Set table, sampler and generator of a buffer without rows."""
+    """Set the table, sampler and generator of a buffer without rows."""
     check_flags(table)
     attributes, n, kind = buffer.__dict__, table.rings.n, type(buffer).__name__
     if attributes.get("buffer_num", n) != n or attributes.get("cached_buffer_num", n - 1) != n - 1:
@@ -509,7 +510,7 @@ def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Genera
 
 
 def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
-    """Create a buffer without rows, of the described class: `cls` or a subclass."""
+    """Create a buffer without rows; its class is the described class, which must be `cls` or a subclass."""
     check_description(described)
     name = described["class"]
     kind = buffer_class(name, cls)
@@ -537,7 +538,7 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
 
 
 def buffer_class(name: str, cls: Any) -> Any:
-    """Return a buffer class by name: `cls` or a subclass."""
+    """Return the buffer class of a name, which must be `cls` or a subclass."""
     if name in _HOMES:
         import_module(f"samplebatch.buffer.{_HOMES[name]}")
     kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
@@ -547,7 +548,7 @@ def buffer_class(name: str, cls: Any) -> Any:
 
 
 def set_checked(buffer: Any, attributes: Mapping[str, Any]) -> None:
-    """Set the attributes that have validating setters."""
+    """Set the attributes of a buffer whose setters validate values."""
     for attribute in _CHECKED:
         if attribute not in attributes:
             continue
@@ -583,7 +584,7 @@ _OPTIONS = frozenset(("stack_num", "ignore_obs_next", "save_only_last_obs", "sam
 
 
 def _check_attributes(name: str, attributes: Mapping[str, Any], *, set_up: bool) -> None:
-    """Check presence and types of attributes without validating setters."""
+    """Check the presence and types of attributes whose setters do not validate values."""
     if not set_up:
         needed = {"options", "stack_num", "_seed"}
         needed |= (
@@ -651,7 +652,7 @@ def load_state(buffer: ReplayBuffer | MultiAgentReplayBuffer, state: Mapping[str
 
 
 def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
-    """Replace rows, sampler and generator; an invalid state has no effect."""
+    """Replace the rows, sampler and generator of a buffer; an invalid state leaves the buffer unchanged."""
     current = buffer._table
     journal = current.journal
     if journal is not None:
@@ -682,7 +683,7 @@ def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
 
 
 def _check_alike(table: Table, current: Table) -> None:
-    """Check that a state's table has the sizes and options of the buffer's table."""
+    """Check that a state's table has the same sizes and options as the buffer's current table."""
     sizes, expected = table.rings.maxsizes.tolist(), current.rings.maxsizes.tolist()
     if sizes != expected:
         raise ColumnMismatchError(f"the state must have rings of {expected[:8]} slots, got {sizes[:8]}")

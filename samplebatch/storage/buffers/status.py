@@ -1,13 +1,15 @@
-"""Status of a buffer folder: open or closed, with checksums of all files if closed.
+"""Status of a buffer folder: whether it is open or closed, and checksums of all files of a closed folder.
 
-`status.json` records for an open folder the inodes of its files, and for a closed folder the inode, change time and
-checksums per MiB of each file. It is replaced when the folder is opened or closed, not on every step.
+`status.json` of an open folder records the inodes of the folder's files. `status.json` of a closed folder records the
+inode, change time and checksums per MiB of each file. `status.json` is replaced when the folder is opened or closed,
+not on every step.
 
-- A closed folder is intact if each file has its recorded change time or matches its checksums. Files of different
-  states are rejected.
-- An open folder must have the inodes of the process that opened it. If that process was killed, its writes persist in
-  the same files. A copy has different inodes and may mix states, so it is rejected.
-- A crash of the machine loses unflushed writes, so the folder is rejected.
+- A closed folder is intact if each file has its recorded change time or matches its checksums. A mixture of files from
+  different states is rejected.
+- The files of an open folder must have the inodes that the process recorded when it opened the folder. If that process
+  was killed, its writes persist in the same files. A copy of an open folder has different inodes and may mix states, so
+  the copy is rejected.
+- A crash of the machine loses unflushed writes, so a folder that was open during a crash is rejected.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class FileState(NamedTuple):
-    """State of a file in a closed folder, with checksums in block order."""
+    """Recorded state of a file in a closed folder, including checksums in block order."""
 
     inode: int
     changed_ns: int
@@ -48,11 +50,11 @@ class FileState(NamedTuple):
 
 
 class FolderStatus:
-    """Status of a folder, managed by `BufferFolder`: open or closed, and its files.
+    """Status of a folder and its files, managed by `BufferFolder`.
 
-    files: file states of a closed folder by name; for an open folder only the inodes are valid.
-    boot: identifier of the machine's boot during which the folder was opened.
-    written_ns: time at which the status was written.
+    files: recorded file states by name; if the folder is open, only the inodes are valid.
+    boot: identifier of the system boot in which the folder was opened.
+    written_ns: time at which the status was written, in nanoseconds.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class FolderStatus:
 
     @classmethod
     def read(cls, folder: Path, version: int) -> Self | None:
-        """Read the status; None for a folder version without status.
+        """Read the status of a folder; None for a folder version that has no status.
 
         Raises FormatError if the status is missing or damaged.
         """
@@ -87,9 +89,9 @@ class FolderStatus:
         return cls(folder, closed=closed, files=files, boot=boot, written_ns=path.stat().st_mtime_ns)
 
     def check_closed(self, *, always: bool) -> None:
-        """Check that the files are unchanged since the folder was closed.
+        """Check that the files of a closed folder are unchanged since the folder was closed.
 
-        always: whether to also read files with an unchanged change time.
+        always: whether to read and verify files even if their change time is unchanged.
 
         Raises FormatError if a file is missing or has changed.
         """
@@ -102,8 +104,8 @@ class FolderStatus:
 
         always: as in `check_closed`.
 
-        Yields: file name, size in bytes when closed, and a description of the difference, which is empty if the file is
-        intact.
+        Yields the file name, the size in bytes at closing, and a description of the damage, which is empty if the file
+        is intact.
         """
         for name, closed in self._files.items():
             path = self.folder / name
@@ -128,11 +130,11 @@ class FolderStatus:
         )
 
     def check_open(self, names: Iterable[str] | None = None) -> None:
-        """Check that an open folder has the files of the process that opened it.
+        """Check that no file of an open folder was replaced since the folder was opened.
 
-        names: file names; None for all recorded files that exist.
+        names: names of the files to check; None for all recorded files that exist.
 
-        Raises FormatError if a file was replaced, or the machine has crashed since.
+        Raises FormatError if a file was replaced, or the machine has crashed since the folder was opened.
         """
         where = repr(str(self.folder))
         for name in self._files if names is None else names:
@@ -150,15 +152,16 @@ class FolderStatus:
             )
 
     def write_open(self, names: Iterable[str]) -> None:
-        """Write the status of an open folder with these files and the files recorded before."""
+        """Write the status of an open folder, which records these files and the previously recorded files."""
         inodes = {name: state.inode for name, state in self._files.items() if not self.closed}
         inodes |= {name: os.stat(self.folder / name).st_ino for name in names}
         self._write({name: FileState(inode, 0, 0, []) for name, inode in inodes.items()}, closed=False)
 
     def write_closed(self, names: Iterable[str], before: Self | None) -> None:
-        """Write the status of a closed folder: checksums of all files, which must be synced to disk.
+        """Write the status of a closed folder with checksums of all files; the files must have been synced to disk.
 
-        before: status at opening, if the folder was closed then: files unchanged since are not read again.
+        before: status at opening if the folder was closed, else None; files that are unchanged since then are not read
+        again.
         """
         settled = {} if before is None else {name: before._settled(name) for name in before._files}
         self._write({name: _state(self.folder / name, settled.get(name)) for name in names}, closed=True)
@@ -171,7 +174,7 @@ class FolderStatus:
         self.closed, self._files, self._boot = closed, files, boot
 
     def _settled(self, name: str) -> FileState | None:
-        """Return a file's recorded state if the folder is closed and later changes would alter the change time."""
+        """Return a file's state if the folder is closed and any later change would have altered the change time."""
         state = self._files.get(name)
         return state if state and self.closed and state.changed_ns < self._written_ns - _SETTLED_NS else None
 
@@ -187,7 +190,7 @@ class FolderStatus:
 def read_about(folder: Path) -> tuple[int, dict[str, Any]]:
     """Read the version of a folder and the description of its buffer.
 
-    Raises FormatError if they are missing or have an unsupported version.
+    Raises FormatError if the description is missing or has an unsupported version.
     """
     path = folder / ABOUT
     plain = read_plain(path)
@@ -212,7 +215,7 @@ def _state(path: Path, settled: FileState | None) -> FileState:
 
 
 def _blocks(fd: int, nbytes: int) -> list[int]:
-    """Compute checksums of a file's blocks without reading unwritten blocks."""
+    """Compute the checksums of a file's blocks; blocks that were never written are not read."""
     buffer = memoryview(bytearray(min(nbytes, BLOCK_NBYTES)))
     zeros = checksum(buffer)
     checksums = []
@@ -232,7 +235,7 @@ def _blocks(fd: int, nbytes: int) -> list[int]:
 
 
 def _next_data(fd: int, start: int, nbytes: int) -> int:
-    """Return the first offset at or after `start` that may have been written; the file's end if there is none."""
+    """Return the first offset at or after `start` that may contain data, or the end of the file if no data follows."""
     try:
         return os.lseek(fd, start, os.SEEK_DATA)
     except OSError as error:
@@ -241,7 +244,7 @@ def _next_data(fd: int, start: int, nbytes: int) -> int:
 
 
 def _boot() -> str:
-    """Return the identity of the current boot; empty if unknown."""
+    """Return the identifier of the current system boot; empty if it is unknown."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -1,11 +1,11 @@
 """Conversion of replay buffers to and from Tianshou's attributes and HDF5 files.
 
-Objects of Tianshou's classes are written as stubs. Loading their pickles requires Tianshou, but not this library.
+Objects of Tianshou's classes are written as stubs. Unpickling the stubs requires Tianshou, but not this library.
 
-The columns of an HDF5 file are datasets with one row per slot; slots without a step occupy no space. Open episodes and
-the sampler are stored in Tianshou's layout. Values that Tianshou does not support are attributes of the dataset
-`_indices`, which Tianshou ignores and never writes. Checksums of all bytes follow the HDF5 end of the file (see
-`checksums`).
+The columns of an HDF5 file are datasets with one row per slot; slots without a step occupy no disk space. Open episodes
+and the sampler are stored in Tianshou's layout. Values that Tianshou does not support are stored as attributes of the
+dataset `_indices`; Tianshou ignores these attributes and never writes them. Checksums of all bytes follow the end of
+the HDF5 data (see `checksums`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _TREE = ("tianshou.data.utils.segtree", "SegmentTree")
 
 
 class _Module:
-    """Module that is pickled by name."""
+    """Stub of a module, pickled by the module's name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class _Module:
 
 
 class _Class:
-    """Class that is pickled by module and name."""
+    """Stub of a class, pickled by the names of its module and class."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -72,9 +72,9 @@ class _Class:
 
 
 class Standing:
-    """Stub of an object whose class need not be installed; its pickle loads as the object.
+    """Stub of an object whose class need not be installed; unpickling the stub creates the original object.
 
-    `state` is passed to the object's `__setstate__`, or becomes its attributes.
+    `state` is passed to the object's `__setstate__`, or is set as the object's attributes.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(Standing(("argparse", "Namespace"), {"a": 3})))
@@ -93,7 +93,7 @@ def _batch_stub(values: dict[str, Any]) -> Standing:
 
 
 def _segment_tree_stub(weights: npt.NDArray[np.float64]) -> Standing:
-    """Create a stub of a Tianshou segment tree with these weights, shape (n,).
+    """Create a stub of a Tianshou segment tree that contains `weights`, shape (n,).
 
     >>> _segment_tree_stub(np.array([1.0, 2.0, 3.0])).state["_value"]
     array([0., 6., 3., 3., 1., 2., 3., 0.])
@@ -119,7 +119,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class AttributeReader(Protocol):
-    """Reader of non-numeric attributes, from a file or from a buffer in memory."""
+    """Interface of readers of non-numeric attributes, either from a file or from a buffer in memory."""
 
     allow_pickle: bool
 
@@ -127,20 +127,20 @@ class AttributeReader(Protocol):
         """Return an attribute."""
 
     def inert(self, x: Any, /) -> Any:
-        """Return an attribute with stubs in place of objects."""
+        """Return an attribute in which stubs replace objects."""
 
     def raw(self, x: Any, /) -> npt.NDArray[Any]:
-        """Return the bytes of an attribute."""
+        """Return the undecoded bytes of an attribute."""
 
 
 # Writing
 
 
 def attributes_for(buffer: Any) -> buffer_state.State:
-    """Return the attributes of the equivalent Tianshou buffer, except its rows.
+    """Return the attributes of the equivalent Tianshou buffer, without the rows.
 
-    Single-ring buffers contain only rewards and flags, unless hindsight requires all columns, because Tianshou would
-    store all rows twice.
+    The single-ring buffers contain only rewards and flags, because Tianshou would otherwise store all rows twice.
+    Hindsight buffers are the exception, because they require all columns.
     """
     table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
     rings = table.rings.state_dict(buffer._ring)
@@ -182,7 +182,7 @@ def attributes_for(buffer: Any) -> buffer_state.State:
 
 
 def rows_for(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
-    """Return rows as a stub of a Tianshou batch."""
+    """Return the rows of slots as a stub of a Tianshou batch."""
     values = {
         name: child.take(slots) if isinstance(child, Store) else rows_for(child, slots) for name, child in tree.items()
     }
@@ -322,7 +322,7 @@ def rings_in(about: buffer_state.State) -> buffer_state.State:
 def table_in(
     about: buffer_state.State, found: buffer_state.State, rings: buffer_state.State, columns: buffer_state.State
 ) -> Table:
-    """Create a table from columns with one row per slot."""
+    """Create a table from columns that have one row per slot."""
     keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
     stores = buffer_state.stores_from_state(about["stores"])
     table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
@@ -362,10 +362,10 @@ def _parts(found: buffer_state.State, children: Mapping[str, Any], reader: Attri
 
 
 def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> buffer_state.State:
-    """Unpickle the reward function of a hindsight buffer, from the buffer or its first ring.
+    """Unpickle the reward function of a hindsight buffer, which is an attribute of the buffer or of its first ring.
 
-    Returns: the function by argument name; empty if pickles are not permitted, because the caller can pass the
-    function.
+    Returns the function by argument name. Returns an empty mapping if pickles are not permitted, because the caller can
+    pass the function instead.
     """
     if not reader.allow_pickle:
         return {}
@@ -409,7 +409,7 @@ def _rings(parts: list[buffer_state.State], maxsizes: list[int]) -> buffer_state
 
 
 def _class_name(cls: Any, found: buffer_state.State, children: Mapping[str, Any], even: bool) -> str:
-    """Infer the class of a Tianshou buffer from its attributes, because files do not name it."""
+    """Infer the class of a Tianshou buffer from its attributes, because files do not contain the class name."""
     kind = "Prioritized" if "weight" in children else "HER" if "horizon" in found else ""
     if "cached_buffer_num" in found:
         return "CachedReplayBuffer"
@@ -420,7 +420,7 @@ def _class_name(cls: Any, found: buffer_state.State, children: Mapping[str, Any]
 
 
 def _seed(children: Mapping[str, Any], reader: AttributeReader) -> Any:
-    """Derive a seed from the state of Tianshou's generator, whose type differs from the library's generator."""
+    """Derive a seed from the state of Tianshou's generator, because this library uses another generator type."""
     data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
     return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())
 
@@ -495,7 +495,7 @@ def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> N
 
 
 def _is_numeric(store: Store) -> bool:
-    """Return whether HDF5 supports the dtype of a store with rows of one shape."""
+    """Return whether a store has rows of equal shape and a dtype that HDF5 supports."""
     if isinstance(store, TorchStore):
         return store.dtype.name == str(store.torch_dtype).removeprefix("torch.")
     if isinstance(store, DenseStore):
@@ -504,7 +504,7 @@ def _is_numeric(store: Store) -> bool:
 
 
 def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
-    """Encode the final observations as an Arrow stream."""
+    """Encode the final observations of a buffer as an Arrow stream."""
     table = buffer._table
     if table.finals is None:
         return None
@@ -545,7 +545,7 @@ def load_hdf5_buffer(
 def _parts_of(
     cls: Any, file: h5py.File, reader: Hdf5Reader
 ) -> tuple[buffer_state.State, Table, Sampler, dict[str, Any]]:
-    """Read description, table, sampler and, if pickles are allowed, pickled attributes of a buffer."""
+    """Read the description, table and sampler of a buffer; also read pickled attributes if pickles are allowed."""
     children = reader.children(file)
     attributes = reader.attributes(file) | _numbers(children, reader)
     notes = reader.attributes(children["_indices"])
