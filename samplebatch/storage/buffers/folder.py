@@ -312,8 +312,8 @@ class BufferFolder:
         """Lock a folder, verify it, and restore the last committed state.
 
         verify: whether to verify all files against the checksums that were written when the folder was closed. None
-        verifies only files that have changed since. False accepts folders that were copied while open, and folders of a
-        crashed machine.
+        verifies only files that have changed since then. False accepts folders that were copied while open, and folders
+        of a crashed machine.
 
         Raises StorageError if another process has opened the folder, or the folder contains no buffer. Raises
         FormatError if a size, checksum, dtype or version is invalid, or if the folder was not closed and its files have

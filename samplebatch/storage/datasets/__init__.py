@@ -1,1 +1,1 @@
-"""Datasets: folders of Parquet files with a commit log, and mixtures of datasets and replay buffers."""
+"""Datasets, which are folders of Parquet files with a commit log, and samplers of several datasets and buffers."""

@@ -1,15 +1,16 @@
-"""Commit log of a dataset: one line per commit, written under a lock, readable at any time.
+"""Commit log of a dataset with one line per commit; writers hold a lock, and readers need no lock.
 
-The log is a Parquet file without rows, so that readers of the folder treat it as an empty part:
+The log is a Parquet file without rows, so that other readers of the folder treat the log as an empty part:
 
     PAR1                  magic
         0123abcd {...}        one line per commit: CRC-32 and JSON
         89abcdef              seal: CRC-32 of all following bytes, or dashes
     footer                schema of the dataset, no row groups; its length; PAR1
 
-An append overwrites the old seal and footer with the next line, dashes and a footer, in one call. Once they are on
-disk, the new seal replaces the dashes. Hence the last line of a sealed log is complete, and a damaged line is
-distinguishable from a truncated one. In format version 1, the log was a text file that consisted of these lines.
+An append overwrites the previous seal and footer with the next line, dashes and a footer in one call. Once these bytes
+are on disk, the new seal replaces the dashes. The last line of a sealed log is therefore complete, and a damaged line
+can be distinguished from a truncated line. In format version 1, the log was a text file that consisted of the lines
+alone.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ _LINE = re.compile(rb"[0-9a-f]{8} \{[ -~]*\}")
 
 
 class Part(NamedTuple):
-    """One committed file of a dataset.
+    """Committed file of a dataset.
 
     groups: number of rows per row group.
-    nbytes: size of the rows in memory in bytes.
-    policies: pairs of policy id and number of rows, in order; None without policies.
+    nbytes: size in bytes of the rows in memory.
+    policies: pairs of policy id and number of rows, in row order; None for a batch without policies.
     """
 
     name: str
@@ -72,11 +73,11 @@ class Part(NamedTuple):
 class Snapshot(NamedTuple):
     """State of a dataset after a commit.
 
-    about: common properties of all batches: type, schema and action units. Empty before the first commit.
+    about: type, schema and action units, which all batches have in common. Empty before the first commit.
     parts: the parts in row order.
     nbytes: size of the log up to the commit, in bytes.
-    torn: bytes after the commit that are not a complete line, from an active or killed writer.
-    is_sealed: whether the log ends with a valid seal.
+    torn: bytes after the commit that an active or killed writer wrote and that are not a complete line.
+    is_sealed: whether a valid seal follows the last line of the log.
     """
 
     about: dict[str, Any]
@@ -87,7 +88,7 @@ class Snapshot(NamedTuple):
 
 
 class CommitLog:
-    """The log file of a dataset's folder, appended to by one process at a time."""
+    """Log file in a dataset's folder, to which one process at a time appends commits."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -95,13 +96,13 @@ class CommitLog:
 
     @property
     def path(self) -> Path | None:
-        """Path of the log in either format version; None if there is no log."""
+        """Path of the log of either format version; None if the folder contains no log."""
         # A writer may rename a version 1 log between two checks.
         return next((path for name in (*LOGS, LOG) if (path := self._folder / name).exists()), None)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the writer lock of the folder; wait for other writers."""
+        """Acquire the writer lock of the folder, waiting for other writers, and hold it during the `with` block."""
         fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -110,9 +111,9 @@ class CommitLog:
             os.close(fd)
 
     def read(self) -> Snapshot:
-        """Read all commits.
+        """Read all commits of the log.
 
-        Raises FormatError if a complete line has changed.
+        Raises FormatError if a complete line is damaged.
         """
         data = self._bytes()
         while True:
@@ -126,7 +127,7 @@ class CommitLog:
                 data = again
 
     def append(self, entry: dict[str, Any], state: Snapshot) -> None:
-        """Commit an entry after the newest state, durably (lock held); on failure the log is unchanged."""
+        """Commit an entry durably after the newest state (lock held); the log is unchanged if the write fails."""
         text = json.dumps(entry).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         about = {**state.about, **entry.get("about", {})}
@@ -146,7 +147,7 @@ class CommitLog:
             os.close(fd)
 
     def repair(self, state: Snapshot) -> None:
-        """Upgrade a version 1 log and replace a torn tail (lock held)."""
+        """Upgrade a log of format version 1, and replace an incomplete last line (lock held)."""
         old = self._folder / _TEXT_LOG
         if old.exists():
             # One log exists at any time: its bytes are replaced before it is renamed.
@@ -204,22 +205,22 @@ class CommitLog:
 
 
 def begin(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the first entry of a log, or an entry that extends its properties."""
+    """Return the first entry of a log, or an entry that extends the properties of all batches."""
     return {"version": _VERSION, "about": about}
 
 
 def add(part: Part, instead: list[str]) -> dict[str, Any]:
-    """Return the entry of a part that is appended or replaces consecutive parts."""
+    """Return the entry of a part that is appended, or that replaces the consecutive parts in `instead`."""
     return {"part": part._asdict(), "instead": instead}
 
 
 def encode_schema(schema: pa.Schema) -> str:
-    """Encode the schema of batches in memory for an entry."""
+    """Encode the schema that batches have in memory, for a log entry."""
     return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
 
 
 def schema_in(about: dict[str, Any]) -> pa.Schema:
-    """Decode the schema of batches in memory."""
+    """Decode the schema that batches have in memory."""
     try:
         return ipc.read_schema(pa.py_buffer(base64.b64decode(about["schema"])))
     except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
@@ -227,7 +228,7 @@ def schema_in(about: dict[str, Any]) -> pa.Schema:
 
 
 def hide_rows(path: Path, nbytes: int, about: dict[str, Any]) -> None:
-    """Append a footer without rows to a prefix of a file, which hides its rows without deleting them."""
+    """Append a footer without row groups to the prefix of a file, so that readers ignore the rows in the prefix."""
     footer = _footer(about)
     with open(path, "r+b") as file:
         file.seek(nbytes)
@@ -237,7 +238,7 @@ def hide_rows(path: Path, nbytes: int, about: dict[str, Any]) -> None:
 
 
 def _footer(about: dict[str, Any]) -> bytes:
-    """Return all bytes after the magic of a Parquet file with the parts' schema and no rows."""
+    """Return the bytes that follow the magic in a Parquet file with the parts' schema and no rows."""
     from pyarrow import parquet
 
     file = io.BytesIO()
@@ -250,7 +251,7 @@ def _seal(footer: bytes) -> bytes:
 
 
 def _tail(about: dict[str, Any]) -> bytes:
-    """Return seal and footer of a log; empty for a log without entries."""
+    """Return the seal and footer of a log; empty for a log without entries."""
     if not about:
         return b""
     footer = _footer(about)
@@ -258,7 +259,7 @@ def _tail(about: dict[str, Any]) -> bytes:
 
 
 def _sealed_end(data: bytes) -> int | None:
-    """Return the end of the lines that match the seal; None if the seal is invalid."""
+    """Return the end offset of the lines that match the seal; None if the seal is invalid."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return None
     footer = len(data) - 2 * len(_MAGIC) - int.from_bytes(data[-2 * len(_MAGIC) : -len(_MAGIC)], "little")
@@ -267,7 +268,7 @@ def _sealed_end(data: bytes) -> int | None:
 
 
 def _torn_end(data: bytes) -> int:
-    """Return the end of the lines of an unsealed log, including damaged but complete lines."""
+    """Return the end offset of the complete lines of an unsealed log; damaged lines are included."""
     end = len(_MAGIC)
     while (line_end := data.find(b"\n", end) + 1) and _entry(data[end : line_end - 1]) is not None:
         end = line_end
@@ -281,13 +282,13 @@ def _torn_end(data: bytes) -> int:
 
 
 def _write(fd: int, data: bytes, at: int) -> None:
-    """Overwrite a file from an offset to its end."""
+    """Overwrite a file from an offset to the end of the file."""
     write_at(fd, [memoryview(data)], at)
     os.ftruncate(fd, at + len(data))
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Decode a line; None if its checksum does not match."""
+    """Decode a line of the log; None if the checksum does not match."""
     try:
         if int(line[:8], 16) != zlib.crc32(line[9:]):
             return None

@@ -1,4 +1,4 @@
-"""Dataset: folder of experience larger than memory, with sequential writers and concurrent readers."""
+"""Dataset: folder of experience that can exceed memory, with sequential writers and concurrent readers."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ _HEADINGS = ("column", "dtype", "shape")
 class Dataset:
     """Folder of Parquet files with batches of experience that need not fit into memory.
 
-    Each appended batch becomes a part: a complete file, then a line in a commit log. Files without a log line are not
-    in the dataset, so a process killed during an append loses only that part. Processes can read during an append;
-    several processes can append in turn. Other tools can read the folder, for example `polars.scan_parquet("folder")`.
-    The log is a Parquet file without rows.
+    An append writes the batch as a complete file, called a part, and then adds a line to a commit log. Files without a
+    log line do not belong to the dataset, so a process that is killed during an append loses only that part. Processes
+    can read during an append; several processes can append one after another. Other tools can read the folder, for
+    example `polars.scan_parquet("folder")`, because the log is a Parquet file without rows.
 
-    Rows are steps, or sequences of batches with `seq_lens`. Readers use a snapshot; `refresh` adopts later commits.
+    A row is a step, or a sequence if the batches have `seq_lens`. Readers use a snapshot of the dataset; `refresh`
+    adopts later commits.
 
     Parameters
     ----------
     folder
         Folder of the dataset, created with the first part; its parent must exist.
     columns
-        Names of the columns to read; None for all. A name includes all columns nested under it.
+        Names of the columns to read; None for all columns. A name selects all columns nested under it.
     filters
         Conditions on the rows to read, as in `load`.
     policy
-        Policy whose rows are read, for `MultiAgentBatch`es.
+        Policy whose rows are read, if the batches are `MultiAgentBatch` objects.
     seed
         Seed of `sample` and `sample_sequences`.
     cache_nbytes
@@ -67,7 +68,7 @@ class Dataset:
         Whether to unpickle columns of Python objects without an Arrow type. Only for files from a trusted writer: a
         pickle can execute arbitrary code.
     max_nbytes
-        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
+        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times the file's size.
 
     Attributes
     ----------
@@ -77,7 +78,7 @@ class Dataset:
     Raises
     ------
     FormatError
-        If the folder is a file, or lacks its log or a part.
+        If the path is a file, or the folder lacks the log or a part.
 
     Examples
     --------
@@ -139,7 +140,7 @@ class Dataset:
         return len(self._rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the sampling generator; rows are in the folder."""
+        """Return the state of the sampling generator; rows are not included, because the folder contains them."""
         return {"generator": dict(generator_state(self._rng))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -154,12 +155,12 @@ class Dataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the first part, as in memory.
+        """Arrow schema of the rows of the first part in memory.
 
         Raises
         ------
         FormatError
-            If there is no part.
+            If the dataset has no parts.
         """
         if not self._rows.snapshot.parts:
             raise errors.FormatError(f"{os.fspath(self.folder)!r} must have parts to have a schema, got none")
@@ -167,12 +168,12 @@ class Dataset:
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """Unit of the actions; None if unknown or for several policies."""
+        """Unit of the actions; None if the unit is unknown or the rows belong to several policies."""
         return self._rows.action_unit
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Description of each uncommitted write of a killed writer that this writer discarded."""
+        """Descriptions of the uncommitted writes of killed writers that this object discarded."""
         return self._writer.dropped
 
     def parts(self) -> list[Path]:
@@ -180,7 +181,7 @@ class Dataset:
         return [self.folder / part.name for part in self._rows.snapshot.parts]
 
     def refresh(self) -> Self:
-        """Adopt commits by this and other processes since the last refresh; return the dataset."""
+        """Adopt the commits of all processes since the last refresh; return the dataset itself."""
         self._rows.reload()
         return self
 
@@ -192,24 +193,25 @@ class Dataset:
         Raises
         ------
         ColumnMismatchError
-            If the type, columns or action unit differ from earlier batches. Object columns may differ in form.
+            If the type, columns or action unit of the batch differ from those of earlier batches. Columns of objects
+            may be stored in different forms.
         OSError
             If the part cannot be written.
         """
         return self._writer.extend(batch, compression)
 
     def compact(self, part_nbytes: int = 1 << 28, *, compression: str = "zstd") -> int:
-        """Join small consecutive parts; return by how many files the dataset shrinks.
+        """Merge small consecutive parts; return the decrease in the number of files.
 
-        Row order and numbers are preserved. Readers in other processes locate their rows in the joined parts. Other
-        tools may see rows twice during the compaction.
+        The order and numbers of rows are preserved. Readers in other processes locate their rows in the merged parts.
+        Other tools may read rows twice during the compaction.
 
         Parameters
         ----------
         part_nbytes
-            Maximum size of a joined part in memory in bytes; larger parts are unchanged.
+            Maximum size of a merged part in memory, in bytes; larger parts are unchanged.
         compression
-            Parquet's codec.
+            Parquet compression codec, as in `write_parquet`.
         """
         return self._writer.compact(whole("part_nbytes", part_nbytes, 1), compression, self._fragment)
 
@@ -220,7 +222,7 @@ class Dataset:
     # Reading
 
     def fragments(self) -> Iterator[AnyBatch]:
-        """Yield the batches as appended (compacted batches are joined); columns and filters are ignored.
+        """Yield the batch of each part in full, ignoring `columns` and `filters`; compaction merges batches.
 
         Raises
         ------
@@ -237,17 +239,17 @@ class Dataset:
         ----------
         verify
             Whether to verify all bytes of the parts against their checksums. None verifies them unless a column
-            selection or a filter excludes data. Footers and pages that are read are always verified.
+            selection or a filter excludes data. The footers, and the pages that are read, are always verified.
 
         Raises
         ------
         FormatError, UntrustedPickleError, CapacityError
-            As in `load`; also raises FormatError if there are no parts.
+            As in `load`; FormatError is also raised if the dataset has no parts.
         """
         return self._rows.read(verify=verify)
 
     def take(self, rows: npt.ArrayLike) -> AnyBatch:
-        """Read rows by number, in the given order.
+        """Read rows by row number, in the order of `rows`.
 
         Raises
         ------
@@ -264,10 +266,10 @@ class Dataset:
     def sample(
         self, batch_size: int, *, device: Device | None = None, floats: Floats | None = None
     ) -> Sample[AnyBatch, Rows]:
-        """Sample rows uniformly with replacement, and return them with their numbers.
+        """Sample rows uniformly with replacement; return the rows and their row numbers.
 
-        Each sampled row requires reading its row group, unless it is cached; `iter_batches` with `shuffle` reads each
-        row group once.
+        The entire row group of each sampled row is read, unless the row group is cached. `iter_batches` with `shuffle`
+        reads each row group only once.
 
         Parameters
         ----------
@@ -283,7 +285,7 @@ class Dataset:
         DeviceError
             If torch cannot use the device. No rows are sampled.
         EmptyBufferError
-            If there are no rows.
+            If the dataset has no rows.
         """
         whole("batch_size", batch_size)
         delivery = Delivery(device, floats)
@@ -312,16 +314,16 @@ class Dataset:
         batch_size
             Number of rows per batch; the last batch may be smaller.
         shuffle
-            Whether to yield rows in random order: randomly selected pieces of the dataset are loaded up to the memory
-            limit, and their rows are mixed.
+            Whether to yield rows in random order. Randomly selected pieces of the dataset are loaded up to the memory
+            limit, and the rows of these pieces are shuffled.
         memory_nbytes
-            Approximate memory limit of loaded rows in bytes.
+            Approximate limit on the memory of loaded rows, in bytes.
         seed, epoch
-            Numbers that together determine the order.
+            Numbers that together determine the order of shuffled rows.
         drop_last
-            Whether to omit a smaller last batch.
+            Whether to omit the last batch if it has fewer than `batch_size` rows.
         shard
-            `(i, n)`: yield the i-th of n disjoint shares of the rows.
+            Pair `(i, n)`: yield only the i-th of n disjoint partitions of the rows, counted from 0.
         device, floats
             As in `ReplayBuffer.sample`. Forked workers of a `DataLoader` cannot use a GPU.
 
@@ -347,13 +349,13 @@ class Dataset:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or runs of steps that a flag ends."""
+        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or sequences of steps up to an end flag."""
         return len(self._episodes()[1]) - 1
 
     def iter_episodes(self) -> Iterator[AnyBatch]:
-        """Yield the rows of each episode in time order; episodes are ordered by their first rows.
+        """Yield the rows of each episode in time order; episodes are in the order of their first rows.
 
-        Fragments of an episode may be in different parts.
+        The fragments of an episode may be in different parts.
         """
         order, bounds = self._episodes()
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -362,7 +364,7 @@ class Dataset:
     def sample_sequences(
         self, batch_size: int, length: int, *, device: Device | None = None, floats: Floats | None = None
     ) -> Sample[AnyBatch, Rows]:
-        """Sample sequences of consecutive steps within episodes, uniformly over all such sequences.
+        """Sample sequences of consecutive steps of an episode, uniformly from all such sequences.
 
         Parameters
         ----------
@@ -376,8 +378,8 @@ class Dataset:
         Returns
         -------
         batch
-            A `SampleBatch` with `seq_lens`, whose states and columns in `per_sequence` are those of each first step; or
-            a `Batch` of shape (batch_size, length, ...).
+            A `SampleBatch` with `seq_lens`, or a `Batch` of shape (batch_size, length, ...). The states and the columns
+            in `per_sequence` of a `SampleBatch` contain the values of the first step of each sequence.
         rows
             Row numbers, shape (batch_size, length).
 
@@ -416,12 +418,12 @@ class Dataset:
     def discounted_rewards(self, gamma: float = 0.99) -> npt.NDArray[np.float32]:
         """Compute the discounted sum of rewards from each row to the last stored step of its episode.
 
-        Reads only the rewards, flags and ids of all rows.
+        Only the rewards, flags and ids are read, for all rows.
 
         Parameters
         ----------
         gamma
-            Discount per step.
+            Discount factor per step.
 
         Returns
         -------
@@ -431,7 +433,7 @@ class Dataset:
         Raises
         ------
         ColumnNotFoundError
-            If there is no reward column.
+            If the dataset has no reward column.
         FormatError
             If a part is missing or damaged.
 
@@ -461,7 +463,7 @@ class Dataset:
         return sums
 
     def _episodes(self) -> tuple[Rows, Rows]:
-        """Order all rows by episode and time; return the order and each episode's first position."""
+        """Sort all rows by episode and time; return the sorted row numbers and the first position of each episode."""
         if self._order is None or self._order[0] != len(self):
             self._order = (len(self), *self._find_episodes())
         return self._order[1:]
@@ -504,9 +506,9 @@ _PIECES = 8
 class DatasetBatches:
     """Iterable of batches that yields each row once; created by `Dataset.iter_batches`.
 
-    Pieces of the dataset, in order or shuffled, are loaded in windows that fit into memory, and rows are mixed within a
-    window. The order depends only on the seed, the epoch and the rows. Iteration resumes from a `state_dict`, and
-    restarts after the end.
+    Pieces of the dataset are loaded in windows that fit into memory. With `shuffle`, the pieces are in random order,
+    and rows are shuffled within each window. The order depends only on the seed, the epoch and the rows. An iteration
+    can be resumed from a `state_dict`, and the next iteration after a complete iteration starts from the beginning.
 
     Examples
     --------
@@ -550,12 +552,12 @@ class DatasetBatches:
         self._window = self._offset = 0
 
     def __len__(self) -> int:
-        """Number of batches of a complete iteration."""
+        """Number of batches in a complete iteration."""
         rows = sum(_count(window) for window in self._windows)
         return rows // self._size if self._drop_last else -(-rows // self._size)
 
     def _plan(self) -> list[npt.NDArray[np.int64]]:
-        """Partition the rows into windows: row ranges, shape (k, 2) each."""
+        """Partition the rows into windows; a window is an array of k row ranges, shape (k, 2)."""
         bounds = np.unique(self._rows.bounds)
         room = max(1, int(self._memory_nbytes / _COPIES / max(1.0, self._rows.row_nbytes)))
         total, (share, shares) = len(self._rows), self._shard
@@ -614,16 +616,17 @@ class DatasetBatches:
             yield pending
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position between two batches as plain values."""
+        """Return the current position of the iteration, between two batches, as plain values."""
         return {"seed": list(self._seed), "window": self._window, "offset": self._offset, "plan": self._checksum()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the next iteration from a position.
+        """Set the position from which the next iteration resumes.
 
         Raises
         ------
         ColumnMismatchError
-            If the row order of the state differs because of another seed, epoch, share, batch size, rows or row groups.
+            If the state belongs to an iteration with another seed, epoch, shard, batch size, memory limit, rows or row
+            groups.
         """
         if state["plan"] != self._checksum():
             raise errors.ColumnMismatchError(
@@ -639,7 +642,7 @@ class DatasetBatches:
         return crc
 
     def share(self, share: int, shares: int) -> DatasetBatches:
-        """Return a share of the batches of this share."""
+        """Return an iterable over one of `shares` disjoint partitions of these batches."""
         own_share, all_shares = self._shard
         return DatasetBatches(
             self._rows,
@@ -653,11 +656,11 @@ class DatasetBatches:
         )
 
     def as_torch(self) -> Any:
-        """Return a torch `IterableDataset` in which each worker of a `DataLoader` reads its own share.
+        """Return a torch `IterableDataset`; each worker of a `DataLoader` reads a separate partition of the rows.
 
-        Pass it to the loader with `batch_size=None`, because it yields batches. The workers share the memory limit
-        evenly. Loaders that save their workers' states resume within an epoch through `state_dict` and
-        `load_state_dict`.
+        Pass `batch_size=None` to the loader, because the dataset already yields batches. The memory limit is divided
+        evenly among the workers. A loader that saves the states of its workers can resume within an epoch through
+        `state_dict` and `load_state_dict`.
 
         Examples
         --------
@@ -675,12 +678,12 @@ class DatasetBatches:
 
 @cache
 def _torch_class() -> Any:
-    """Create the class; requires torch."""
+    """Create the class of torch datasets; requires torch."""
     errors.require_torch()
     from torch.utils.data import IterableDataset, get_worker_info
 
     class TorchBatches(IterableDataset[Any]):
-        """Batches for the workers of a `DataLoader`."""
+        """Torch dataset of batches for the workers of a `DataLoader`."""
 
         def __init__(self, batches: DatasetBatches) -> None:
             self._batches = batches

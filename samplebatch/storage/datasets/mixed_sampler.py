@@ -1,4 +1,4 @@
-"""MixedSampler: sampler of batches from several datasets and replay buffers by weight."""
+"""MixedSampler: weighted sampling of batches from several datasets and replay buffers."""
 
 from __future__ import annotations
 
@@ -31,48 +31,49 @@ Ints = npt.NDArray[np.int64]
 
 
 class MixedIndices(NamedTuple):
-    """Source and row number of each row of a mixed batch, shape (n,) each; for `MixedSampler.update_weight`.
+    """Source and row number of each row of a mixed batch, as accepted by `MixedSampler.update_weight`.
 
     Attributes
     ----------
     source
-        Number of each row's source, in the order of the sources.
+        Index of each row's source in the order of `MixedSampler.sources`, shape (n,).
     row
-        Row number within the source: a slot of a buffer, a row of a dataset.
+        Row number within the source, shape (n,): a slot of a buffer or a row number of a dataset.
     """
 
     source: Ints
     row: Ints
 
     def at(self, rows: npt.NDArray[Any]) -> MixedIndices:
-        """Select the indices of some rows."""
+        """Select the indices of some rows of the mixed batch."""
         return MixedIndices(self.source[rows], self.row[rows])
 
 
 class MixedSampler:
-    """Samples batches from several sources, such as an offline dataset and an online replay buffer.
+    """Weighted sampler of batches from several sources, such as an offline dataset and an online replay buffer.
 
-    Each batch contains rows of each source in proportion to the weights. Fractional numbers of rows are rounded up or
-    down at random, so that the expected numbers match. Weights can be changed at any time.
+    The number of rows from each source is proportional to the weight of the source. Fractional numbers of rows are
+    rounded up or down at random, so that the expected numbers are exactly proportional. The weights can be changed at
+    any time.
 
     Parameters
     ----------
     sources
         Replay buffers and datasets by name, in order.
     weights
-        Weight of each source by name, at least 0; normalized to their sum. None for equal weights.
+        Non-negative weight of each source by name, normalized by the sum of all weights. None for equal weights.
     missing
-        Handling of columns that some sources lack: `"error"` raises, `"drop"` removes the columns. Columns with only
-        None or empty dicts are always removed if a source lacks them.
+        Handling of columns that some sources lack: `"error"` raises, `"drop"` removes the columns. Columns that contain
+        only None or empty dicts are always removed if a source lacks them.
     seed
-        Seed of row order and rounding.
+        Seed of the row order and of random rounding.
 
     Raises
     ------
     ArgumentError
-        If sources are not a non-empty mapping, or weights are invalid.
+        If `sources` is not a non-empty mapping, or the weights are invalid.
     ColumnMismatchError
-        If the sources' actions have different units.
+        If the actions of the sources have different units.
 
     Examples
     --------
@@ -114,7 +115,7 @@ class MixedSampler:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Normalized weight of each source; settable, with 0 for omitted sources."""
+        """Normalized weight of each source; settable. The weight of an omitted source is set to 0."""
         return dict(zip(self._sources, self._shares.tolist(), strict=True))
 
     @weights.setter
@@ -135,7 +136,7 @@ class MixedSampler:
         return dict(self._sources)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return shares and generator state, without the states of the sources."""
+        """Return the weights and the generator state; the states of the sources are not included."""
         return {"shares": self._shares.copy(), "generator": dict(generator_state(self._rng))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +145,7 @@ class MixedSampler:
         Raises
         ------
         FormatError
-            If the state has another number of sources or is invalid.
+            If the state is invalid, or belongs to a sampler with another number of sources.
         """
         shares = np.asarray(state.get("shares", ()))
         if shares.dtype != np.float64 or shares.shape != self._shares.shape:
@@ -170,8 +171,8 @@ class MixedSampler:
         Returns
         -------
         Sample
-            Rows under Tianshou's names, and their sources. If a source is prioritized, rows of other sources have
-            `weight` 1 and `generation` 0.
+            Rows with Tianshou's column names, and the `MixedIndices` of the rows. If a source is prioritized, rows from
+            other sources have `weight` 1 and `generation` 0.
 
         Raises
         ------
@@ -180,10 +181,10 @@ class MixedSampler:
         DeviceError
             If torch cannot use the device. No rows are sampled.
         EmptyBufferError
-            If a source with a positive number of requested rows is empty.
+            If a source from which rows are requested is empty.
         ColumnMismatchError
-            If columns differ and `missing` is `"error"`, or the sources' actions have different units. No rows are
-            sampled.
+            If the sources have different columns and `missing` is `"error"`, or the actions of the sources have
+            different units. No rows are sampled.
         """
         delivery = Delivery(device, floats)
         self._check_units()
@@ -216,7 +217,7 @@ class MixedSampler:
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """Unit of the actions of all sources; None if unknown.
+        """Unit of the actions of all sources; None if the unit is unknown.
 
         Raises
         ------
@@ -237,7 +238,7 @@ class MixedSampler:
         return nested, np.asarray(indices, np.int64)
 
     def _align(self, drawn: Mapping[str, Batch]) -> list[Batch]:
-        """Restrict all batches to common columns."""
+        """Restrict all batches to the columns that they have in common."""
         columns_by_source = {
             name: {key: value for key, value in batch.__dict__.items() if not _is_reserved(value)}
             for name, batch in drawn.items()
@@ -269,17 +270,17 @@ class MixedSampler:
         *,
         generation: npt.ArrayLike | torch.Tensor | None = None,
     ) -> None:
-        """Set priorities of rows in prioritized sources; rows of other sources are skipped.
+        """Set the priorities of rows in prioritized sources; rows from other sources are skipped.
 
         Parameters
         ----------
         index
             Indices returned by `sample`.
         new_weight
-            Priorities, shape (n,), an array or a tensor.
+            Priorities as an array or a tensor of shape (n,).
         generation
-            `generation` of the rows at sampling, shape (n,): priorities of rows that have since been overwritten are
-            discarded.
+            `generation` of the sampled rows, shape (n,). Priorities of rows that have been overwritten since they were
+            sampled are discarded.
 
         Raises
         ------
@@ -303,16 +304,16 @@ def _is_reserved(value: Any) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    """Return whether all rows of a column are None or empty dicts, such as typical infos."""
+    """Return whether all rows of a column are None or empty dicts, as is common for infos."""
     rows = value.ravel().tolist() if isinstance(value, np.ndarray) and value.dtype == object else [value]
     return all(row is None or (isinstance(row, dict) and not row) for row in rows)
 
 
 class SourceState:
-    """Checkpoint state of data sources that exist before training: generators and, if any, priorities.
+    """Checkpoint state of data sources that exist before training: generator states and any priorities.
 
-    The rows themselves are not included. A source is a replay buffer, `Dataset`, `MixedSampler` or another object with
-    `state_dict` and `load_state_dict`; other objects raise ArgumentError.
+    The state does not include the rows. A source is a replay buffer, `Dataset`, `MixedSampler` or another object with
+    `state_dict` and `load_state_dict`. Raises ArgumentError for other objects.
     """
 
     def __init__(self, source: Any) -> None:
@@ -354,13 +355,14 @@ _FOR_TARGETS = ("rew", "terminated", "obs_next")
 def sample_steps(
     source: Any, sample_size: int | None, *, n_step: int | None, gamma: float, device: Device, floats: Floats
 ) -> Sample[Batch, Any]:
-    """Sample rows of a source that is not a replay buffer, in the form of `ReplayBuffer.sample`.
+    """Sample rows from a source that is not a replay buffer; the result has the form of `ReplayBuffer.sample`.
 
-    Each row represents a single step, unless it has the columns `returns` and `discount` of `NStepReturns`.
+    Each row represents a single step, unless the rows have the columns `returns` and `discount` of `NStepReturns`.
 
-    Without `sample_size`, all rows of a dataset are returned in order; a batch is always returned entirely. Raises
-    ArgumentError if n_step exceeds 1 for single steps, and ColumnNotFoundError if rows lack a column required by
-    targets.
+    If `sample_size` is 0 or None, all rows of a dataset are returned in order; if the source is a batch, all rows are
+    always returned.
+    Raises ArgumentError if `n_step` exceeds 1 and rows are single steps. Raises ColumnNotFoundError if rows lack a
+    column that the computation of targets requires.
 
     >>> import tempfile
     >>> dataset = Dataset(tempfile.mkdtemp() + "/steps")
@@ -394,7 +396,7 @@ def sample_steps(
 
 
 def _windows(columns: dict[str, Any], n_step: int, gamma: float) -> dict[str, Any]:
-    """Return one-step returns and discounts of rows, unless they exist."""
+    """Return the one-step returns and discounts of rows; empty if the rows already contain both columns."""
     for name in _FOR_TARGETS:
         if name not in columns:
             raise errors.ColumnNotFoundError(

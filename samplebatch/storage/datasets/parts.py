@@ -1,4 +1,4 @@
-"""Parts of a dataset, used by `Dataset`: reading by row number, appending, joining and recovery."""
+"""Parts of a dataset: reading by row number, appending, merging, and recovery after a killed writer."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ _MAX_OPEN = 64
 class DatasetRows:
     """Rows of all parts of a dataset, numbered in append order.
 
-    Row numbers remain valid after compaction, which joins consecutive parts: if a file is missing, the log is read
-    again to locate its rows.
+    Row numbers remain valid after a compaction, which merges consecutive parts. If a file is missing, the log is read
+    again to locate the rows of the file.
 
-    columns: columns to read; None for all.
+    columns: names of the columns to read; None for all columns.
     filters: conditions on the rows; None for all rows.
-    policy: policy whose rows are selected, if there are policies.
+    policy: policy whose rows are selected; None for the rows of all policies.
     allow_pickle, max_nbytes: as in `Dataset`.
-    cache_nbytes: maximum bytes of cached row groups.
+    cache_nbytes: maximum size of cached row groups in bytes.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DatasetRows:
         return {**self.__dict__, "_cache": OrderedDict(), "_open": OrderedDict()}
 
     def reload(self) -> None:
-        """Adopt the newest commits; raises FormatError in the same cases as `adopt`."""
+        """Read the log and adopt the newest commits; raises FormatError in the same cases as `adopt`."""
         while True:
             snapshot = self.log.read()
             try:
@@ -105,9 +105,9 @@ class DatasetRows:
                     raise
 
     def adopt(self, snapshot: commit_log.Snapshot) -> None:
-        """Replace the current state of the dataset after checking its files.
+        """Replace the current snapshot of the dataset after checking the files of the new snapshot.
 
-        Raises FormatError if a part is missing or its size has changed.
+        Raises FormatError if a part is missing or the size of a part has changed.
         """
         if snapshot.parts:
             sizes: dict[str, int] = {}
@@ -135,24 +135,24 @@ class DatasetRows:
 
     @property
     def row_nbytes(self) -> float:
-        """Mean size of a row in memory in bytes."""
+        """Mean size of a row in memory, in bytes."""
         return sum(part.nbytes for part in self.snapshot.parts) / max(1, int(self._starts[-1]))
 
     @cached_property
     def bounds(self) -> Rows:
-        """Start of each row group among the selected rows, and the end of the last group."""
+        """Number of the first selected row of each row group, followed by the number of selected rows."""
         index = self._index
         return np.minimum(self._starts, self._counted) if index is None else np.searchsorted(index, self._starts)
 
     def take(self, rows: Rows) -> AnyBatch:
-        """Read selected rows by number, in the given order."""
+        """Read selected rows by row number, in the order of `rows`."""
         if self.is_multi_agent:
             policies = ", ".join(map(repr, self._policies()))
             raise ArgumentError(f"rows must be of one policy to be read; pass policy=..., one of {policies}")
         return self._with_units(self._find(lambda: self._take(rows if self._index is None else self._index[rows])))
 
     def _find(self, read: Callable[[], _Result]) -> _Result:
-        """Read from the parts, and retry if they were compacted in the meantime."""
+        """Read from the parts, and retry if the parts were compacted in the meantime."""
         while True:
             try:
                 return read()
@@ -175,11 +175,11 @@ class DatasetRows:
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """Unit of actions; None if unknown or for several policies."""
+        """Unit of the actions; None if the unit is unknown or the rows belong to several policies."""
         return self._units.get(self._policy)
 
     def _with_units(self, batch: AnyBatch) -> AnyBatch:
-        """Set a batch's action units to the units of all rows, because some rows may lack a unit."""
+        """Set the action units of a batch to the dataset's units, because some rows may lack a unit."""
         if self._units:
             parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {self._policy: batch}
             for policy, part in parts.items():
@@ -195,11 +195,11 @@ class DatasetRows:
             open_parquet(self.folder / part.name, verify=True)
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the first part, without metadata."""
+        """Return the schema of the first part without its metadata."""
         return self._find(lambda: self.file(self.snapshot.parts[0]).schema.remove_metadata())
 
     def columns(self) -> Mapping[str, Column]:
-        """Return the requested columns without rows, from the schema; empty if there are no parts."""
+        """Return the requested columns without rows, derived from the schema; empty if the dataset has no parts."""
         if not self.snapshot.parts:
             return {}
         empty = self.schema().empty_table()
@@ -220,13 +220,13 @@ class DatasetRows:
         return join(batches)
 
     def only(self, columns: Sequence[str]) -> AnyBatch:
-        """Read some columns of all selected rows."""
+        """Read the columns `columns` of all selected rows."""
         other = copy.copy(self)
         other.__dict__.update(_columns=columns, _cache=OrderedDict(), _cache_nbytes=0)
         return other.take(np.arange(len(self)))
 
     def adopt_compacted(self) -> None:
-        """Locate the rows in the compacted parts; raises FormatError if rows are missing."""
+        """Locate the rows in the merged parts after a compaction; raises FormatError if rows are missing."""
         counted = self._counted
         required = counted if self._policy is None else int(self._starts[-1])
         # Joined parts are ordered by policy: row order within a policy is preserved, row numbers change.
@@ -298,7 +298,7 @@ class DatasetRows:
         return batch
 
     def file(self, part: commit_log.Part) -> ParquetTable:
-        """Open the file of a part, or return it from the open files."""
+        """Return the open file of a part; a file that is not open yet is opened."""
         file = self._open.pop(part.name, None)
         if file is None:
             file, _ = open_parquet(self.folder / part.name, verify=None, max_nbytes=self._max_nbytes)
@@ -311,7 +311,7 @@ class DatasetRows:
 
     @cached_property
     def _index(self) -> Rows | None:
-        """Numbers of the selected rows; None if all are selected."""
+        """Numbers of the selected rows; None if all rows are selected."""
         return None if self._filters is None and self._policy is None else self._find(self._find_index)
 
     def _find_index(self) -> Rows:
@@ -323,7 +323,7 @@ class DatasetRows:
         return index[index < self._stop()]
 
     def _stop(self) -> int:
-        """Return the end of the selected rows, ignoring filters."""
+        """Return the end of the selected rows, without regard to filters."""
         remaining = self._counted
         for number, start in enumerate(self._starts.tolist()[:-1]):
             count = self._count_rows(number)
@@ -333,7 +333,7 @@ class DatasetRows:
         return int(self._starts[-1])
 
     def _count_rows(self, number: int) -> int:
-        """Count the rows of the selected policy in a row group, or all rows without a selection."""
+        """Count the rows of the selected policy in a row group, or all rows if no policy is selected."""
         part, group = self._groups[number]
         return part.groups[group] if self._policy is None or _policy_of(part, group) == self._policy else 0
 
@@ -356,7 +356,7 @@ class DatasetRows:
 
 
 def units_in(about: Mapping[str, Any]) -> Units:
-    """Decode the action units of a dataset's log, by policy."""
+    """Decode the action unit of each policy from the properties in a dataset's log."""
     try:
         return {policy: ActionUnit.from_description(plain) for policy, plain in about.get("action_units", ())}
     except (ValueError, TypeError) as error:
@@ -364,13 +364,13 @@ def units_in(about: Mapping[str, Any]) -> Units:
 
 
 def describe_units(units: Units) -> dict[str, Any]:
-    """Encode action units for the log; empty if all are unknown."""
+    """Encode action units for the log; the result is empty if all units are unknown."""
     plain = [(policy, unit.describe()) for policy, unit in units.items()]
     return {"action_units": plain} if plain else {}
 
 
 def merge_units(units: Units, batch: AnyBatch) -> Units:
-    """Merge a dataset's action units with a batch's; raises ColumnMismatchError if they differ."""
+    """Merge the action units of a dataset and a batch; raises ColumnMismatchError if the units differ."""
     parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {None: batch}
     merged = dict(units)
     for policy, part in parts.items():
@@ -381,7 +381,7 @@ def merge_units(units: Units, batch: AnyBatch) -> Units:
 
 
 def _policy_of(part: commit_log.Part, group: int) -> str | None:
-    """Return the policy of a row group, which has the rows of a single policy."""
+    """Return the policy of a row group; each row group contains rows of a single policy."""
     start, stop = sum(part.groups[:group]), 0
     for policy, rows in part.policies or ():
         stop += rows
@@ -398,9 +398,9 @@ _DROPPED_1 = re.compile(r"\.(part-\d{6,}-[0-9a-f]{8}\.parquet)\.dropped")
 
 
 class DatasetWriter:
-    """Writer of a dataset that appends and joins parts under the folder's lock; used by `Dataset`.
+    """Writer that appends and merges the parts of a dataset under the folder's lock; used by `Dataset`.
 
-    dropped: descriptions of uncommitted writes of killed writers.
+    dropped: descriptions of uncommitted writes of killed writers, which this writer discarded.
     """
 
     def __init__(self, folder: Path, rows: DatasetRows) -> None:
@@ -410,7 +410,7 @@ class DatasetWriter:
         self.dropped: tuple[str, ...] = ()
 
     def extend(self, batch: AnyBatch, compression: str) -> Path:
-        """Write and commit a part; see `Dataset.extend`."""
+        """Write a part and commit it to the log; see `Dataset.extend`."""
         kind = type(batch).__name__
         if not isinstance(batch, SampleBatch | MultiAgentBatch | Batch):
             raise ColumnMismatchError(f"a dataset must be extended by a batch, got a {kind}")
@@ -439,7 +439,7 @@ class DatasetWriter:
         return self._folder / part.name
 
     def compact(self, nbytes: int, compression: str, read: Callable[[Path], AnyBatch]) -> int:
-        """Join small parts; see `Dataset.compact`."""
+        """Merge small parts; see `Dataset.compact`."""
         log = self._rows.log
         fewer = 0
         if not self._folder.exists():
@@ -469,7 +469,7 @@ class DatasetWriter:
         return commit_log.Part(path.name, path.stat().st_size, file.group_rows, to_table(batch).nbytes, policies)
 
     def _recover(self, state: commit_log.Snapshot) -> commit_log.Snapshot:
-        """Remove uncommitted files (lock held, so no writer uses them)."""
+        """Remove uncommitted files, which no other writer uses because this writer holds the lock."""
         if self._recovered:
             return state
         check_log(self._folder, state)
@@ -496,7 +496,7 @@ class DatasetWriter:
         return state
 
     def _hide(self, entry: str, name: str, state: commit_log.Snapshot) -> None:
-        """Rename an uncommitted part so that its name includes its size, and append a footer without rows."""
+        """Append a footer without row groups to an uncommitted part, and add the part's size to the file name."""
         path = self._folder / entry
         nbytes = path.stat().st_size
         hidden = path.rename(self._folder / f"_dropped-{nbytes}-{name}")
@@ -504,7 +504,7 @@ class DatasetWriter:
 
 
 def check_log(folder: Path, state: commit_log.Snapshot) -> None:
-    """Raise FormatError for a folder with two logs, or with parts but no log, such as an incomplete copy."""
+    """Raise FormatError if a folder contains two logs, or parts without a log, as in an incomplete copy."""
     if all((folder / name).exists() for name in commit_log.LOGS):
         raise FormatError(f"{str(folder)!r} must have one log, got {' and '.join(map(repr, commit_log.LOGS))}")
     if not state.about and folder.is_dir() and any(map(_PART.fullmatch, os.listdir(folder))):
@@ -514,7 +514,7 @@ def check_log(folder: Path, state: commit_log.Snapshot) -> None:
 
 
 def _small_runs(parts: list[commit_log.Part], nbytes: int) -> list[list[commit_log.Part]]:
-    """Group consecutive parts that are small enough to be joined."""
+    """Group consecutive parts that are small enough to be merged."""
     runs: list[list[commit_log.Part]] = [[]]
     for part in parts:
         if sum(part_in_run.nbytes for part_in_run in runs[-1]) + part.nbytes > nbytes:
@@ -529,7 +529,7 @@ def _number(name: str) -> int:
 
 
 def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
-    """Convert columns with equal row shapes or without elements to ragged if they are ragged in the dataset."""
+    """Convert columns that are ragged in the dataset to ragged if their rows have equal shapes or no elements."""
     if isinstance(batch, MultiAgentBatch) or about["type"] == "MultiAgentBatch":
         return batch
     flat = batch if isinstance(batch, SampleBatch) else batch.as_sample_batch()
@@ -548,7 +548,7 @@ def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
 
 
 def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
-    """Raise ColumnMismatchError if type or columns differ from earlier batches."""
+    """Raise ColumnMismatchError if the type or columns of a batch differ from those of earlier batches."""
     if about["type"] != kind:
         raise ColumnMismatchError(f"batches of the dataset must be of type {about['type']}, got a {kind}")
     if kind == "MultiAgentBatch":
@@ -569,7 +569,7 @@ def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
 
 
 def _is_alike(new_field: pa.Field, field: pa.Field) -> bool:
-    """Return whether columns can be joined; object forms and text layouts may differ."""
+    """Return whether columns can be concatenated; object forms and text layouts may differ."""
     if holds_objects(field) and holds_objects(new_field):
         return True
     texts = [TextColumn.form_of(candidate.type, candidate.metadata or {}) for candidate in (new_field, field)]
