@@ -1,4 +1,4 @@
-"""Checksums stored inside files at offsets that other readers skip.
+"""Checksums of a file, stored inside the file where other readers ignore them.
 
 ::
 
@@ -168,7 +168,7 @@ def verify(data: Any, form: Format, name: str, columns_at: ColumnsAt | None) -> 
     if sums is None:
         return False
     if checksum(bytes(view[sums.footer_start :])) != sums.footer:
-        raise FormatError(f"{name!r} must have the footer that was written, and it has changed; the file is damaged")
+        raise FormatError(f"{name!r} must have the footer that was written, got changed bytes; the file is damaged")
     if columns_at is None:
         return True
     with view[: sums.body_nbytes] as body:

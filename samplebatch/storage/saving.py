@@ -68,7 +68,9 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
         return
     folder = Path(path)
     if folder.exists() and any(entry.name != BUFFER_FILE for entry in folder.iterdir()):
-        raise StorageError(f"{str(folder)!r} must be a new folder, or one of such a buffer; it holds other files")
+        raise StorageError(
+            f"{str(folder)!r} must be a new folder, or one that contains such a buffer, got a folder with other files"
+        )
     folder.mkdir(exist_ok=True)
     buffer_file.write_buffer(buffer, folder / BUFFER_FILE, "Arrow", compression)
     sync(folder)

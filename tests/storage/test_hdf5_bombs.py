@@ -153,7 +153,7 @@ def claimed(path: Path, **changes: Any) -> Path:
 def test_rows_that_a_file_of_a_buffer_has_not_are_rejected_before_they_are_created(tmp_path: Path) -> None:
     n = 1 << 40
     path = claimed(tmp_path / "a.arrow", maxsizes=[n], sizes=[n], cursors=[0], writes=[n])
-    with pytest.raises(FormatError, match=f"must have {n} rows, the file has 5"):
+    with pytest.raises(FormatError, match=f"must have {n} rows, got a file with 5"):
         ReplayBuffer.load(path)
     with pytest.raises((CapacityError, FormatError)):
         ReplayBuffer.load(claimed(tmp_path / "b.arrow", maxsizes=[1 << 60]))

@@ -86,7 +86,7 @@ class PreparedBuffer:
 
     @cached_property
     def extra_columns(self) -> dict[str, Column]:
-        """Additional columns: priorities."""
+        """Columns that the file contains in addition to the rows: priorities, if any."""
         return {} if self.weights is None else {WEIGHTS: TensorColumn(self.weights[self.slots])}
 
 
@@ -229,8 +229,8 @@ class LiveBuffer:
     """Copy-on-write snapshot of a buffer that remains in use, for checkpoints.
 
     Rows are read in parts, so that writers and samplers wait for at most one part. Before the buffer overwrites a row
-    that is not in the file yet, the snapshot copies the row; the copy is freed once it is in the file. Priorities and
-    final observations are copied when the snapshot is created.
+    that is not in the file yet, the snapshot copies the row; the copy is freed once the row is in the file. Priorities
+    and final observations are copied when the snapshot is created.
 
     Raises StorageError if the buffer is stored in a folder, or another snapshot of the buffer is in use.
     """
@@ -474,7 +474,7 @@ def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> No
     """
     counts = file.counts
     if any(count < 0 for count in counts) or sum(counts) != sum(about["rings"]["sizes"]):
-        raise FormatError(f"the buffer must have {sum(about['rings']['sizes'])} rows, the file has {sum(counts)}")
+        raise FormatError(f"the buffer must have {sum(about['rings']['sizes'])} rows, got a file with {sum(counts)}")
     bound.take(sum(counts) * _ROW_NBYTES, "the slots of rows")
     form = about["structure"]
     if "compressed" in form["kinds"]:
@@ -505,7 +505,7 @@ def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allo
     for batch in file.batches(schema.names):
         part = slots[at : at + batch.num_rows]
         if len(part) != batch.num_rows:
-            raise FormatError(f"the buffer must have {len(slots)} rows, the file has more")
+            raise FormatError(f"the buffer must have {len(slots)} rows, got a file with more")
         columns = [column_from_arrow(batch.column(i), schema.field(i), allow_pickle=allow_pickle) for i in range(count)]
         if not at:
             table.columns.load_state_dict(part, {**form, "columns": columns})
@@ -515,7 +515,7 @@ def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allo
                 store.load_column(part, columns[index])
         at += batch.num_rows
     if at != len(slots):
-        raise FormatError(f"the buffer must have {len(slots)} rows, the file has {at}")
+        raise FormatError(f"the buffer must have {len(slots)} rows, got a file with {at}")
     if final_form is not None and table.finals is not None:
         _restore_finals(table, slots, file, final_form, allow_pickle=allow_pickle)
     return table

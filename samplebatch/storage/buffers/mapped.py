@@ -206,7 +206,7 @@ class MappedStores(Stores):
 
 
 class FolderJournal:
-    """Write-ahead log of a buffer in a folder; the buffer's table commits every step to it.
+    """Write-ahead log of a buffer in a folder; the buffer's table commits every step to the log.
 
     folder: folder whose memory-mapped files contain the table's columns.
     """
@@ -232,14 +232,14 @@ class FolderJournal:
         self.folder.begin(saved)
 
     def _counting(self, slots: Slots) -> Slots:
-        """Exclude slots without rows."""
+        """Return the slots that have rows."""
         rings = self._table.rings
         numbers = np.atleast_1d(np.arange(rings.capacity)[slots] if isinstance(slots, slice) else np.asarray(slots))
         ring = rings.ring_of(numbers)
         return numbers[numbers - rings.bases[ring] < rings.sizes_of_all()[ring]]
 
     def commit(self) -> None:
-        """Commit a written step and the state after it."""
+        """Commit a step whose columns have been written, and the state after the step."""
         table = self._table
         noted = (_count(table.columns.tree), 0 if table.finals is None else _count(table.finals.columns.tree))
         if noted != self._noted:
@@ -270,13 +270,13 @@ class FolderJournal:
         return self._encoded[1]
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Store the weights of all slots, and return the array that must mirror later changes."""
+        """Store the weights of all slots; return the mapped array, in which the caller must repeat later changes."""
         mirror = self.folder.allocate(WEIGHTS, weights.shape, weights.dtype)
         mirror[:] = weights
         return mirror
 
     def flush(self) -> None:
-        """Commit the state and sync it to disk; see `ReplayBuffer.flush`."""
+        """Commit the state and sync the folder to disk; see `ReplayBuffer.flush`."""
         self.commit_state()
         self.folder.flush()
 

@@ -334,7 +334,9 @@ def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> lis
         if file is not None:
             file.close()
     if any(len(columns) != len(parts[0]) for columns in parts):
-        raise FormatError(f"groups of rows in {str(folder)!r} must have equal columns, got others; damaged")
+        raise FormatError(
+            f"groups of rows in {str(folder)!r} must have equal columns, got others; the checkpoint is damaged"
+        )
     return [_join(columns, folder) for columns in zip(*parts, strict=True)]
 
 
@@ -344,7 +346,9 @@ def _join(columns: Sequence[Column], folder: Path) -> Column:
             raise ColumnMismatchError("a column must have one kind")
         return type(columns[0]).concat(columns, "column")
     except SampleBatchError as error:
-        raise FormatError(f"groups of rows in {str(folder)!r} must have equal columns: {error}; damaged") from error
+        raise FormatError(
+            f"groups of rows in {str(folder)!r} must have equal columns: {error}; the checkpoint is damaged"
+        ) from error
 
 
 def check_manifest(manifest: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

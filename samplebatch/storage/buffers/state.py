@@ -327,7 +327,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def with_checksums(state: State) -> State:
-    """Return a state that also contains the checksums of all its parts."""
+    """Return a copy of a state that also contains a checksum per part."""
     return {**state, CHECKSUMS: _digest_parts(state)}
 
 
@@ -372,7 +372,7 @@ def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _describe_part(part: str, state: Mapping[str, Any]) -> str:
-    """Return the label of a part for error messages: the column name if it can be determined, else the part name."""
+    """Return the label of a part for error messages: the column name, or the part name if the state is damaged."""
     where, _, index = part.rpartition(".columns.")
     with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
         tree: Any = state
@@ -439,7 +439,7 @@ _BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_parts"))
 
 
 def describe(buffer: Any) -> State:
-    """Return the description of a buffer without its rows: class, plain attributes, and names of other attributes."""
+    """Describe a buffer without its rows: class, plain attributes, and the names of all other attributes."""
     attributes = {name: value for name, value in buffer.__dict__.items() if name not in _BOUND}
     unit = buffer.action_unit
     return {

@@ -174,7 +174,7 @@ class FolderStatus:
         self.closed, self._files, self._boot = closed, files, boot
 
     def _settled(self, name: str) -> FileState | None:
-        """Return a file's state if the folder is closed and any later change would have altered the change time."""
+        """Return the recorded state of a file if its unchanged change time proves that the file is unchanged."""
         state = self._files.get(name)
         return state if state and self.closed and state.changed_ns < self._written_ns - _SETTLED_NS else None
 
@@ -244,7 +244,7 @@ def _next_data(fd: int, start: int, nbytes: int) -> int:
 
 
 def _boot() -> str:
-    """Return the identifier of the current system boot; empty if it is unknown."""
+    """Return the identifier of the current system boot; empty if the identifier is unknown."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -84,7 +84,7 @@ class Hdf5Reader:
         if isinstance(x, h5py.Dataset):
             return self.value(x)
         if depth > _MAX_DEPTH:
-            raise FormatError(f"{x.name[:80]!r} must be a tree of groups, and some contain each other")
+            raise FormatError(f"{x.name[:80]!r} must be a tree of groups, got groups that contain each other")
         values = self.attributes(x)
         is_batch = values.pop(TYPE_KEY, None) == "Batch"
         for name, child in self.children(x).items():

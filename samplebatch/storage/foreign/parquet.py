@@ -156,7 +156,7 @@ def _description(view: memoryview) -> Struct:
 
 
 def _width(element: Struct) -> int:
-    """Return the value size in bytes of a type whose size the schema specifies; 0 for other types."""
+    """Return the value size in bytes of 8- and 16-bit integers and fixed-length binary values; 0 for other types."""
     if element.get(_ELEMENT_KIND) == _INT32:
         return _MEANING_WIDTHS.get(element.get(_ELEMENT_MEANING, -1), 0)
     return int(element.get(_ELEMENT_LENGTH, 0))

@@ -171,8 +171,8 @@ def arrow_writer(
 def _reserve(file: BinaryIO, nbytes: int) -> None:
     """Reserve disk blocks for the body and metadata of a file; `truncate` releases unused blocks.
 
-    Allocating blocks during writes doubles the write time, and unallocated blocks make the system write the entire file
-    when it is renamed.
+    Allocation of blocks during writes doubles the write time. If blocks of a file are unallocated, the system writes
+    the entire file when the file is renamed.
     """
     if not nbytes or not hasattr(os, "posix_fallocate"):
         return

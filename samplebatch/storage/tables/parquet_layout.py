@@ -102,7 +102,7 @@ def from_parquet(array: pa.Array, target: pa.DataType, *, nullable: bool = False
 
 
 def lay_out(array: pa.Array, target: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
-    """Convert an array from the `parquet_type` of another type to that type."""
+    """Convert an array from the `parquet_type` of `target` to `target`."""
     if isinstance(target, pa.Bool8Type):
         return pa.ExtensionArray.from_storage(target, array.cast(pa.int8()))
     if isinstance(target, pa.FixedShapeTensorType):
