@@ -140,7 +140,6 @@ def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter
 
 
 def _form(structure: Mapping[str, Any]) -> buffer_state.State:
-    """Return the nesting, kinds and row shapes of columns, without their values."""
     return {name: structure[name] for name in ("tree", "kinds", "row_shapes")}
 
 
@@ -623,7 +622,6 @@ def _labels(buffer: MultiAgentReplayBuffer) -> dict[PolicyID, str]:
 
 
 def _label(buffer: MultiAgentReplayBuffer, values: Mapping[PolicyID, Any]) -> buffer_state.State:
-    """Replace the policy keys of a mapping by their string labels."""
     labels = _labels(buffer)
     return {labels[policy]: value for policy, value in values.items()}
 

@@ -441,7 +441,6 @@ class BufferFolder:
         return [*FILES, *(_COLUMN.format(column.file) for column in self._columns.values())]
 
     def _remove_strays(self) -> None:
-        """Remove the files of column layouts that were not committed."""
         retained = {_LAYOUT.format(self._layout), *(_COLUMN.format(file) for file in self._committed)}
         for entry in self.path.iterdir():
             ours = entry.name.startswith("layout.") or entry.name.endswith((".column", ".tmp"))

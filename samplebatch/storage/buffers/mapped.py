@@ -104,7 +104,6 @@ def open_buffer(cls: type[_Buffer], path: str | os.PathLike[str], *, verify: boo
 
 
 def _create_buffer(folder: BufferFolder, cls: type[_Buffer]) -> _Buffer:
-    """Create a buffer in the last committed state of an open folder."""
     about = folder.about
     buffer: _Buffer = buffer_state.make_rowless(cls, about, {})
     table = _create_table(folder)

@@ -219,7 +219,6 @@ class SegmentWriter:
 
 
 def _segments(folder: Path) -> list[tuple[int, str]]:
-    """List the number and name of each segment."""
     return [(int(match[1]), name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
 
 

@@ -297,7 +297,6 @@ def stores_from_state(state: Mapping[str, Any]) -> Stores:
 
 
 def _arrays_of(state: State) -> State:
-    """Replace the columns of a state by arrays and tensors."""
     return {**state, "columns": [column.values for column in state["columns"]]}
 
 
@@ -683,7 +682,6 @@ def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
 
 
 def _check_alike(table: Table, current: Table) -> None:
-    """Check that a state's table has the same sizes and options as the buffer's current table."""
     sizes, expected = table.rings.maxsizes.tolist(), current.rings.maxsizes.tolist()
     if sizes != expected:
         raise ColumnMismatchError(f"the state must have rings of {expected[:8]} slots, got {sizes[:8]}")

@@ -386,7 +386,6 @@ def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> 
 
 
 def _rings(parts: list[buffer_state.State], maxsizes: list[int]) -> buffer_state.State:
-    """Return the ring state equivalent to Tianshou's cursors."""
     cursors, sizes, starts, lengths = (np.array([int(part[name]) for part in parts]) for name in _CURSORS[:4])
     sizes_of = np.array(maxsizes)
     # Write counts as if each ring had been filled or overwritten once.
@@ -504,7 +503,6 @@ def _is_numeric(store: Store) -> bool:
 
 
 def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
-    """Encode the final observations of a buffer as an Arrow stream."""
     table = buffer._table
     if table.finals is None:
         return None

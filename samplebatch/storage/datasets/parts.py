@@ -514,7 +514,6 @@ def check_log(folder: Path, state: commit_log.Snapshot) -> None:
 
 
 def _small_runs(parts: list[commit_log.Part], nbytes: int) -> list[list[commit_log.Part]]:
-    """Group consecutive parts that are small enough to be merged."""
     runs: list[list[commit_log.Part]] = [[]]
     for part in parts:
         if sum(part_in_run.nbytes for part_in_run in runs[-1]) + part.nbytes > nbytes:

@@ -111,7 +111,6 @@ def _writable_parts(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _longest(array: pa.Array) -> int:
-    """Return the length of the longest array among an array and its nested arrays."""
     arrow = array.type
     if isinstance(arrow, pa.BaseExtensionType):
         return _longest(array.storage)

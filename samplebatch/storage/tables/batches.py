@@ -183,7 +183,6 @@ def batch_in(
 
 
 def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
-    """Create a single-policy batch from its parts and metadata."""
     batch = SampleBatch._of(*parts)
     return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
 
