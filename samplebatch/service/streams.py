@@ -269,14 +269,6 @@ def new_name() -> str:
     return secrets.token_hex(8)
 
 
-def close_quietly(writer: Any) -> None:
-    """Close this side of a stream, and ignore the error that ended the other side, which was reported before."""
-    try:
-        writer.close()
-    except (OSError, pa.ArrowException):
-        return
-
-
 _UPDATES: Final = pa.schema(
     [
         pa.field(names.BATCH_INDEXES, pa.int64(), nullable=False),
@@ -308,6 +300,7 @@ class SampleSession:
         self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, ahead=ahead > 0))
         self._messages = _Messages(link, self._reader)
         self._answers = AnswerReader(self._messages.read, self._reader.cancel, self._writer.close)
+        self._counting = _Counting(self._answers)
         self._ahead = ahead
         self._requested = 0
         """Number of samples requested and not returned yet."""
@@ -343,18 +336,15 @@ class SampleSession:
         return sample
 
     def _return_received(self) -> Sample[Any, Any] | SampleBatchError:
-        try:
+        with self._counting:
             sample = self._received.popleft()
             self._requested -= 1
-        except BaseException:
-            self._answers.is_broken = True
-            raise
         return sample
 
     def _request(self, count: int) -> None:
         """Request samples until that many are in flight or received."""
         missing = count - self._requested
-        try:
+        with self._counting:
             while missing > 0:
                 part = min(missing, MAX_ASKED)
                 self._answers.expect(part)
@@ -362,11 +352,6 @@ class SampleSession:
                     self._writer.write_metadata(b"{}" if part == 1 else write_json({"count": part}))
                 self._requested += part
                 missing -= part
-        except SampleBatchError:
-            raise
-        except BaseException:
-            self._answers.is_broken = True
-            raise
 
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities of rows, shape (n,) each; generations may be None. `settle` reports errors.
@@ -377,7 +362,7 @@ class SampleSession:
         rows = pa.RecordBatch.from_arrays(
             [pa.array(values) for values in (indices, priorities, row_generations)], schema=_UPDATES
         )
-        try:
+        with self._counting:
             self._answers.expect(1)
             with self._link.errors:
                 if not self._has_started:
@@ -385,11 +370,6 @@ class SampleSession:
                     self._has_started = True
                 self._writer.write_with_metadata(rows, write_json({"any_generation": generations is None}))
             self._updates += 1
-        except SampleBatchError:
-            raise
-        except BaseException:
-            self._answers.is_broken = True
-            raise
         while self._updates > _MAX_UPDATES and not self._requested:
             self._receive_answer()
 
@@ -411,8 +391,13 @@ class SampleSession:
     def _receive_answer(self) -> None:
         # An interrupt while waiting changes nothing.
         self._answers.wait()
-        try:
-            answer = self._answers.next()
+        with self._counting:
+            try:
+                answer = self._answers.next()
+            except LostError:
+                if self._is_cancelled:
+                    raise ServiceError("the client must be open, got a closed one") from None
+                raise
             if not isinstance(answer, dict):
                 self._check_requested("a sample", self._requested - len(self._received))
                 self._received.append(answer)
@@ -424,15 +409,6 @@ class SampleSession:
             else:
                 self._check_requested("an error", self._requested - len(self._received))
                 self._received.append(read_error(answer))
-        except LostError:
-            if self._is_cancelled:
-                raise ServiceError("the client must be open, got a closed one") from None
-            raise
-        except SampleBatchError:
-            raise
-        except BaseException:
-            self._answers.is_broken = True
-            raise
 
     def _check_requested(self, answer: str, requested: int) -> None:
         if not requested:
@@ -447,6 +423,22 @@ class SampleSession:
     def close(self) -> None:
         """End the session."""
         self._answers.close()
+
+
+class _Counting:
+    """Context in which requests and answers are counted: an interrupt marks the stream as broken."""
+
+    __slots__ = ("_answers",)
+
+    def __init__(self, answers: AnswerReader[Any]) -> None:
+        self._answers = answers
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, SampleBatchError):
+            self._answers.is_broken = True
 
 
 class _Messages:
