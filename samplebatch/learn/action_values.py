@@ -1,4 +1,4 @@
-"""Base classes for DDPG, TD3, SAC, CQL and IQL: policies with exploration noise, and critics of actions."""
+"""Base classes of DDPG, TD3, SAC, CQL and IQL: policies with exploration noise, and action-value critics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ContinuousPolicyWithExplorationNoise(Policy):
     Parameters
     ----------
     exploration_noise
-        The noise; `"default"` for Gaussian noise with a standard deviation of 0.1; None for no noise.
+        Noise added to actions; `"default"` for Gaussian noise with a standard deviation of 0.1; None for no noise.
     action_space, action_scaling, **options
         See `Policy`; the action space is a Box, and actions are scaled by default.
 
@@ -56,18 +56,18 @@ class ContinuousPolicyWithExplorationNoise(Policy):
         self.set_exploration_noise(exploration_noise)
 
     def set_exploration_noise(self, noise: BaseNoise | Literal["default"] | None) -> None:
-        """Set the exploration noise; see the parameter of the class."""
+        """Set the exploration noise; see the class parameter `exploration_noise`."""
         self.exploration_noise = GaussianNoise(sigma=0.1) if noise == "default" else noise
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Add exploration noise to actions, and preserve their dtype."""
+        """Add exploration noise to actions; the result has the dtype of the actions."""
         if self.exploration_noise is None:
             return act
         noisy = np.asarray(act) + self.exploration_noise(act.shape)
         return noisy.astype(act.dtype, copy=False)
 
     def get_exploration_state(self) -> dict[str, Any]:
-        """Return the state of the noise; empty without noise."""
+        """Return the state of the exploration noise; empty if the policy has no noise."""
         return {} if self.exploration_noise is None else self.exploration_noise.state_dict()
 
     def set_exploration_state(self, state: Mapping[str, Any]) -> None:
@@ -105,9 +105,9 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
         self.actor = actor
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None, **unused: Any) -> Batch:
-        """Return the actions as `act`, and the state; `model` is evaluated instead of `self.actor`.
+        """Return actions as `act`, and the new state; `model`, if passed, is evaluated instead of `self.actor`.
 
-        Other arguments are ignored, because Tianshou's algorithms pass some.
+        Additional keyword arguments, which Tianshou's algorithms pass, are ignored.
         """
         obs, _ = self.observations(batch)
         act, state = call_network(self.actor if model is None else model, obs, state)
@@ -122,7 +122,8 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
     .. math:: y = \sum_{i<k} \gamma^i r_i + \gamma^k (1 - d_k) Q'(s_k, a')
 
     with k steps up to `n_step_return_horizon`, termination d_k, a target critic Q' and an action a' chosen by the
-    algorithm. Rewards and s_k are sampled from the buffer, so a hindsight buffer relabels goals in both.
+    algorithm. Rewards and s_k are read from the buffer for each sample, so a hindsight buffer relabels the goals of
+    both.
 
     Parameters
     ----------
@@ -194,7 +195,7 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         return self._action_value(critic, batch.obs, batch.act).flatten()
 
     def _action_value(self, critic: nn.Module, obs: Any, act: torch.Tensor) -> torch.Tensor:
-        """Return a critic's values of continuous actions, shape (n, 1); observations are normalized by the policy."""
+        """Return a critic's values of continuous actions, shape (n, 1), from observations normalized by the policy."""
         values: torch.Tensor = critic(self.policy.normalize(obs), act)
         return values
 
@@ -204,9 +205,10 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         return values
 
     def _update_critics(self, batch: Batch) -> list[float]:
-        """Perform gradient steps of the critics, and return their losses.
+        """Perform one gradient step per critic, and return the losses.
 
-        Importance weights in the column `weight` are applied, then replaced by priorities: the mean error per row.
+        Importance weights in the column `weight` multiply the squared errors. The column is then replaced by
+        priorities: the absolute mean of the critics' errors in each row.
         """
         weight = batch.get("weight")
         errors, losses = [], []
@@ -237,7 +239,8 @@ class TwinCritics(ActionValueLearner[PolicyT], ABC):
     critic, critic_optim, max_grad_norm, **options
         See `ActionValueLearner`.
     critic2, critic2_optim
-        The second critic, and its optimizer factory; None for a copy of the first critic, and the same factory.
+        The second critic, and its optimizer factory. By default, the second critic is a copy of the first critic and
+        uses the same factory.
 
     Raises
     ------

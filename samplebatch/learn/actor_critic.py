@@ -31,7 +31,7 @@ _MINIBATCH_COLUMNS = ("obs", "act", "adv", "returns", "v_s", "logp_old")
 
 
 class _Observed(NamedTuple):
-    """Rows with observations only, which torch.compile can trace in contrast to a `Batch`."""
+    """Rows that contain only observations; `torch.compile` can trace this type but not a `Batch`."""
 
     obs: Any
 
@@ -39,8 +39,9 @@ class _Observed(NamedTuple):
 class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], ABC):
     """Base class of on-policy actor-critic algorithms, with generalized advantage estimation.
 
-    With a recurrent policy, minibatches consist of sequences: episodes are split into sequences of at most
-    `sequence_length` steps, each evaluated from the state that the policy had at its first step.
+    If the policy is recurrent, minibatches consist of sequences: episodes are split into sequences of at most
+    `sequence_length` steps. The policy evaluates each sequence from the recurrent state that was stored at its first
+    step.
 
     Parameters
     ----------
@@ -57,8 +58,8 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         Whether the critic's targets are divided by the running standard deviation of returns.
     normalize_rewards
         Whether rewards are divided by the running standard deviation of discounted returns, and clipped to [-10, 10];
-        Engstrom et al., arXiv:2005.12729, section 3. The discounted return of each ring of the buffer, i.e. of each
-        environment, starts at 0 in each episode: `R = gamma * R + reward`. Buffers store unnormalized rewards.
+        Engstrom et al., arXiv:2005.12729, section 3. The discounted return of each environment (one ring of the buffer)
+        starts at 0 in each episode: `R = gamma * R + reward`. Buffers store unnormalized rewards.
     sequence_length
         Maximum number of steps per sequence, for recurrent policies.
 
@@ -103,7 +104,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         self.optim = self._create_optimizer(nn.ModuleList([policy, critic]), optim, max_grad_norm)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Extend the state of `Algorithm` by the discounted returns of running episodes."""
+        """Return the state of `Algorithm`, extended by the discounted returns of running episodes."""
         return {**super().get_extra_state(), "discounted_returns": list(self._discounted_returns)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
@@ -210,7 +211,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
             yield columns[indices[steps]], dist, self._values(obs, state, steps)
 
     def _mark_episode_starts(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        """Add the column `starts_episode`: whether a row is the first of an episode in the buffer.
+        """Add the column `starts_episode`: whether a row is the first row of its episode in the buffer.
 
         Raises ColumnNotFoundError if the policy is recurrent and the rows have no states.
         """

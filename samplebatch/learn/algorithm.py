@@ -62,14 +62,14 @@ _NOT_METRICS = ("train_time", "smoothed_loss", "gradient_steps")
 
 @dataclass(kw_only=True)
 class TrainingStats(PrintedAsDict):
-    """Base class of update statistics, for trainers and loggers; subclasses add losses.
+    """Base class of the statistics of an update, which trainers and loggers read; subclasses add losses.
 
     Attributes
     ----------
     train_time, smoothed_loss
         Duration of the update in seconds, and moving averages of losses, set by trainers.
     gradient_steps
-        Number of gradient steps, summed over policies.
+        Number of gradient steps of all policies.
     """
 
     train_time: float = 0.0
@@ -77,7 +77,7 @@ class TrainingStats(PrintedAsDict):
     gradient_steps: int = 1
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Return the metrics of the algorithm by name: numbers, and means of summaries; None is omitted.
+        """Return the metrics of the algorithm by name; a summary is replaced by its mean, and None is omitted.
 
         Examples
         --------
@@ -100,13 +100,13 @@ class SimpleLossTrainingStats(TrainingStats):
 
 
 def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
-    """Summarize `count` metrics per gradient step, with a single copy from the device; None without steps."""
+    """Summarize `count` metrics per gradient step, with a single copy from the device; None if there are no steps."""
     steps = torch.stack(metrics).cpu().numpy().reshape(-1, count) if metrics else np.empty((0, count))
     return [SequenceSummaryStats.from_sequence(values) for values in steps.T]
 
 
 class Algorithm(nn.Module, Generic[PolicyT], ABC):
-    """Base class of algorithms: the update rule of a policy, run by trainers.
+    """Base class of algorithms: update rules of policies, which trainers run.
 
     An update samples a batch as tensors on the device of the parameters. Then `_preprocess_batch` adds targets,
     `_update_with_batch` performs gradient steps, and `_postprocess_batch` updates priorities. `_create_optimizer`
@@ -117,15 +117,15 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     policy
         The trained policy.
     allow_nonfinite
-        Whether updates continue if a loss is NaN or infinite, although weights then become NaN.
+        Whether updates continue after a NaN or infinite loss, although the weights then become NaN.
 
     Attributes
     ----------
     n_step, gamma
-        Maximum number of steps per sampled row, None for single steps, and the discount per step; see
+        Maximum number of steps per sampled row (None for single steps), and the discount per step; see
         `ReplayBuffer.sample`. Set by algorithms with targets.
     lr_schedulers, updates
-        Learning-rate schedules, stepped after each update; and number of updates so far.
+        Learning-rate schedules, which are stepped after each update, and the number of updates so far.
     """
 
     n_step: int | None = None
@@ -173,7 +173,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             optimizer.requires_finite = not allow
 
     def train(self, mode: bool = True) -> Self:
-        """Set torch's training mode; an update uses both modes.
+        """Set torch's training mode; an update uses training and evaluation mode.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     # For subclasses: stages of an update
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Indices]:
-        """Sample rows as tensors on the device and in the floating-point dtype of the parameters."""
+        """Sample rows as tensors with the device and the floating-point dtype of the parameters."""
         batch, indices = buffer.sample(sample_size, **self._sample_options())
         return batch, indices
 
@@ -219,14 +219,14 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return {"n_step": self.n_step, "gamma": self.gamma, "device": parameter.device, "floats": parameter.dtype}
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        """Add columns computed before any gradient step, such as targets; networks are in evaluation mode.
+        """Add columns that are computed before the gradient steps, such as targets; networks are in evaluation mode.
 
         The batch may be modified in place; `indices` are the indices of its rows in `buffer`.
         """
         return batch
 
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
-        """Update the priorities of a prioritized buffer from the column `weight` of `_update_with_batch`, if any.
+        """Write priorities that `_update_with_batch` stored in the column `weight` to a prioritized buffer.
 
         Skips rows that have been overwritten since sampling, and non-finite priorities if `allow_nonfinite`.
         """
@@ -266,7 +266,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def _require_finite(self, update: Callable[[], StatsT], batch: Any) -> StatsT:
         """Perform an update; unless `allow_nonfinite`, raise NonFiniteLossError at the first non-finite loss.
 
-        Losses on the host are checked before their gradient step, others with the statistics of the update.
+        Losses on the host are checked before their gradient step; losses on a device are checked at the end of the
+        update.
         """
         try:
             stats = update()
@@ -281,7 +282,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return stats
 
     def _run_update(self, update: Callable[[], StatsT]) -> StatsT:
-        """Run, count and time an update within a training step; networks are initially in evaluation mode."""
+        """Run an update within a training step, count and time it; networks are initially in evaluation mode."""
         start = perf_counter()
         with policy_within_training_step(self.policy), torch_train_mode(self, False):
             stats = update()
@@ -310,7 +311,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         Raises
         ------
         ArgumentError
-            If the state is from different networks; the message contains the first differing parameter. Nothing is
+            If the state belongs to different networks; the message names the first parameter that differs. Nothing is
             loaded.
         """
         expected, loaded = _parameter_shapes(self.state_dict()), _parameter_shapes(state_dict)
@@ -325,7 +326,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return super().load_state_dict(state_dict, strict, assign)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the state that torch does not track: optimizers, schedules, exploration and the update count.
+        """Return the state that torch does not track: optimizers, schedules, exploration and the number of updates.
 
         Subclasses with more state extend this method and `set_extra_state`.
         """
@@ -395,13 +396,14 @@ def require_steps(count: int) -> None:
 
 
 class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
-    """Base class of on-policy algorithms, which learn from all steps that the newest policy collected.
+    """Base class of on-policy algorithms, which learn from all steps that the current policy collected.
 
     Attributes
     ----------
     allows_stale_steps
-        Whether the algorithm corrects for steps of earlier policies, so that workers may collect during updates
-        (`overlap` of `OnPolicyTrainerParams`). Other algorithms treat all steps as collected by the newest policy.
+        Whether the algorithm corrects for steps that earlier policies collected, so that workers may collect during
+        updates (`overlap` of `OnPolicyTrainerParams`). Other algorithms assume that the current policy collected all
+        steps.
     """
 
     allows_stale_steps: bool = False
@@ -422,7 +424,8 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         Parameters
         ----------
         buffer
-            A replay buffer, or a `SampleBatch` or `Batch` of steps in time order, episode by episode.
+            A replay buffer; or a `SampleBatch` or `Batch` that contains one episode after the other, each in time
+            order.
         batch_size, repeat
             Steps per minibatch (None for all), and number of passes over the steps.
 
@@ -464,9 +467,9 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         """Perform gradient steps on the minibatches of a batch."""
 
     def _minibatches(self, batch: Batch, batch_size: int | None, columns: Sequence[str]) -> Iterator[Batch]:
-        """Iterate once over minibatches of some columns, shuffled by torch's default generator.
+        """Iterate once over shuffled minibatches of the selected columns; torch's default generator shuffles.
 
-        An incomplete last minibatch is merged into the previous one.
+        An incomplete last minibatch is merged into the previous minibatch.
         """
         # One gather per pass: minibatches are views of the shuffled rows.
         shuffled: Batch = Batch({name: batch[name] for name in columns})[torch.randperm(len(batch))]
@@ -487,7 +490,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
         Parameters
         ----------
         buffer
-            A replay buffer or a client of a replay service; or rows of single steps: a `Dataset`, `MixedSampler`,
+            A replay buffer, a client of a replay service, or a source of single steps: a `Dataset`, `MixedSampler`,
             `SampleBatch` or `Batch`.
         sample_size
             Number of rows, see `ReplayBuffer.sample`: None for all in random order, 0 for all in time order. A batch
@@ -539,7 +542,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
 
 
 class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
-    """Base class of off-policy algorithms, which learn from samples of a replay buffer during collection.
+    """Base class of off-policy algorithms, which sample from a replay buffer that collectors extend.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Behaviour cloning: supervised learning of the actions in data (Pomerleau, Neural Computation 3, 1991)."""
+"""Behaviour cloning: supervised learning of recorded actions (Pomerleau, Neural Computation 3, 1991)."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ class ImitationPolicy(Policy):
         self.actor = actor
 
     def forward(self, batch: Batch, state: Any = None, **unused: Any) -> Batch:
-        """Return the actions as `act`, the network's output as `logits`, and the state.
+        """Return actions as `act`, the network's output as `logits`, and the new state as `state`.
 
-        Logits of masked discrete actions are lower than all others. Other arguments are ignored, as in Tianshou.
+        Logits of masked discrete actions are lower than the logits of all allowed actions. Additional keyword arguments
+        are ignored, as in Tianshou.
         """
         obs, mask = self.observations(batch)
         logits, state = call_network(self.actor, obs, state)
@@ -62,7 +63,7 @@ class ImitationPolicy(Policy):
 
 
 class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
-    """Behaviour cloning, for discrete and continuous actions; Tianshou's `OfflineImitationLearning`.
+    """Behaviour cloning from data, for discrete and continuous actions; Tianshou's `OfflineImitationLearning`.
 
     The loss is the cross entropy for discrete actions, and the mean squared error for continuous actions. Only the
     columns `obs` and `act` are required.
@@ -82,9 +83,9 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
 
 
 class OffPolicyImitationLearning(OffPolicyAlgorithm[ImitationPolicy]):
-    """Behaviour cloning of another policy while it collects, for discrete and continuous actions.
+    """Online behaviour cloning of the policy that collects the steps, for discrete and continuous actions.
 
-    The collector of the trainer runs the imitated policy.
+    The trainer's collector runs the policy to imitate.
 
     Parameters
     ----------

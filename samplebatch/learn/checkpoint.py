@@ -46,12 +46,12 @@ _SEGMENTS_FROM_NBYTES = 1 << 20
 def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
     """Write the state of a trainer to a folder, and return the path of the file.
 
-    Atomically replaces the previous checkpoint: after a crash, the folder contains either the old or the new one.
-    Call it between two training steps. The folder is created if it does not exist.
+    The previous checkpoint is replaced atomically: after a crash, the folder contains either the old or the new
+    checkpoint. Call this function between two training steps. The folder is created if it does not exist.
 
-    Rows of buffers with more than 1 MiB are written to files `rows-<n>.bin` in the folder. The next checkpoint writes
-    only changed groups of rows, of 16 to 64 KiB, and references earlier files for all other groups. The files have at
-    most about twice the size of the rows.
+    Rows of buffers larger than 1 MiB are written to files `rows-<n>.bin` in the folder. The next checkpoint writes only
+    the groups of rows (16 to 64 KiB each) that have changed; for the other groups, it references earlier files.
+    Together, these files are at most about twice as large as the rows.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
 
 
 def _previous_manifests(path: Path) -> list[Manifest]:
-    """Read the manifests of the checkpoint to replace; empty if it is missing, damaged, or unsafe to read."""
+    """Read the manifests of the previous checkpoint; empty if that checkpoint is missing, damaged or unsafe to read."""
     try:
         require_safe_torch(str(path), allow_pickle=False)
         encoded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -112,7 +112,7 @@ def _with_arrays(manifest: Any) -> Manifest:
 
 
 class _ErrorRecordingFile:
-    """File that stores its first write error, because `torch.save` raises a different one."""
+    """File that stores its first write error, because `torch.save` replaces it with a different error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -152,12 +152,13 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
     trainer, folder
         A trainer with the same algorithm and parameters, and the folder of the checkpoint.
     allow_pickle
-        Whether objects in the file, such as environments, may be unpickled, which runs code chosen by its writer.
+        Whether objects in the file, such as environments, may be unpickled; unpickling runs code chosen by the writer
+        of the file.
 
     Returns
     -------
     str or None
-        Reason why environments start new episodes, if they could not be saved; None if the run continues exactly.
+        Reason why environments start new episodes, if their state could not be saved; None if the run resumes exactly.
 
     Raises
     ------

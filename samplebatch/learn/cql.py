@@ -30,7 +30,7 @@ _RETURNS = "calibration_returns"
 
 @dataclass(kw_only=True)
 class CQLTrainingStats(SACTrainingStats):
-    """Losses of an update of CQL; value and loss of the Lagrange multiplier are None if it is not used."""
+    """Losses of an update of CQL; value and loss of the Lagrange multiplier are None without `with_lagrange`."""
 
     cql_alpha: float | None = None
     cql_alpha_loss: float | None = None
@@ -50,7 +50,7 @@ class LagrangeMultiplier(nn.Module):
 
 
 class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
-    """Conservative Q-learning over a soft actor-critic, for continuous actions (Kumar et al. 2020, arXiv:2006.04779).
+    """Conservative Q-learning based on soft actor-critic, for continuous actions (Kumar et al. 2020, arXiv:2006.04779).
 
     The critics' loss contains a penalty on actions outside the data: CQL(H), equation 4, with the sum over actions
     estimated from `num_repeat_actions` uniform actions, policy actions at s, and policy actions at s' (appendix F),
@@ -66,15 +66,15 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     cql_weight, temperature
         Weight of the penalty, and T in the formula, above 0.
     with_lagrange, lagrange_threshold
-        Whether to use a Lagrange multiplier, and its target value of the penalty.
+        Whether to learn the weight as a Lagrange multiplier, and the target value of the penalty.
     cql_alpha_lr, alpha_min, alpha_max
         Learning rate and bounds of the Lagrange multiplier.
     min_action, max_action, num_repeat_actions
         Bounds of the uniform actions, and number of sampled actions per source and step.
     calibrated
-        Whether the returns of the data are lower bounds of the values of policy actions in the penalty (Cal-QL,
-        Nakamoto et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`: `process_buffer`
-        adds it to a replay buffer; it is added to rows of a `Dataset` when they are sampled.
+        Whether the penalty replaces values of policy actions that are below the return of the data by this return
+        (Cal-QL, Nakamoto et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`:
+        `process_buffer` adds it to a replay buffer; it is added to rows of a `Dataset` when they are sampled.
 
     Raises
     ------
@@ -130,7 +130,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         return source
 
     def _dataset_returns(self, dataset: Dataset) -> npt.NDArray[np.float32]:
-        """Return discounted sums of rewards from each row of a dataset; recomputed if rows were added."""
+        """Return the discounted return from each row of a dataset; returns are recomputed if rows were added."""
         cached = self._cached_returns
         if cached is None or cached[0] is not dataset or len(cached[1]) != len(dataset):
             cached = self._cached_returns = dataset, dataset.discounted_rewards(self.gamma)

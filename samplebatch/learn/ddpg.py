@@ -24,8 +24,8 @@ class DDPGTrainingStats(TrainingStats):
 class DDPG(ActionValueLearner[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
     """Deep deterministic policy gradient, for continuous actions (Lillicrap et al., arXiv:1509.02971, algorithm 1).
 
-    Targets are the target critic's values of the target policy's actions. Each update performs a gradient step of the
-    critic and of the policy, and updates the target networks.
+    Targets bootstrap from the target critic's values of the target policy's actions. Each update performs one gradient
+    step of the critic and one of the policy, and then updates the target networks.
 
     Parameters
     ----------

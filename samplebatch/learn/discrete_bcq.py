@@ -1,4 +1,4 @@
-"""Discrete BCQ: Q-learning restricted to likely actions of the data (Fujimoto et al., arXiv:1910.01708)."""
+"""Discrete BCQ: Q-learning restricted to actions that are likely in the data (Fujimoto et al., arXiv:1910.01708)."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         self._log_threshold = math.log(unlikely_action_threshold) if unlikely_action_threshold else -math.inf
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
-        """Return the actions as `act`, an array, values as `q_value`, and the imitator's output as `imitation_logits`.
+        """Return actions as `act` (an array), values as `q_value`, and the imitator's output as `imitation_logits`.
 
-        `model` is evaluated instead of `self.model`.
+        `model`, if passed, is evaluated instead of `self.model`.
         """
         values, state = self.action_values(batch, state, model)
         obs, mask = self.observations(batch)
@@ -67,7 +67,7 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
 
 @dataclass(kw_only=True)
 class DiscreteBCQTrainingStats(SimpleLossTrainingStats):
-    """Losses of an update of discrete BCQ: total, action values, imitation and penalty on logits."""
+    """Losses of an update of discrete BCQ: total loss, and the losses of action values, imitation and logits."""
 
     q_loss: float
     i_loss: float
@@ -77,8 +77,8 @@ class DiscreteBCQTrainingStats(SimpleLossTrainingStats):
 class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
     """Batch-constrained Q-learning, for discrete actions.
 
-    Double Q-learning restricted to actions that are likely in the data, so that targets never evaluate actions without
-    data. An imitator network learns the probabilities of actions.
+    Double Q-learning restricted to actions that are likely in the data. An imitator network learns the probabilities of
+    actions; targets evaluate only actions that it considers likely.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq
-        Updates between copies to the target network.
+        Number of updates between copies of the weights to the target network.
     imitation_logits_penalty
         Weight of the mean square of the imitator's logits in the loss.
 

@@ -1,7 +1,7 @@
-"""Q-learning of the distribution of returns: C51 (Bellemare et al., arXiv:1707.06887) and QR-DQN (arXiv:1710.10044).
+"""Distributional Q-learning: C51 (Bellemare et al., arXiv:1707.06887) and QR-DQN (arXiv:1710.10044).
 
-Rainbow (Hessel et al., arXiv:1710.02298) is `C51` with a dueling network (`DuelingCritic`) of noisy layers
-(`NoisyLinear`), prioritized replay and n-step returns.
+Rainbow (Hessel et al., arXiv:1710.02298) is `C51` with a dueling network (`DuelingCritic`) that has noisy layers
+(`NoisyLinear`), with prioritized replay and n-step returns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class C51Policy(DiscreteQLearningPolicy):
     Parameters
     ----------
     model
-        Network from observations to a logit per action and atom, shape (n, actions, num_atoms) or (n, actions *
-        num_atoms); to probabilities if its `softmax_output` is true, as in `Net(..., softmax=True)`.
+        Network from observations to one logit per action and atom, shape (n, actions, num_atoms) or (n, actions *
+        num_atoms). Outputs are probabilities if the network's `softmax_output` is true, as in `Net(..., softmax=True)`.
     action_space, **options
         See `DiscreteQLearningPolicy`.
     num_atoms
@@ -79,7 +79,7 @@ class C51Policy(DiscreteQLearningPolicy):
     def network_output(
         self, batch: Batch, state: Any = None, model: nn.Module | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Return the network's output, shape (n, actions, num_atoms), the mask of allowed actions and the state."""
+        """Return the network's output, shape (n, actions, num_atoms), the mask of allowed actions, and the state."""
         output, mask, state = super().network_output(batch, state, model)
         return _by_action(output, self.action_count, self.num_atoms), mask, state
 
@@ -141,7 +141,7 @@ class QRDQNPolicy(DiscreteQLearningPolicy):
     Parameters
     ----------
     model
-        Network from observations to a value per action and quantile, shape (n, actions, quantiles) or (n, actions *
+        Network from observations to one value per action and quantile, shape (n, actions, quantiles) or (n, actions *
         quantiles).
     action_space, **options
         See `DiscreteQLearningPolicy`.
@@ -155,7 +155,7 @@ class QRDQNPolicy(DiscreteQLearningPolicy):
     def network_output(
         self, batch: Batch, state: Any = None, model: nn.Module | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Return the network's output, shape (n, actions, quantiles), the mask of allowed actions and the state."""
+        """Return the network's output, shape (n, actions, quantiles), the mask of allowed actions, and the state."""
         output, mask, state = super().network_output(batch, state, model)
         return _by_action(output, self.action_count), mask, state
 
@@ -167,8 +167,9 @@ class QRDQNPolicy(DiscreteQLearningPolicy):
 class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     r"""Deep Q-learning by quantile regression, for discrete actions (Dabney et al., arXiv:1710.10044, algorithm 1).
 
-    The loss of a row sums over quantiles and averages over the targets y, the quantiles of the chosen next action
-    (equation 10), with a Huber loss L and N quantile midpoints. The priority of a row is the mean over quantiles.
+    The targets y are the quantiles of the chosen next action. The loss of a row is a Huber loss L, summed over the N
+    quantiles and averaged over the targets (equation 10). The priority of a row is the mean over quantiles instead of
+    the sum.
 
     .. math:: \sum_i \frac{1}{N} \sum_j |\hat\tau_i - 1_{y_j < \theta_i}|\, L(y_j - \theta_i),
         \quad \hat\tau_i = \frac{2 i - 1}{2 N}
@@ -178,7 +179,7 @@ class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     policy, optim, **options
         See `QLearningOffPolicyAlgorithm`.
     num_quantiles
-        Expected number of quantiles of the network; None for any number.
+        Number of quantiles that the network must return; None for any number.
     huber_loss_delta
         Threshold between quadratic and linear loss.
 

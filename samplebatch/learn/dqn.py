@@ -82,9 +82,9 @@ class DiscreteQLearningPolicy(Policy):
         self.eps_inference = fraction("eps", eps)
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
-        """Return the best actions as `act`, an array, the values of all actions as `logits`, and the state.
+        """Return the best actions as `act` (an array), the values of all actions as `logits`, and the new state.
 
-        `model` is evaluated instead of `self.model`.
+        `model`, if passed, is evaluated instead of `self.model`.
         """
         output, mask, state = self.network_output(batch, state, model)
         values = self.compute_q_value(output, mask)
@@ -110,14 +110,15 @@ class DiscreteQLearningPolicy(Policy):
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
         """Compute action values from the output of the network; overridden by distributional policies.
 
-        Actions that the boolean mask, shape (n, actions), forbids are assigned a value below all others.
+        Actions that the boolean mask, shape (n, actions), forbids are assigned a value below the values of all allowed
+        actions.
         """
         if mask is None:
             return logits
         return mask_logits(logits, torch.as_tensor(mask, dtype=torch.bool, device=logits.device))
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Replace actions with random allowed actions with probability epsilon.
+        """Replace each action by a random allowed action with probability epsilon.
 
         Raises ArgumentError if a row's mask allows no action.
         """
@@ -135,7 +136,7 @@ class DiscreteQLearningPolicy(Policy):
         return act
 
     def note_steps(self, steps: int) -> None:
-        """Count steps of policy copies in other processes, for the schedule of epsilon."""
+        """Count the steps that policy copies in other processes collected, for the schedule of epsilon."""
         self._steps += steps
 
 
@@ -152,7 +153,7 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq
-        Updates between copies to the target network; 0 for no target network.
+        Number of updates between copies of the weights to the target network; 0 for no target network.
     is_double
         Whether the online network chooses the action that the target network evaluates (van Hasselt et al.,
         arXiv:1509.06461, equation 4).
@@ -211,7 +212,7 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
 
     @abstractmethod
     def _losses(self, output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss and the priority of each row, shape (n,), from outputs for the actions and targets."""
+        """Return the loss and the priority of each row, shape (n,), from targets and the outputs for the actions."""
 
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
         if self.target_update_freq and self.updates % self.target_update_freq == 0:

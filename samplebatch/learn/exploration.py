@@ -70,7 +70,7 @@ class GaussianNoise(BaseNoise):
         """Do nothing: draws are independent."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: draws are independent."""
+        """Return an empty state, because draws are independent of each other."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ class OUNoise(BaseNoise):
         self._last: Floats | None = None
 
     def __call__(self, size: Sequence[int]) -> Floats:
-        """Draw noise of a given shape; restarts from `x0` if the shape changes."""
+        """Draw noise of a given shape; the process restarts from `x0` if the shape changes."""
         last = self._last
         if last is None or last.shape != tuple(size):
             last = np.full(tuple(size), self.x0, np.float64)
