@@ -43,11 +43,11 @@ class DiscreteActor(VectorOutput):
     preprocess_net
         Network from observations to features of width `output_dim`.
     action_shape
-        Number of actions, or a shape with that many elements.
+        Number of actions, or a shape whose product is that number.
     hidden_sizes
-        Widths of layers between the features and the output.
+        Widths of the hidden layers between the features and the output.
     softmax_output
-        Whether the output is a probability per action instead of a logit.
+        Whether the outputs are action probabilities instead of logits.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class DiscreteActor(VectorOutput):
 
     @classmethod
     def for_space(cls, body: nn.Module, action_space: Space) -> Self:
-        """Create an actor that returns logits for a Discrete space or a space that `JointActions` supports."""
+        """Create an actor that returns logits; the action space is Discrete or a space that `JointActions` supports."""
         return cls(body, _logit_count(action_space), softmax_output=False)
 
     def get_preprocess_net(self) -> nn.Module:
@@ -82,7 +82,7 @@ class DiscreteActor(VectorOutput):
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
-        """Return logits or probabilities of the actions, and the state."""
+        """Return the logits or probabilities of actions, and the new state."""
         features, state = call_network(self.preprocess, obs, state)
         output = self.last(features)
         return (output.softmax(-1) if self.softmax_output else output), state
@@ -96,16 +96,16 @@ class ContinuousActorProbabilistic(VectorOutput):
     preprocess_net, action_shape, hidden_sizes
         See `DiscreteActor`; `action_shape` is the shape of an action.
     max_action, unbounded
-        Bound of the absolute mean (by tanh), and whether means are unbounded instead.
+        Bound of the absolute mean, applied by tanh, and whether means are unbounded instead.
     conditioned_sigma
-        Whether standard deviations depend on the observation, as in SAC, or are parameters.
+        Whether standard deviations are computed from the observation, as in SAC, instead of being parameters.
 
     Attributes
     ----------
     mu, sigma
-        Heads of the mean and of the logarithm of the standard deviation.
+        Networks that compute the mean and the logarithm of the standard deviation from features.
     sigma_param
-        Logarithms of the standard deviations, shape (actions, 1), without `conditioned_sigma`.
+        Logarithms of the standard deviations, shape (actions, 1), if `conditioned_sigma` is false.
 
     Raises
     ------
@@ -135,7 +135,7 @@ class ContinuousActorProbabilistic(VectorOutput):
     def for_space(
         cls, body: nn.Module, action_space: Space, *, max_action: float | None = None, conditioned_sigma: bool = False
     ) -> Self:
-        """Create an actor for a Box of one axis; without `max_action`, means are unbounded."""
+        """Create an actor for a Box with one axis; means are unbounded if `max_action` is None."""
         width, is_unbounded = _action_width(action_space), max_action is None
         bound = 1.0 if max_action is None else max_action
         return cls(body, width, max_action=bound, unbounded=is_unbounded, conditioned_sigma=conditioned_sigma)
@@ -145,7 +145,7 @@ class ContinuousActorProbabilistic(VectorOutput):
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[tuple[torch.Tensor, torch.Tensor], Any]:
-        """Return means and standard deviations, and the state."""
+        """Return the pair of means and standard deviations, and the new state."""
         features, state = call_network(self.preprocess, obs, state)
         mu = self.mu(features)
         if not self.unbounded:
@@ -164,7 +164,7 @@ class ContinuousActorDeterministic(VectorOutput):
     preprocess_net, action_shape, hidden_sizes
         See `DiscreteActor`; `action_shape` is the shape of an action.
     max_action
-        Bound of the absolute value, by tanh.
+        Bound of the absolute value of actions, applied by tanh.
 
     Raises
     ------
@@ -186,7 +186,7 @@ class ContinuousActorDeterministic(VectorOutput):
 
     @classmethod
     def for_space(cls, body: nn.Module, action_space: Space, *, max_action: float = 1.0) -> Self:
-        """Create an actor for a Box of one axis from the features of a body."""
+        """Create an actor from the features of a body; the action space is a Box with one axis."""
         return cls(body, _action_width(action_space), max_action=max_action)
 
     def get_preprocess_net(self) -> nn.Module:
@@ -245,14 +245,14 @@ class DiscreteCritic(VectorOutput):
         return cls(body, last_size=size, linear_layer=linear_layer)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
-        """Return the values, shape (n, last_size); with a recurrent network, a pair of values and state."""
+        """Return the values, shape (n, last_size), or a pair of values and state if the network is recurrent."""
         features, state = call_network(self.preprocess, obs, state)
         values = self.last(features)
         return values if state is None else (values, state)
 
 
 class ActorCritic(nn.Module):
-    """Actor and critic as one module, for initializing or moving both."""
+    """Module that contains an actor and a critic, for initializing both or moving both to a device."""
 
     def __init__(self, actor: nn.Module, critic: nn.Module) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class DuelingCritic(VectorOutput):
     def for_space(
         cls, body: nn.Module, action_space: Space, *, num_atoms: int = 1, linear_layer: LinearLayer = nn.Linear
     ) -> Self:
-        """Create a critic for the actions of a Discrete space from the features of a body."""
+        """Create a critic for Discrete actions from the features of a body."""
         return cls(body, _action_count(action_space), num_atoms, linear_layer)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
@@ -309,15 +309,16 @@ class DuelingCritic(VectorOutput):
 
 
 class ValueCritic(nn.Module):
-    """Critic V(s) on the features of a body.
+    """Critic V(s) that computes values from the features of a body.
 
     Parameters
     ----------
     body
-        Network of the features; a recurrent body must be shared with the actor, whose state is collected.
+        Network that computes the features. A recurrent body must also be the actor's body, because only the actor's
+        state is collected.
     trains_body
         Whether the critic's loss trains the body. If actor and critic share the body, the critic's gradients may
-        dominate; False trains only the head.
+        dominate the actor's gradients; False trains only the head.
     """
 
     def __init__(self, body: nn.Module, *, trains_body: bool = True) -> None:
@@ -337,8 +338,8 @@ class ContinuousCritic(VectorOutput):
     Parameters
     ----------
     preprocess_net
-        Network from concatenated observations and actions to features of width `output_dim`, such as a `Net` with
-        `concat`; from observations for V(s).
+        Network to features of width `output_dim`. Its input is the concatenation of observations and actions, as for a
+        `Net` with `concat`; for V(s), the observations.
     hidden_sizes, linear_layer
         See `MLP`.
     flatten_input
@@ -378,7 +379,7 @@ class ContinuousCritic(VectorOutput):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Activation = nn.ReLU,
     ) -> Self:
-        """Create a critic Q(s, a) for observations of any space and actions of a Box of one axis; see `MLP`."""
+        """Create a critic Q(s, a) for observations of any space and actions of a Box with one axis; see `MLP`."""
         flatten, actions = Flatten(observation_space), _action_width(action_space)
         critic = cls(Net(flatten.output_dim, actions, hidden_sizes, activation=activation, concat=True))
         critic.flatten = flatten
@@ -406,7 +407,8 @@ class JointCritic(nn.Module):
     Parameters
     ----------
     observation_spaces
-        Observation space of each agent, in the order of `agent_index`, i.e. of the environment's `possible_agents`.
+        Observation space of each agent. The order is that of `possible_agents` of the environment, to which
+        `agent_index` refers.
     hidden_sizes, activation
         See `MLP`.
 
@@ -435,7 +437,7 @@ class JointCritic(nn.Module):
         return values
 
     def join(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Concatenate the observations of all agents at each environment step; zeros for missing agents.
+        """Concatenate the observations of all agents at each environment step; missing agents are filled with zeros.
 
         Parameters
         ----------

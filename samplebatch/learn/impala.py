@@ -1,4 +1,4 @@
-"""IMPALA and APPO: actor-critic algorithms that correct for steps of older policies with V-trace."""
+"""IMPALA and APPO: actor-critic algorithms that correct off-policy steps with V-trace."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _log_ratios(algorithm: ActorCriticOnPolicyAlgorithm, batch: Batch) -> Floats
 class IMPALA(A2C):
     """Importance-weighted actor-learner: policy gradient with V-trace targets (Espeholt et al., arXiv:1802.01561).
 
-    Supports steps of older policies, so that workers can collect during updates (`asynchronous` and `overlap` of
+    Steps may be collected by older policies, so workers can collect during updates (`asynchronous` and `overlap` of
     `OnPolicyTrainerParams`). The policy records the log-probability of each action in the column `action_logp`: create
     the algorithm before collectors and workers.
 
@@ -62,7 +62,7 @@ class IMPALA(A2C):
     gae_lambda
         Decay of the V-trace traces (remark 2 of the paper).
     rho_clip, c_clip, advantage_rho_clip
-        Upper bounds of the importance ratios in temporal differences, traces and advantages; None for no bound.
+        Upper bounds of the importance ratios in temporal differences, in traces and in advantages; None for no bound.
 
     Raises
     ------
@@ -112,11 +112,11 @@ class IMPALA(A2C):
 
 
 class APPO(PPO):
-    """Asynchronous proximal policy optimization: PPO's clipped loss on V-trace targets and advantages.
+    """Asynchronous proximal policy optimization: PPO's clipped loss with V-trace targets and advantages.
 
-    Supports steps of older policies, like `IMPALA`. The clipped ratio compares the policy with its state before the
-    update; V-trace corrects for earlier changes (architecture of Espeholt et al., arXiv:1802.01561, loss of Schulman et
-    al., arXiv:1707.06347).
+    As in `IMPALA`, steps may be collected by older policies. The clipped ratio compares the policy with the policy
+    before the update; V-trace corrects for changes in earlier updates (architecture of Espeholt et al.,
+    arXiv:1802.01561, loss of Schulman et al., arXiv:1707.06347).
 
     Parameters
     ----------

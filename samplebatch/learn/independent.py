@@ -1,8 +1,8 @@
-"""Independent learners: one algorithm per policy, trained on the steps of its agents (Tan, ICML 1993).
+"""Independent learners: one algorithm per policy, which learns from the steps of the policy's agents (Tan, ICML 1993).
 
-Agents that share a policy train it together; `policy_mapping` of the collector assigns agents to policies. Agents that
-take turns in one environment, as in Tianshou's `PettingZooEnv`, share a buffer: column `obs.agent_id` contains the
-acting agent, and rewards have one number per agent.
+Several agents may share a policy; `policy_mapping` of the collector assigns agents to policies. Agents that take turns
+in one environment, as in Tianshou's `PettingZooEnv`, share a buffer: the column `obs.agent_id` contains the acting
+agent, and each reward is an array with one number per agent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AGENT = "agent_id"
 
 
 class MultiAgentPolicy(Mapping[PolicyID, Policy]):
-    """Policies by id, for collectors and workers with several agents, and as one policy for trainers.
+    """Policies by id, for collectors and workers with several agents; trainers use them as one policy.
 
     A call with a batch whose observations have `agent_id` returns the actions of agents that take turns: `act` for each
     row, from the policy with that id.
@@ -84,16 +84,16 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         return len(self._policies)
 
     def __call__(self, batch: Batch, state: Any = None) -> Batch:
-        """Return actions of agents that take turns, as `act`; `agent_id` in the observations selects the policy.
+        """Return actions of agents that take turns as `act`; `agent_id` in the observations selects the policy.
 
         Raises
         ------
         ArgumentError
             If observations have no `agent_id`.
         PolicyNotFoundError
-            If there is no policy for an agent.
+            If an agent has no policy.
         PolicySpecError
-            If a policy is recurrent, because steps of other agents do not store its states.
+            If a policy is recurrent; steps of other agents do not store its states.
         """
         acts: npt.NDArray[Any] | None = None
         for policy_id, rows in _turns(batch, self._policies).items():
@@ -115,7 +115,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
 
     @property
     def is_within_training_step(self) -> bool:
-        """Whether any policy is within a training step; setting applies to all policies."""
+        """Whether any policy is within a training step; assignment sets the flag of all policies."""
         return any(policy.is_within_training_step for policy in self._policies.values())
 
     @is_within_training_step.setter
@@ -124,7 +124,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
             policy.is_within_training_step = enabled
 
     def get_exploration_state(self) -> dict[str, Any]:
-        """Return the exploration state of each policy, by label."""
+        """Return the exploration state of each policy, keyed by the policy's label."""
         labels = label_policies(self._policies)
         return {
             labels[policy_id]: policy.get_exploration_state()
@@ -167,7 +167,7 @@ class MultiAgentTrainingStats(TrainingStats):
         self.by_policy = dict(by_policy)
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Return the metrics of all policies, by names such as `walker/loss`."""
+        """Return the metrics of all policies, keyed by names such as `walker/loss`."""
         labels = label_policies(self.by_policy)
         return {
             f"{labels[policy_id]}/{name}": value
@@ -200,7 +200,7 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
 
     @property
     def allow_nonfinite(self) -> bool:
-        """Whether updates of all algorithms continue if a loss is NaN or infinite."""
+        """Whether updates of all algorithms continue after a NaN or infinite loss."""
         return all(getattr(algorithm, "allow_nonfinite", True) for algorithm in self.algorithms.values())
 
     @allow_nonfinite.setter
@@ -241,17 +241,19 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
 
 
 class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
-    """Independent off-policy learners: each policy learns from samples of its part of a buffer.
+    """Independent off-policy learners: each policy learns from samples of its own steps in a buffer.
 
-    From a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent acts, with
-    its agent's rewards. Targets of n steps are computed over the turns of all agents. Priorities are not updated.
+    If `buffer` is a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent
+    acts. Rewards are the rewards of this agent. The n steps of n-step targets include the turns of all agents.
+    Priorities are not updated.
 
     Parameters
     ----------
     algorithms
-        Algorithms by policy id; agents that share a policy share its algorithm. The attribute `policy` contains the
-        policies as a `MultiAgentPolicy`, for collectors, workers and trainers. Alternatively, as in Tianshou, a list in
-        the order of `env.agents`, which may contain Tianshou's algorithms that learn from single steps.
+        Algorithms by policy id; agents that share a policy also share the algorithm. The attribute `policy` contains
+        the policies as a `MultiAgentPolicy`, for collectors, workers and trainers. Alternatively, as in Tianshou, a
+        list in the order of `env.agents`. The list may also contain algorithms of Tianshou that learn from single
+        steps.
     env
         Environment whose `agents` are the policy ids of a list; otherwise unused.
 
@@ -287,13 +289,13 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     def update(
         self, buffer: MultiAgentReplayBuffer | MultiAgentBatch | ReplayBuffer, sample_size: int | None = None
     ) -> MultiAgentTrainingStats:
-        """Update each policy with sampled rows of its part of a buffer, or with its rows of a train batch.
+        """Update each policy with samples of its own rows in a buffer, or with all its rows in a train batch.
 
         Parameters
         ----------
         buffer, sample_size
             The buffer or batch, and the number of rows per policy (see `ReplayBuffer.sample`), or None for a batch. For
-            a `ReplayBuffer` of agents that take turns, the number of rows of all agents.
+            a `ReplayBuffer` of agents that take turns, `sample_size` is the number of rows of all agents together.
 
         Raises
         ------
@@ -336,7 +338,7 @@ class _TurnRows:
         return len(self.indices)
 
     def update(self, algorithm: Any) -> Any:
-        """Update an algorithm of this library, or of Tianshou, which has the same stages."""
+        """Update an algorithm of this library or of Tianshou; both have the same stages."""
         stages: Any = algorithm
         if isinstance(algorithm, Algorithm):
             return stages.update(self.batch)
@@ -362,7 +364,7 @@ def _turns(batch: Batch, policies: Collection[PolicyID]) -> dict[PolicyID, npt.N
 
 
 def _own_rows(batch: Batch, rows: npt.NDArray[np.intp]) -> Batch:
-    """Select rows of an agent; observations lack `agent_id`, and become an array if only one value remains."""
+    """Select rows of an agent, without `agent_id`; observations with one remaining value become an array."""
     part: Batch = batch[rows]
     for name in ("obs", "obs_next"):
         values = {key: value for key, value in (values_of(part.get(name)) or {}).items() if key != _AGENT}
@@ -374,14 +376,14 @@ def _own_rows(batch: Batch, rows: npt.NDArray[np.intp]) -> Batch:
 class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     """Independent on-policy learners: each policy learns from all its steps.
 
-    From a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent: the reward of a
-    turn is the sum of the agent's rewards until its next turn, whose observation follows. A running episode ends with
-    the observation of the agent's newest turn.
+    If `buffer` is a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent. The
+    reward of a turn is the sum of the agent's rewards until its next turn; the next observation is the observation of
+    that turn. In a running episode, the observation of the agent's newest turn is the last next observation.
 
     Parameters
     ----------
     algorithms, env
-        As in `MultiAgentOffPolicyAlgorithm`. Algorithms of Tianshou learn from turns, too.
+        As in `MultiAgentOffPolicyAlgorithm`. Algorithms of Tianshou also learn from turns.
 
     Raises
     ------
@@ -404,7 +406,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         Parameters
         ----------
         buffer, batch_size, repeat
-            The steps, steps per minibatch (None for all), and number of passes over the steps.
+            Source of the steps, number of steps per minibatch (None for all), and number of passes over the steps.
 
         Raises
         ------
@@ -413,8 +415,8 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
         ArgumentError
-            If `buffer` is not a multi-agent buffer or batch, or steps of a `ReplayBuffer` have no `obs.agent_id` or
-            another number of rewards than agents.
+            If `buffer` is not a multi-agent buffer or batch; or if steps of a `ReplayBuffer` have no `obs.agent_id`, or
+            the number of rewards differs from the number of agents.
         """
         if isinstance(buffer, ReplayBuffer):
             require_steps(len(buffer))

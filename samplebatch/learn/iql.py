@@ -33,9 +33,9 @@ class IQLTrainingStats(TrainingStats):
 class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticActorPolicy]):
     r"""Implicit Q-learning from data, for continuous and discrete actions (Kostrikov et al., arXiv:2110.06169).
 
-    A network V(s) learns an expectile of the minimum of both target critics for the actions in the data (equation 5),
-    the critics learn from V of the next observation (equation 6), and the policy imitates actions weighted by
-    advantages (equation 7):
+    A network V(s) learns an expectile of the minimum of both target critics for the actions in the data (equation 5).
+    The critics learn from V of the next observation (equation 6). The policy imitates actions weighted by advantages
+    (equation 7):
 
     .. math:: L_V = E[|\tau - 1_{u < 0}|\, u^2], \quad u = \min(Q_1'(s, a), Q_2'(s, a)) - V(s)
 
@@ -46,8 +46,8 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
     policy, policy_optim, critic, critic_optim, **options
         See `TwinCritics`. The policy has a Box or Discrete action space.
     value, value_optim
-        Network from observations to V(s), shape (n, 1), such as a `ValueCritic`, and its optimizer factory; None for
-        the factory of the critic.
+        Network from observations to V(s), shape (n, 1), such as a `ValueCritic`, and its optimizer factory. By default,
+        the factory is `critic_optim`.
     expectile
         :math:`\tau`, above 0 and below 1: at 0.5, V evaluates the behaviour policy; near 1, it approaches the value
         of the best action in the data.
@@ -93,7 +93,7 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
         self.value_optim = self._create_optimizer(value, value_optim or critic_optim)
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
-        """Return the batch unchanged, because `_update_with_batch` computes targets after the gradient step of V."""
+        """Return the batch unchanged; `_update_with_batch` computes targets after the gradient step of V."""
         return batch
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
@@ -132,5 +132,5 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
 
 
 def _mean(losses: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Return the mean loss, weighted by importance weights if there are any."""
+    """Return the mean loss, weighted by the importance weights, if any."""
     return (losses if weight is None else losses * weight).mean()

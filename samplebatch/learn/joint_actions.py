@@ -1,4 +1,4 @@
-"""Joint distributions of actions with several parts: MultiDiscrete, MultiBinary, Dict and Tuple spaces."""
+"""Joint distributions of composite actions: MultiDiscrete, MultiBinary, Dict and Tuple spaces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ JOINT_SPACES = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tu
 
 
 class JointActions:
-    """Factory of joint distributions of actions with several independent parts, from the outputs of a network.
+    """Factory of joint distributions of independent action parts, parameterized by the outputs of a network.
 
-    The parts are the leaves of the space in order. The outputs of a Discrete leaf are one logit per choice; of a
-    MultiDiscrete leaf, one logit per choice of each number; of a MultiBinary leaf, one logit per bit; of a Box leaf,
-    the means followed by the logarithms of the standard deviations. Actions are in environment units, except that Box
-    leaves are clipped later by `clip`.
+    The parts are the leaves of the space in order. A Discrete leaf has one output per choice, a MultiDiscrete leaf one
+    output per choice of each number, and a MultiBinary leaf one output per bit; these outputs are logits. The outputs
+    of a Box leaf are the means followed by the logarithms of the standard deviations. Actions are in the environment's
+    unit, but Box leaves may exceed the bounds until `clip` clips them.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class JointActions:
     Attributes
     ----------
     output_dim, mask_dim
-        Number of outputs of the network, and length of a mask: one flag per logit, in the order of the outputs. False
-        forbids a choice, or the value 1 of a bit.
+        Number of outputs of the network, and length of a mask. A mask contains one flag per logit, in the order of the
+        outputs. A flag of False forbids a choice, or the value 1 of a bit.
 
     Raises
     ------
@@ -93,7 +93,7 @@ class JointActions:
         Raises
         ------
         PolicySpecError
-            If the mask does not have a flag per logit.
+            If the length of the mask differs from `mask_dim`.
         """
         if mask.shape[-1] != self.mask_dim:
             raise PolicySpecError(f"mask must have {self.mask_dim} flags for {self.space}, got {mask.shape[-1]}")
@@ -102,12 +102,12 @@ class JointActions:
         return output.masked_fill(forbidden, torch.finfo(output.dtype).min)
 
     def split(self, output: torch.Tensor) -> list[list[Distribution]]:
-        """Return the distributions of each leaf: one per number for a MultiDiscrete leaf, otherwise one."""
+        """Return the distributions of each leaf: one per number of a MultiDiscrete leaf, and one for any other leaf."""
         parts = output.split_with_sizes(self._widths, -1)
         return [_distributions(leaf, part) for leaf, part in zip(self.leaves, parts, strict=True)]
 
     def pack(self, values: list[list[torch.Tensor]]) -> Any:
-        """Combine the values of each leaf to an action in the environment's unit."""
+        """Combine the values of the leaves into actions in the environment's unit."""
         packed = []
         for leaf, numbers in zip(self.leaves, values, strict=True):
             if isinstance(leaf, spaces.Discrete):
@@ -122,7 +122,7 @@ class JointActions:
         return self._layout.batch(packed)
 
     def unpack(self, action: Any) -> list[list[torch.Tensor]]:
-        """Return the values of each leaf in the unit of its distributions, from actions of n rows."""
+        """Split actions of n rows into the values of each leaf, in the unit of the leaf's distributions."""
         unpacked = []
         for leaf, value in zip(self.leaves, self._layout.flatten(action), strict=True):
             rows = torch.as_tensor(value)
@@ -153,7 +153,7 @@ class JointActions:
 
 
 class JointDistribution(Distribution):
-    """Distribution of actions with independent parts; `JointActions` creates it."""
+    """Distribution of actions with independent parts, created by `JointActions`."""
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012 - the attribute of torch's base class
 
@@ -163,11 +163,11 @@ class JointDistribution(Distribution):
         self._parts = joint.split(output)
 
     def take_rows(self, select: Callable[[torch.Tensor], Any]) -> JointDistribution:
-        """Return the distribution of a selection of rows; `select` returns an index for tensors."""
+        """Return the distribution of selected rows; `select` maps the tensor of outputs to an index of rows."""
         return JointDistribution(self.joint, self.output[select(self.output)])
 
     def sample(self, sample_shape: Any = ()) -> Any:
-        """Sample an action per row: a tensor, or a batch of tensors for Dict and Tuple spaces."""
+        """Sample one action per row; return a tensor, or a batch of tensors for Dict and Tuple spaces."""
         return self.joint.pack([[part.sample(torch.Size(sample_shape)) for part in leaf] for leaf in self._parts])
 
     @property

@@ -40,17 +40,17 @@ _COLLECTED_COLUMNS = (names.OBS, names.ACTIONS, names.AGENT_INDEX, names.EPS_ID,
 
 
 class MAPPO(OnPolicyAlgorithm[Any]):
-    """Multi-agent PPO: one actor per policy, trained with a critic of all agents' observations.
+    """Multi-agent PPO: one actor per policy, and one critic that receives the observations of all agents.
 
     The critic learns normalized returns (arXiv:2103.01955, section 5.1) with a Huber loss.
 
     Parameters
     ----------
     policies
-        Policies by id. Agents that share a policy train it together; different policies may have different spaces.
-        The attribute `policy` contains them as a `MultiAgentPolicy`, for collectors, workers and trainers.
+        Policies by id. Several agents may share a policy; different policies may have different spaces. The attribute
+        `policy` contains the policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
     critic, optim
-        The centralized critic, and the factory of two optimizers, for the policies and the critic.
+        The centralized critic, and the factory of two optimizers: one for the policies and one for the critic.
     eps_clip, ent_coef, gae_lambda, gamma, allow_nonfinite
         See `PPO`.
     huber_loss_delta
@@ -101,9 +101,9 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         Parameters
         ----------
         buffer
-            The steps, with columns `eps_id`, `agent_index` and `t`.
+            Source of the steps, which must have columns `eps_id`, `agent_index` and `t`.
         batch_size, repeat
-            Environment steps per minibatch (None for all), and number of passes over the steps.
+            Number of environment steps per minibatch (None for all), and number of passes over the steps.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         return summarize_steps(metrics)
 
     def _actor_losses(self, part: MultiAgentBatch[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the clipped loss (arXiv:1707.06347, equation 7), entropy and estimated KL divergence, as means."""
+        """Return the means of the clipped loss (arXiv:1707.06347, equation 7), entropy and estimated KL divergence."""
         gains, entropies, divergences = [], [], []
         for policy_id, rows in part.items():
             dist, _ = self.policy[policy_id].distribution(Batch(obs=rows[names.OBS]))
