@@ -243,9 +243,9 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
 class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     """Independent off-policy learners: each policy learns from samples of its own steps in a buffer.
 
-    If `buffer` is a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent
-    acts. Rewards are the rewards of this agent. The n steps of n-step targets include the turns of all agents.
-    Priorities are not updated.
+    With a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent acts.
+    Rewards are the rewards of this agent. The n steps of n-step targets include the turns of all agents. Priorities are
+    not updated.
 
     Parameters
     ----------
@@ -376,9 +376,9 @@ def _own_rows(batch: Batch, rows: npt.NDArray[np.intp]) -> Batch:
 class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     """Independent on-policy learners: each policy learns from all its steps.
 
-    If `buffer` is a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent. The
-    reward of a turn is the sum of the agent's rewards until its next turn; the next observation is the observation of
-    that turn. In a running episode, the observation of the agent's newest turn is the last next observation.
+    With a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent. The reward of a
+    turn is the sum of the agent's rewards until its next turn; the next observation is the observation of that turn. In
+    a running episode, the next observation of the last completed turn is the observation of the agent's newest turn.
 
     Parameters
     ----------

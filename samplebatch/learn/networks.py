@@ -1,7 +1,7 @@
 """Networks from observations to features, logits or values.
 
-A network is called with observations and, if it is recurrent, its previous state; it returns a pair of output and
-state. `call_network` also supports modules that return only an output.
+A network receives observations and, if the network is recurrent, its previous state; it returns a pair of output and
+new state. `call_network` also supports modules that return only an output.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ FOR_SPACE = "the class method for_space accepts a space"
 
 
 def call_network(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
-    """Call a network; return its output, and its state or None.
+    """Call a network; return its output, and its new state or None.
 
-    The state is passed to networks with a parameter `state` or `*args`. Raises PolicySpecError if observations do not
-    have the width of a network's first layer.
+    The previous state is passed to networks that have a parameter `state` or `*args`. Raises PolicySpecError if the
+    width of observations differs from the input width of the network's first layer.
 
     >>> call_network(nn.Identity(), 3, state="another's")
     (3, None)
@@ -130,7 +130,7 @@ def recurrent_parts(network: nn.Module) -> list[nn.Module]:
 
 
 class Flatten(nn.Module):
-    """Layer that flattens observations to vectors; discrete values are one-hot encoded, parts are concatenated.
+    """Layer that flattens observations to vectors; discrete values are one-hot encoded, and parts are concatenated.
 
     The attribute `output_dim` is the width of the vectors.
 
@@ -150,7 +150,7 @@ class Flatten(nn.Module):
             self._vector_parts = tuple(space.spaces)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """Flatten observations; leading axes of rows and steps are preserved."""
+        """Flatten observations; the leading axes, rows and optionally steps, are preserved."""
         if self._is_flat and obs.is_floating_point():
             return cast(torch.Tensor, obs)
         if self._vector_parts:
@@ -162,7 +162,7 @@ class Flatten(nn.Module):
 
 
 class VectorOutput(nn.Module):
-    """Base class of networks that return one vector per observation, of width `output_dim`."""
+    """Base class of networks that return one vector of width `output_dim` per observation."""
 
     output_dim: int
 
@@ -199,7 +199,7 @@ class NoisyLinear(nn.Module):
     .. math:: y = (\mu_W + \sigma_W \circ f(\epsilon_q) f(\epsilon_p)^T) x + \mu_b + \sigma_b \circ f(\epsilon_q),
         \quad f(x) = \mathrm{sgn}(x) \sqrt{|x|}
 
-    Policies draw noise only within training steps, target networks never.
+    Policies draw noise only within training steps; target networks never draw noise.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class NoisyLinear(nn.Module):
     Raises
     ------
     ArgumentError
-        If a width is not a positive whole number, or `noisy_std` not a positive number.
+        If a width is not a positive whole number, or `noisy_std` is not a positive number.
 
     Examples
     --------
@@ -276,12 +276,13 @@ class MLP(VectorOutput):
         Widths of the input, of the hidden layers (each followed by an activation), and of a last linear layer without
         activation; 0 for no last layer.
     norm_layer, norm_args
-        Class of a normalization layer before each activation, and its further arguments; shared, or one per hidden
-        layer.
+        Class of a normalization layer before each activation, and its further arguments; either may be a list with one
+        entry per hidden layer.
     activation, act_args
-        Class of the activation and its arguments; shared, or one per hidden layer. None for no activations.
+        Class of the activation, and its arguments; either may be a list with one entry per hidden layer. None for no
+        activations.
     linear_layer
-        Factory of layers, called with input and output width.
+        Factory of linear layers, called with the input and output widths.
     flatten_input
         Whether inputs with more than two axes are flattened to shape (n, -1).
 
@@ -341,7 +342,7 @@ class MLP(VectorOutput):
         self.model = nn.Sequential(*layers)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """Return the output for inputs of shape (n, input_dim), or with more axes."""
+        """Return the output for inputs of shape (n, input_dim), or of a shape with more axes."""
         rows = as_rows(obs, self.input_dim, self) if self.flatten_input else obs
         # Iterating over the layers saves the module call of nn.Sequential.
         for layer in self.model:
@@ -350,9 +351,9 @@ class MLP(VectorOutput):
 
 
 class Net(VectorOutput):
-    """Network from flat observations to features, logits or action values, with Tianshou's arguments.
+    """Network from vector observations to features, logits or action values, with Tianshou's arguments.
 
-    `Net.for_space` creates one for any observation space.
+    `Net.for_space` creates a network for any observation space.
 
     Parameters
     ----------
@@ -361,12 +362,12 @@ class Net(VectorOutput):
     hidden_sizes, norm_layer, norm_args, activation, act_args, linear_layer
         See `MLP`.
     softmax
-        Whether the output is a probability per action.
+        Whether the outputs are action probabilities.
     concat
-        Whether inputs are observations followed by actions of `action_shape`, as `ContinuousCritic` passes them; the
-        output is then the features.
+        Whether each input is an observation followed by an action of `action_shape`, as `ContinuousCritic` passes it;
+        the network then returns features.
     num_atoms
-        Outputs per action, for distributional algorithms. If greater than 1, the output shape is (n, actions,
+        Number of outputs per action, for distributional algorithms. If greater than 1, the output shape is (n, actions,
         num_atoms).
     dueling_param
         Arguments of the `MLP`s of the advantage head and the value head of a dueling network (Wang et al.,
@@ -375,9 +376,9 @@ class Net(VectorOutput):
     Attributes
     ----------
     output_dim, model
-        Width of the output, and the shared layers, an `MLP`.
+        Width of the output, and the `MLP` of shared layers.
     Q, V
-        The heads of a dueling network, None otherwise.
+        The heads of a dueling network; None for other networks.
 
     Raises
     ------
@@ -450,7 +451,7 @@ class Net(VectorOutput):
 
     @property
     def softmax_output(self) -> bool:
-        """Whether the output is a probability per action."""
+        """Whether the outputs are action probabilities."""
         return self.softmax
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
@@ -476,7 +477,7 @@ class Convolutional(VectorOutput):
     features
         Width of the output; also the attribute `output_dim`.
     linear_layer
-        Factory of the last layer, called with input and output width.
+        Factory of the last layer, called with the input and output widths.
 
     Raises
     ------
@@ -524,7 +525,7 @@ class Convolutional(VectorOutput):
 
 
 class RecurrentBody(VectorOutput):
-    """Recurrent network that returns features of each step, for single steps or sequences.
+    """Recurrent network that returns the features of each step; inputs are single steps or sequences.
 
     Parameters
     ----------
@@ -560,7 +561,8 @@ class RecurrentBody(VectorOutput):
     def forward(self, obs: Any, state: Any = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the features of each step, and the state after the last step as a dict of tensors.
 
-        `obs` contains n observations, or n sequences with an additional time axis; `state` n rows, or None for zeros.
+        `obs` contains n observations, or n sequences with an additional time axis. `state` has n rows; None is a state
+        of zeros.
         """
         rows = self.flatten(obs)
         steps = rows[:, None] if rows.ndim == 2 else rows
@@ -573,7 +575,7 @@ class RecurrentBody(VectorOutput):
 
 
 class Recurrent(VectorOutput):
-    """LSTM from observations to logits or action values of the last step, with Tianshou's arguments.
+    """LSTM network that returns logits or action values of the last step, with Tianshou's arguments.
 
     `RecurrentBody` returns features of every step of a sequence, as recurrent PPO requires.
 
@@ -618,7 +620,7 @@ class Recurrent(VectorOutput):
         self.fc1, self.fc2 = nn.Linear(self.input_dim, width), nn.Linear(width, self.output_dim)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the output of the last step, and the state after it.
+        """Return the output of the last step, and the state after this step.
 
         Parameters
         ----------
@@ -663,7 +665,7 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
 
 
 class LaggedNetwork(nn.Module):
-    """Target network: a copy (`module`) that is updated from a source network, and never trained.
+    """Target network: a copy (`module`) of a source network, from which it is updated; it is never trained itself.
 
     Always in evaluation mode; its parameters require no gradients.
 
@@ -699,8 +701,8 @@ class LaggedNetwork(nn.Module):
     def follow(self, tau: float = 1.0) -> None:
         """Update the parameters from the source: `tau * source + (1 - tau) * target`.
 
-        If `tau` is 1, parameters are copied, otherwise Polyak averages are computed. Buffers, such as the running means
-        of batch normalization, are copied.
+        If `tau` is 1, parameters are copied; otherwise, Polyak averages are computed. Buffers, such as the running
+        means of batch normalization, are copied.
 
         Raises ArgumentError if `tau` is not between 0 and 1.
         """
@@ -709,7 +711,7 @@ class LaggedNetwork(nn.Module):
 
 @torch.no_grad()
 def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
-    """Update target networks from their sources, all parameters in one operation; see `LaggedNetwork.follow`.
+    """Update all parameters of target networks from their sources in one operation; see `LaggedNetwork.follow`.
 
     >>> source = nn.Linear(1, 1, bias=False)
     >>> targets = [LaggedNetwork(source), LaggedNetwork(source)]
@@ -741,8 +743,8 @@ def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
 def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), head_gain: float | None = None) -> None:
     """Initialize linear and convolutional layers with orthogonal weights and zero biases, as is usual for PPO.
 
-    gain, head_gain: gain of the layers (Engstrom et al., arXiv:2005.12729, section 3), and of the layers outside
-        `preprocess` and `body`; None for `gain`.
+    gain, head_gain: gain of the layers (Engstrom et al., arXiv:2005.12729, section 3), and gain of the layers outside
+        `preprocess` and `body`; if `head_gain` is None, it equals `gain`.
 
     >>> from samplebatch.learn.heads import DiscreteActor
     >>> actor = DiscreteActor.for_space(
@@ -794,7 +796,7 @@ def _build(layer: Any, arguments: Any, *first: Any) -> nn.Module:
 
 
 def shape_size(name: str, shape: int | Sequence[int], minimum: int = 0) -> int:
-    """Return the number of elements of a shape, which may be a width."""
+    """Return the number of elements of a shape; a single integer is a width."""
     if isinstance(shape, gymnasium.Space):
         raise ArgumentError(f"{name} must be a shape or a width, got a {type_name(shape)}; {FOR_SPACE}")
     if isinstance(shape, Sequence | np.ndarray):

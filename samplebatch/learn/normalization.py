@@ -1,4 +1,4 @@
-"""Running mean and variance, for normalization of observations, rewards and returns."""
+"""Running mean and variance, which normalize observations, rewards and returns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ArrayT = TypeVar("ArrayT", npt.NDArray[Any], torch.Tensor)
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of rows, merged by the parallel formula of Chan, Golub and LeVeque (1979).
+    """Running mean and variance of rows, computed by the parallel formula of Chan, Golub and LeVeque (1979).
 
-    The result does not depend on how rows are split into updates, up to the rounding of float64. The statistics are
+    Apart from float64 rounding, the result does not depend on how rows are split into updates. The statistics are
     buffers of a torch module: they are part of `state_dict`, and therefore of checkpoints, of the weights that workers
     receive, and of exported policies.
 
@@ -31,7 +31,7 @@ class RunningMeanStd(nn.Module):
     shape
         Shape of a row; () for numbers.
     clip_max
-        Bound of the absolute value of results of `norm`; None for no bound.
+        Bound of the absolute value of the results of `norm`; None for no bound.
     epsilon
         Added to the variance to prevent division by zero.
 
@@ -83,7 +83,8 @@ class RunningMeanStd(nn.Module):
         Raises
         ------
         ArgumentError
-            If rows have another shape, are not finite, or their variance overflows; the statistics are unchanged.
+            If the shape of rows is not `shape`, values are not finite, or their variance overflows; the statistics are
+            unchanged.
         """
         rows = torch.as_tensor(data_array).to(self.mean)
         if rows.ndim == 0 or tuple(rows.shape[1:]) != self.shape:
@@ -160,7 +161,7 @@ class RunningMeanStd(nn.Module):
 
 
 class AddedRows:
-    """Position up to which the rows of a buffer were counted, so that statistics include each row once.
+    """Position up to which the statistics include the rows of a buffer, so that each row is included once.
 
     Examples
     --------
@@ -189,11 +190,11 @@ class AddedRows:
         return rings.slots_since(counted)
 
     def state_dict(self) -> list[int] | None:
-        """Return the counts of a buffer; after `load_state_dict` they apply to the next buffer."""
+        """Return the row counts of the buffer; after `load_state_dict`, they apply to the next buffer."""
         return None if self._writes is None else self._writes.tolist()
 
     def load_state_dict(self, state: list[int] | None) -> None:
-        """Restore the counts of a buffer."""
+        """Restore the row counts of a buffer."""
         self._buffer, self._writes = None, None if state is None else np.array(state, np.intp)
 
     def __getstate__(self) -> dict[str, Any]:

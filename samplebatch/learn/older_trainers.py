@@ -37,7 +37,7 @@ def onpolicy_trainer(
     max_epoch, step_per_epoch, episode_per_test
         Epochs, environment steps per epoch, and episodes per test.
     repeat_per_collect, batch_size
-        Passes of an update over the collected steps, and rows per gradient step.
+        Number of passes of an update over the collected steps, and number of rows per gradient step.
     collect_per_step, episode_per_collect
         Episodes collected before each update; version 0.2 used the first name.
     step_per_collect
@@ -56,7 +56,7 @@ def onpolicy_trainer(
     Raises
     ------
     ArgumentError
-        If an argument is unknown, the algorithm is off-policy, or not exactly one amount to collect is passed.
+        If an argument is unknown, the algorithm is off-policy, or the number of passed collection amounts is not one.
     """
     if collect_per_step is not None:
         episode_per_collect = collect_per_step
@@ -101,7 +101,7 @@ def offpolicy_trainer(
     batch_size
         Rows per gradient step.
     update_per_step
-        Gradient steps per environment step; with `collect_per_step`, per collection.
+        Gradient steps per environment step; if `collect_per_step` is passed, gradient steps per collection.
     **options
         See `onpolicy_trainer`.
 
@@ -113,7 +113,7 @@ def offpolicy_trainer(
     Raises
     ------
     ArgumentError
-        If an argument is unknown, or not exactly one amount to collect is passed.
+        If an argument is unknown, or the number of passed collection amounts is not one.
     """
     if (collect_per_step is None) == (step_per_collect is None):
         raise ArgumentError(
@@ -177,7 +177,7 @@ def _algorithm_of(policy: Any) -> Any:
 
 
 def _result(info: trainer.InfoStats) -> dict[str, Any]:
-    """Return the result with the names of early versions."""
+    """Return the result with the keys of early versions."""
     timing = info.timing
     return {
         "best_reward": info.best_reward,

@@ -1,4 +1,4 @@
-"""Optimizers of algorithms: factories of torch optimizers, learning-rate schedules and gradient clipping."""
+"""Optimizers of algorithms: torch optimizer factories, learning-rate schedules and gradient clipping."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
 
 
 class OptimizerFactory(ABC):
-    """Base class of optimizer factories, which algorithms call with their parameters."""
+    """Base class of optimizer factories, which algorithms call with the parameters to optimize."""
 
     lr_scheduler_factory: LRSchedulerFactory | None = None
 
     def with_lr_scheduler_factory(self, lr_scheduler_factory: LRSchedulerFactory) -> Self:
-        """Set the learning-rate schedule of optimizers that are created later, and return the factory."""
+        """Set the learning-rate schedule of optimizers created afterwards, and return the factory."""
         self.lr_scheduler_factory = lr_scheduler_factory
         return self
 
@@ -83,7 +83,7 @@ class OptimizerFactory(ABC):
 
 
 def require_factory(factory: Any) -> None:
-    """Raise ArgumentError if a value is not an optimizer factory, with a hint for torch optimizers."""
+    """Raise ArgumentError if a value is not an optimizer factory; for torch optimizers, the message contains a hint."""
     if not callable(getattr(factory, "create_instances", None)):
         hint = "AdamOptimizerFactory(lr=1e-3)"
         optimizer = factory if isinstance(factory, type) else type(factory)
@@ -108,7 +108,8 @@ class TorchOptimizerFactory(OptimizerFactory):
     Parameters
     ----------
     optim_class, **kwargs
-        The class, or a function from parameters to an optimizer, and its further arguments.
+        The class of the optimizer, or a function that receives parameters and returns an optimizer, and its further
+        arguments.
 
     Examples
     --------
@@ -125,7 +126,7 @@ class TorchOptimizerFactory(OptimizerFactory):
 
 
 class AdamOptimizerFactory(TorchOptimizerFactory):
-    """Factory of Adam optimizers (arXiv:1412.6980), fused if torch supports that for the parameters.
+    """Factory of Adam optimizers (arXiv:1412.6980), which are fused if torch supports fusion for the parameters.
 
     Raises
     ------
@@ -180,7 +181,7 @@ class Optimizer:
     optim, module: the torch optimizer, and the module with the optimized parameters.
     max_grad_norm: maximum L2 norm of all gradients; None for no clipping.
 
-    requires_finite: whether steps require a finite loss, if it is on the host; set by the algorithm.
+    requires_finite: whether gradient steps require a finite loss if the loss is on the host; set by the algorithm.
 
     Raises ArgumentError if `max_grad_norm` is not a positive number.
 
@@ -202,7 +203,8 @@ class Optimizer:
     def step(self, loss: torch.Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> None:
         """Perform a gradient step; only the optimizer's parameters receive gradients.
 
-        A policy's loss also depends on its critic. Omitting the critic's gradients saves a third of the backward pass.
+        A policy's loss may also depend on a critic. Omitting the critic's gradients then saves a third of the backward
+        pass.
 
         See `torch.Tensor.backward` for arguments.
 
@@ -228,8 +230,8 @@ def descend(
         optimizer, because gradients of all losses are added.
     retain_graph, create_graph: see `torch.Tensor.backward`.
 
-    Raises NonFiniteLossError if a loss on the host is not finite and its optimizer requires that; parameters are
-    unchanged. Losses on other devices are not checked, because that would synchronize the device.
+    Raises NonFiniteLossError if a loss on the host is not finite and its optimizer requires a finite loss; parameters
+    are unchanged. Losses on other devices are not checked, because a check would synchronize the device.
 
     >>> modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
     >>> before = [module.weight.item() for module in modules]

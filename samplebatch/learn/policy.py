@@ -46,7 +46,7 @@ _SCALED = ("scale", "tanh")
 
 
 class Policy(nn.Module, ABC):
-    """Base class of policies: maps observations to actions, trained by an `Algorithm`.
+    """Base class of policies, which map observations to actions and are trained by an `Algorithm`.
 
     Exploration and sampling of actions depend on `is_within_training_step`. All random numbers are drawn from torch's
     default generator.
@@ -63,7 +63,7 @@ class Policy(nn.Module, ABC):
     Attributes
     ----------
     is_within_training_step
-        Whether the policy collects training steps or is updated, as opposed to evaluated. Trainers, `Algorithm.update`
+        Whether the policy collects training steps or is updated; false during evaluation. Trainers, `Algorithm.update`
         and `policy_within_training_step` set it.
     obs_rms
         Running statistics of observations, see `normalize_observations`; None without normalization.
@@ -127,7 +127,7 @@ class Policy(nn.Module, ABC):
         self._learner = (algorithm,)
 
     def learn_on_batch(self, samples: Any) -> dict[str, Any]:
-        """Update the policy with a train batch by `Algorithm.update`, as in RLlib.
+        """Update the policy with a train batch as RLlib does; calls `Algorithm.update`.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class Policy(nn.Module, ABC):
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """Unit of the policy's actions; `"function"` for a subclass that overrides `map_action`."""
+        """Unit of the policy's actions; `"function"` if a subclass overrides `map_action`."""
         if type(self).map_action is not Policy.map_action:
             return ActionUnit("function")
         if self._joint is not None:
@@ -211,8 +211,8 @@ class Policy(nn.Module, ABC):
         batch
             Rows with `obs` and optionally `info`: arrays from a collector, tensors from a sampled batch.
         state
-            The `state` of the previous call, one row per row of the batch, zeros at the start of an episode; None in
-            the first call.
+            The `state` of the previous call, with one row per row of the batch; rows are zero at the start of an
+            episode. None in the first call.
 
         Returns
         -------
@@ -222,14 +222,14 @@ class Policy(nn.Module, ABC):
         """
 
     def observations(self, batch: Batch) -> tuple[Any, torch.Tensor | None]:
-        """Convert a batch's observations to tensors for networks, and extract the mask of allowed actions.
+        """Convert a batch's observations to network inputs, and extract the mask of allowed actions.
 
         Masked observations are `Batch(obs=..., mask=...)`, or PettingZoo's `Batch(observation=..., action_mask=...)`.
 
         Returns
         -------
         obs
-            A tensor or batch of tensors on the policy's device; floats have the dtype of its parameters.
+            A tensor or batch of tensors on the policy's device; floats have the dtype of the policy's parameters.
         mask
             Boolean tensor, shape (n, actions), or None if all actions are allowed.
 
@@ -267,7 +267,7 @@ class Policy(nn.Module, ABC):
         On-policy algorithms and MAPPO add the observations of each update to the statistics after its gradient steps.
         Algorithms that sample from a replay buffer add each row once, before the first update after it was added; from
         other sources, such as datasets, they add the observations of each sample. The statistics are part of
-        `state_dict`: workers, test collectors, checkpoints and exported policies share them.
+        `state_dict`, and therefore of the weights for workers, of checkpoints and of exported policies.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ class Policy(nn.Module, ABC):
         return scaled
 
     def map_action_inverse(self, act: Any) -> Any:
-        """Map actions in the environment's unit to the policy's unit, for example random actions of collectors.
+        """Convert actions, for example random actions of collectors, from the environment's unit to the policy's unit.
 
         Actions at a bound, which `"tanh"` never reaches, become large but finite.
         """
@@ -400,8 +400,8 @@ class Policy(nn.Module, ABC):
     def in_policy_unit(self, batch: Batch) -> Batch:
         """Return rows with their actions converted to the policy's unit.
 
-        Converts actions in the environment's unit, such as the actions of a dataset of another library, and actions of
-        a policy with different scaling. Actions of unknown unit, and actions that a collector's `map_action` mapped,
+        Rows may contain actions in the environment's unit, such as the actions of another library's dataset, or actions
+        of a policy with different scaling. Actions of unknown unit, and actions that a collector's `map_action` mapped,
         are unchanged.
 
         Raises
@@ -457,9 +457,10 @@ class Policy(nn.Module, ABC):
         return act
 
     def get_exploration_state(self) -> dict[str, Any]:
-        """Return the exploration state outside parameters and buffers; empty in the base class.
+        """Return the exploration state that is not in parameters or buffers; empty in the base class.
 
-        It is part of `Algorithm.state_dict`, but not of the weights for workers, whose copies explore independently.
+        The exploration state is part of `Algorithm.state_dict`, but not of the weights for workers, whose copies of the
+        policy explore independently.
         """
         return {}
 
@@ -468,16 +469,16 @@ class Policy(nn.Module, ABC):
         return None
 
     def note_steps(self, steps: int) -> None:
-        """Count steps of policy copies in other processes, for schedules; the base class has no schedules."""
+        """Count the steps of policy copies in other processes, for schedules; the base class has no schedules."""
         return None
 
 
 @contextmanager
 def policy_within_training_step(policy: Policy, enabled: bool = True) -> Iterator[None]:
-    """Set whether a policy is within a training step, as a context manager.
+    """Context manager that sets whether a policy is within a training step.
 
-    Within a training step the policy explores and samples actions; outside, a policy with `deterministic_eval` chooses
-    the most likely actions.
+    Within a training step, the policy explores and samples actions. Outside training steps, a policy with
+    `deterministic_eval` chooses the most likely actions.
 
     Examples
     --------
@@ -499,7 +500,7 @@ def policy_within_training_step(policy: Policy, enabled: bool = True) -> Iterato
 
 @contextmanager
 def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
-    """Set torch's training mode of a module, as a context manager.
+    """Context manager that sets torch's training mode of a module.
 
     Examples
     --------
@@ -539,7 +540,7 @@ def _to_tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Set the logits of disallowed actions to a finite value below the smallest logit x: to x - max(1, 0.01 |x|).
+    """Set the logits of disallowed actions to a finite value below the smallest logit x: x - max(1, 0.01 |x|).
 
     Tianshou always subtracts 1; for large logits, rounding discards this difference.
 
@@ -567,17 +568,18 @@ def diagonal_normal(parameters: tuple[torch.Tensor, torch.Tensor]) -> Independen
 
 
 class ProbabilisticActorPolicy(Policy):
-    """Policy that samples actions from a distribution; optionally deterministic in evaluation.
+    """Policy that samples actions from a distribution; evaluation is optionally deterministic.
 
     Parameters
     ----------
     actor
-        Network from observations to the parameters of a distribution, and to a state if it is recurrent.
+        Network that returns the parameters of a distribution for observations, and a new state if the network is
+        recurrent.
     dist_fn
         Function from these parameters to a torch distribution. By default, a categorical distribution for discrete
         actions (of probabilities if the actor has `softmax_output`, of logits otherwise), normal distributions for a
-        Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. Log-probabilities of a
-        distribution per action dimension are summed.
+        Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. If the distribution returns one
+        log-probability per action dimension, they are summed.
     deterministic_eval
         Whether the most likely action is chosen outside training steps.
     action_space, observation_space, action_scaling, action_bound_method
@@ -624,7 +626,7 @@ class ProbabilisticActorPolicy(Policy):
     def distribution(
         self, batch: Batch, state: Any = None, steps: torch.Tensor | None = None
     ) -> tuple[Distribution, Any]:
-        """Return the action distribution of each row, and the state after it.
+        """Return the action distribution of each row, and the new state.
 
         Masked discrete actions have probability 0.
 

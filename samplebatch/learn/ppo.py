@@ -27,7 +27,7 @@ _CXX_COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 class Minibatch(NamedTuple):
-    """Tensors of a minibatch, which torch.compile can trace in contrast to a `Batch`."""
+    """Tensors of a minibatch; `torch.compile` can trace this type but not a `Batch`."""
 
     obs: torch.Tensor
     act: torch.Tensor
@@ -43,7 +43,7 @@ Loss = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(kw_only=True)
 class ActorCriticTrainingStats(TrainingStats):
-    """Statistics of an update of an actor and a critic, over its gradient steps.
+    """Statistics of an actor-critic update, summarized over its gradient steps.
 
     loss, actor_loss, vf_loss, ent_loss: total loss, actor loss, critic loss and entropy.
     approx_kl: estimated KL divergence from the behaviour policy.
@@ -56,7 +56,7 @@ class ActorCriticTrainingStats(TrainingStats):
     approx_kl: SequenceSummaryStats | None
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Return the metrics, with the number of gradient steps as in Tianshou."""
+        """Return the metrics, including the number of gradient steps as in Tianshou."""
         return super().get_loss_stats_dict() | {"gradient_steps": self.gradient_steps}
 
 
@@ -83,8 +83,8 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         An update stops early if the KL divergence exceeds 1.5 times this value; None for no early stopping.
     compile
         Whether networks and loss are compiled with `torch.compile`, which requires a C++ compiler. Results agree within
-        rounding. Each process compiles in its first update, and once more if minibatches differ in size, which takes
-        several seconds. Observations must be tensors, and the policy not recurrent.
+        rounding. Each process compiles in its first update and, if minibatches differ in size, a second time; a
+        compilation takes several seconds. Observations must be tensors, and the policy must not be recurrent.
 
     Raises
     ------
@@ -149,7 +149,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return summarize_steps(metrics)
 
     def _losses(self, batch: Batch, batch_size: int | None) -> Iterator[Loss]:
-        """Evaluate minibatches one after the other, each with the parameters after the previous gradient step."""
+        """Evaluate minibatches one by one, each with the parameters after the previous gradient step."""
         if not self.compiles_loss:
             for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
                 yield self._loss(rows, dist, values)
@@ -194,7 +194,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return -gain.mean()
 
     def _critic_loss(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
-        """Return the mean squared error; `value_clip` uses the larger error of the value and the clipped value."""
+        """Return the mean squared error; `value_clip` takes the larger error of value and clipped value."""
         errors = (rows.returns - values).square()
         if self.value_clip:
             clipped = rows.v_s + (values - rows.v_s).clamp(-self.eps_clip, self.eps_clip)

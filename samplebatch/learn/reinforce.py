@@ -21,13 +21,13 @@ from samplebatch.rollout.statistics import SequenceSummaryStats
 
 @dataclass(kw_only=True)
 class LossSequenceTrainingStats(TrainingStats):
-    """Statistics of an update with several gradient steps and one loss per step."""
+    """Statistics of an update that performs several gradient steps, each with one loss."""
 
     loss: SequenceSummaryStats | None
 
 
 class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
-    """Policy gradient with returns as weights of actions.
+    """Policy gradient that weights the log-probabilities of actions by returns.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
     actor
         Network from observations to means and standard deviations, and the state: `((loc, scale), state)`.
     action_space, **options
-        See `ContinuousPolicyWithExplorationNoise`. The policy also explores without exploration noise.
+        See `ContinuousPolicyWithExplorationNoise`. Sampling explores even if `exploration_noise` is None.
     deterministic_eval
         Whether the mode before squashing is chosen outside training steps, instead of a sample.
 
@@ -58,10 +58,10 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         self.actor, self.deterministic_eval = actor, deterministic_eval
 
     def forward(self, batch: Batch, state: Any = None, **unused: Any) -> Batch:
-        """Return actions in [-1, 1] as `act`, their log-densities as `log_prob`, shape (n, 1), and the state.
+        """Return actions in [-1, 1] as `act`, their log-densities as `log_prob`, shape (n, 1), and the new state.
 
         The log-density is the normal log-density minus the logarithm of the slope of tanh (arXiv:1801.01290, equation
-        21). Other arguments are ignored, as in Tianshou.
+        21). Additional keyword arguments are ignored, as in Tianshou.
         """
         obs, _ = self.observations(batch)
         (loc, scale), state = call_network(self.actor, obs, state)
@@ -77,7 +77,7 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
 
 
 class Alpha(nn.Module, ABC):
-    """Base class of temperatures of soft actor-critics: the weight of entropy relative to rewards.
+    """Base class of temperatures of soft actor-critics; a temperature is the weight of entropy relative to rewards.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class AutoAlpha(Alpha):
 
 @dataclass(kw_only=True)
 class SACTrainingStats(TrainingStats):
-    """Losses of an update of SAC, and the temperature after it; `alpha_loss` is None for a fixed temperature."""
+    """Losses of an update of SAC, and the new temperature; `alpha_loss` is None if the temperature is fixed."""
 
     actor_loss: float
     critic1_loss: float
@@ -212,7 +212,7 @@ class SoftActorCritic(TwinCritics[PolicyT], ABC):
         return SACTrainingStats(critic1_loss=critic1_loss, critic2_loss=critic2_loss, **metrics)
 
     def _update_actor(self, batch: Batch) -> dict[str, Any]:
-        """Perform a gradient step of the policy, and of a learned temperature (equation 18); return their metrics."""
+        """Perform one gradient step of the policy and of a learned temperature (equation 18); return metrics."""
         loss, entropy = self._policy_loss(batch)
         steps = [(self.policy_optim, loss)]
         metrics = {"actor_loss": loss.item()}

@@ -26,9 +26,9 @@ class TD3TrainingStats(TrainingStats):
 class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
     """Twin delayed deterministic policy gradient, for continuous actions (Fujimoto et al., arXiv:1802.09477).
 
-    Targets use actions of the target policy with clipped noise, which smooths the critics (section 5.3). Every
-    `update_actor_freq` updates, the policy is updated with the gradient of the first critic, and then all target
-    networks are updated (section 5.2).
+    Clipped noise is added to the target policy's actions in the targets, which smooths the critics (section 5.3). Every
+    `update_actor_freq` updates, the policy is updated with the gradient of the first critic. All target networks are
+    updated afterwards (section 5.2).
 
     Parameters
     ----------

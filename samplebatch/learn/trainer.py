@@ -67,7 +67,7 @@ class TrainerParams:
     epoch_num_steps
         Minimum number of environment steps per epoch; for an `OfflineTrainer`, number of updates.
     test_collector, test_step_num_episodes
-        Collector for test episodes (not `RolloutWorkers`; None for no tests), and episodes per test.
+        Collector of test episodes (not `RolloutWorkers`; None for no tests), and number of episodes per test.
     training_fn, test_fn
         Called with epoch and environment steps before each collection and each test, for example to set exploration.
     stop_fn
@@ -87,11 +87,13 @@ class TrainerParams:
         Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`; None for
         no checkpoints), and epochs between checkpoints.
     multi_agent_return_reduction
-        Reduces the array of returns to one return per episode, for rewards with several components or agents.
+        Function that reduces the array of returns to one return per episode, for rewards with several components or
+        agents.
     logger
         One logger or several; Tianshou's loggers are accepted.
     allow_nonfinite
-        Whether to continue if a loss is NaN or infinite. By default training stops, unless the algorithm allows it.
+        Whether training continues after a NaN or infinite loss. By default, training stops unless the algorithm has
+        `allow_nonfinite`.
     verbose, show_progress
         Whether to print a line per epoch and test, and the progress within an epoch: a progress bar on a terminal with
         the extra `cli`, otherwise a line every ten seconds.
@@ -123,7 +125,7 @@ class TrainerParams:
     show_progress: bool = True
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Reject unknown parameters with the near names."""
+        """Reject unknown parameters and suggest near names."""
         check_names(cls, args, options, _RENAMED)
         return object.__new__(cls)
 
@@ -146,7 +148,7 @@ class TrainerParams:
 
     @property
     def loggers(self) -> Sequence[Any]:
-        """`logger` as a sequence, empty for None."""
+        """Sequence of the loggers in `logger`; empty if `logger` is None."""
         if self.logger is None:
             return ()
         return self.logger if isinstance(self.logger, Sequence) else (self.logger,)
@@ -161,7 +163,7 @@ class OnlineTrainerParams(TrainerParams):
     training_collector
         Collector or `RolloutWorkers` with a buffer; workers receive the newest weights before each collection.
     collection_step_num_env_steps, collection_step_num_episodes
-        Environment steps to collect before each update, counted as in `collect(n_step=...)`; or episodes.
+        Number of environment steps, counted as in `collect(n_step=...)`, or of episodes to collect before each update.
     test_in_training
         Whether to test immediately if the collected episodes satisfy `stop_fn`, and to stop training if the test also
         satisfies it.
@@ -176,9 +178,9 @@ class OnlineTrainerParams(TrainerParams):
     Raises
     ------
     ArgumentError
-        If not exactly one of the two amounts is passed, the collector has no buffer, `test_in_training` lacks
-        `test_collector` or `stop_fn`, `overlap` or `asynchronous` lacks workers, both are true, or `asynchronous` is
-        combined with a number of episodes.
+        If both or neither of the two collection amounts are passed, the collector has no buffer, `test_in_training`
+        lacks `test_collector` or `stop_fn`, `overlap` or `asynchronous` lacks workers, both are true, or `asynchronous`
+        is combined with a number of episodes.
     """
 
     training_collector: Any
@@ -290,14 +292,14 @@ def require_finite_losses(metrics: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingStats(PrintedAsDict):
-    """Durations of a training run in seconds.
+    """Durations of the phases of a training run, in seconds.
 
     Attributes
     ----------
     total_time, train_time
-        Time since the start, without the pauses of a resumed run; and this time without `test_time`.
+        Duration of training, without the pauses of a resumed run; and the same duration without `test_time`.
     train_time_collect, train_time_update, test_time
-        Time in collections, updates and tests.
+        Durations of collections, updates and tests.
     update_speed
         Environment steps per second of `train_time`.
     """
@@ -345,7 +347,7 @@ class EpochStats(PrintedAsDict):
     Attributes
     ----------
     epoch, info_stat
-        Number of the epoch, from 1, and summary of the training run so far.
+        Epoch number, counted from 1, and summary of the training run so far.
     train_collect_stat, training_stat, test_collect_stat
         Statistics of the last collection, the last update, and the test after the epoch, or None.
     """
@@ -425,7 +427,7 @@ ParamsT = TypeVar("ParamsT", bound=TrainerParams)
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Result of a training step: its steps and statistics, and whether it completes training."""
+    """Result of a training step: its steps and statistics, and whether this step completes training."""
 
     epoch_steps: int
     env_steps: int
@@ -481,7 +483,8 @@ class Trainer(ABC, Generic[ParamsT]):
         Raises
         ------
         NonFiniteLossError
-            If a loss is NaN or infinite, unless `allow_nonfinite`. The newest checkpoint is from an earlier epoch.
+            If a loss is NaN or infinite, unless `allow_nonfinite`. The newest checkpoint then precedes the current
+            epoch.
         """
         self._last_time_s = time.monotonic()
         try:
@@ -512,7 +515,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def request_stop(self) -> None:
         """Request that `run` returns after the current training step; safe to call from signal handlers.
 
-        The next `run` continues from there, and so does a trainer that loads the state or checkpoint.
+        The next `run` resumes after that step; so does a trainer that loads the state or checkpoint.
         """
         self._stop_requested = True
 
@@ -593,7 +596,7 @@ class Trainer(ABC, Generic[ParamsT]):
 
     @abstractmethod
     def _training_step(self) -> TrainingStep:
-        """Collect if the trainer is online, and update."""
+        """Perform a training step: collect if the trainer is online, and update."""
 
     @abstractmethod
     def _env_steps(self) -> int:
@@ -655,7 +658,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 getattr(logger, method)(metrics, step)
 
     def _record_returns(self, stats: CollectStats[Any]) -> None:
-        """Add the returns of ended episodes to the recent means: in total, and per policy if there are several."""
+        """Add returns of completed episodes to the moving averages of all policies and, if several, of each one."""
         by_name = {"return": stats.returns}
         if len(stats.policies) > 1 and not self.params.multi_agent_return_reduction:
             labels = label_policies(stats.policies)
@@ -703,7 +706,7 @@ class Trainer(ABC, Generic[ParamsT]):
             save_checkpoint(self, folder)
 
     def _parts(self) -> dict[str, Any]:
-        """Return the components with a `state_dict` by name, without the collectors."""
+        """Return the components that have a `state_dict`, keyed by name; collectors are excluded."""
         parts: dict[str, Any] = {
             "algorithm": self.algorithm,
             "counters": self.counters,
@@ -720,10 +723,11 @@ class Trainer(ABC, Generic[ParamsT]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two training steps, for `load_state_dict`.
 
-        Contains the algorithm with its optimizers, the counters, the collectors with their environments, the buffer,
-        and the generators of `random`, `numpy.random` and torch.
+        The state contains the algorithm and its optimizers, the counters, the collectors and their environments, the
+        buffer, and the generators of `random`, `numpy.random` and torch.
 
-        The entry `why_reset` is the reason why environments will be reset; None if episodes continue.
+        The entry `why_reset` is the reason why the restored environments will be reset; None if their episodes
+        continue.
         """
         collectors = {name: rollouts.state_dict() for name, rollouts in self._collectors().items()}
         self.info()
@@ -737,19 +741,19 @@ class Trainer(ABC, Generic[ParamsT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of a trainer with the same algorithm and parameters; `run` continues from there.
+        """Restore the state of a trainer that has the same algorithm and parameters; `run` resumes from this state.
 
         Parameters
         ----------
         state
             Result of `state_dict`.
         allow_pickle
-            Whether environments in the state may be unpickled, which runs code chosen by the writer of the state.
+            Whether environments in the state may be unpickled; unpickling runs code chosen by the writer of the state.
 
         Raises
         ------
         ArgumentError
-            If the state is from another class of trainer.
+            If the state belongs to a trainer of another class.
         UntrustedPickleError
             If the state contains environments, and `allow_pickle` is false.
         """
@@ -837,7 +841,7 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
     Raises
     ------
     ArgumentError
-        If `overlap` or `asynchronous` is true, and the algorithm does not allow steps of earlier policies.
+        If `overlap` or `asynchronous` is true, and `allows_stale_steps` of the algorithm is false.
     """
 
     _params_type = OnPolicyTrainerParams
