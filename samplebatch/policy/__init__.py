@@ -1,1 +1,1 @@
-"""Policies: adapters for actions, seeds and weights."""
+"""Policies: adapters, random policies, action maps, recurrent states and weights."""

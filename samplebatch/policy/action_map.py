@@ -15,18 +15,18 @@ ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
 
 
 def check_action_map(map_action: Any) -> None:
-    """Validate a `map_action`; functions are not inspected."""
+    """Validate the value of `map_action`; functions are not inspected."""
     if not callable(map_action) and map_action not in (None, "clip", "scale"):
         raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {map_action!r}")
 
 
 def make_action_map(map_action: ActionMap, space: Any) -> Callable[[Any], Any]:
-    """Return the function that a `map_action` specifies.
+    """Return the function that the value of `map_action` specifies.
 
     Returns
     -------
     Callable
-        Maps actions of n environments, shape (n, ...), to an array of the same shape.
+        Function that maps actions of n environments, shape (n, ...), to an array of the same shape.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def unit_of_actions(policy: Any, map_action: ActionMap | None, space: Any) -> Ac
     Returns
     -------
     ActionUnit or None
-        None for discrete action spaces that start at 0: their actions are never mapped.
+        None for discrete action spaces that start at 0, whose actions are never mapped.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def unit_of_space(space: Any) -> ActionUnit | None:
 
 
 def unit_of_policy(space: Any, bound_method: str | None, scaling: bool) -> ActionUnit | None:
-    """Return the unit of actions that `bound_method` bounds to [-1, 1], before optional scaling to the space.
+    """Return the unit of actions before bounding by `bound_method` and optional scaling to the space.
 
     >>> from gymnasium import spaces
     >>> steer = spaces.Box(np.float32(-3), np.float32(3), (1,))
@@ -110,7 +110,7 @@ _FUNCTION = ActionUnit("function")
 
 
 def random_action_map(map_action: ActionMap | None) -> Literal["scale"] | None:
-    """Return the `map_action` for random actions, which can only be scaled.
+    """Return the value of `map_action` for random actions, which can only be scaled.
 
     Raises PolicySpecError if `map_action` has an invalid value.
     """
@@ -121,7 +121,8 @@ def random_action_map(map_action: ActionMap | None) -> Literal["scale"] | None:
 def space_to_draw(map_action: ActionMap | None, space: Any) -> Any:
     """Return the space that random actions are sampled from, such that mapped actions cover the action space.
 
-    With `"scale"`, the range is -1 to 1: recorded random actions have the same unit as the policy's actions.
+    With `"scale"`, the space has the range -1 to 1, so recorded random actions have the same unit as the policy's
+    actions.
 
     Raises PolicySpecError in the same cases as `make_action_map`.
 

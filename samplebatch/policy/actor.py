@@ -1,4 +1,4 @@
-"""Actor: a policy with exploration noise and an action map, called on batches of observations."""
+"""Actor: a policy with exploration noise and an action map, which acts on batches of observations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _new_tuple = tuple.__new__
 
 
 class ActResult(NamedTuple):
-    """Actions of n environments with the columns to record.
+    """Actions of n environments, and the columns to record.
 
     - `columns`: columns that are known before the step: observations, actions and further columns of the policy.
     - `actions`: leaves of the actions in the unit of the environments.
@@ -42,7 +42,7 @@ class ActResult(NamedTuple):
     decision: Decision
 
     def take(self, rows: Rows) -> ActResult:
-        """Select rows; `state` is dropped, and `decision` is unchanged."""
+        """Select rows of the columns, the actions and the decision; `state` of the result is None."""
         policy_columns, dist = self.decision.get("policy"), self.decision.get("dist")
         decision = {
             "act": self.decision["act"][rows],
@@ -55,7 +55,7 @@ class ActResult(NamedTuple):
 
 
 class Actor:
-    """A policy with exploration noise and an action map; collectors call it once per step for all environments.
+    """Policy with exploration noise and an action map; collectors call an actor once per step for all environments.
 
     - `map_action`: replaces the policy's own `map_action`. Random actions are mapped only by `"scale"`.
     - `hidden_state`: name of an additional column for the state after each step, which Tianshou's collector stores;
@@ -65,8 +65,8 @@ class Actor:
     - `action_unit`, `random_unit`: units of recorded actions: of the policy's actions and of random actions.
     - `unmaps_random`: whether random actions are converted to the policy's unit before they are recorded (see `unmap`).
 
-    Raises PolicySpecError if the policy is not of a supported kind, has no exploration noise although it is enabled, or
-    the action space does not support `map_action`.
+    Raises PolicySpecError if the type of the policy is not supported, exploration noise is enabled but the policy has
+    none, or the action space does not support `map_action`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Actor:
         - `rows`: number of environments.
 
         Raises PolicySpecError if the number of actions or of state rows is not `rows`, or the structure of the actions
-        differs from the action space.
+        differs from the structure of the action space.
         """
         plain = self._plain
         policy_input: Any = obs[0] if plain else self._observations.batch(obs)
@@ -163,20 +163,20 @@ class Actor:
         return ActResult(self._columns(obs, recorded_leaves), leaves, None, {"act": recorded})
 
     def unmap(self, recorded: Any) -> tuple[Any, Any]:
-        """Convert actions sampled from the space to the recorded actions and the environments' actions."""
+        """Convert actions sampled from the space to the actions to record and the actions for the environments."""
         actions = recorded
         if self._unmap is not None:
             recorded = to_numpy(self._unmap(recorded))
         return recorded, actions if self._map_random is None else self._map_random(recorded)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random generators; weights of the policy are not included."""
+        """Return the state of the random generators, without the weights of the policy."""
         policy = self.policy.policy
         policy_state_dict = policy.state_dict() if isinstance(policy, RandomPolicy | RandomByEnvironment) else None
         return {"random": self._random.state_dict(), "policy": policy_state_dict}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the random generators from the `state_dict` of an actor with the same spaces."""
+        """Restore the random generators from `state_dict` of an actor with the same spaces."""
         self._random.load_state_dict(state["random"])
         policy = self.policy.policy
         if isinstance(policy, RandomPolicy | RandomByEnvironment) and state["policy"] is not None:
@@ -260,6 +260,6 @@ def _noise_function(
 
 
 def check_noise(exploration_noise: Any) -> None:
-    """Validate an `exploration_noise`; functions are not inspected."""
+    """Validate the value of `exploration_noise`; functions are not inspected."""
     if not callable(exploration_noise) and not isinstance(exploration_noise, bool | np.bool_):
         raise PolicySpecError(f"exploration_noise must be True, False or a function, got {exploration_noise!r}")

@@ -1,4 +1,4 @@
-"""Policies of multi-agent collectors: one call per step and policy for all agents in all environments."""
+"""Policies of multi-agent collectors; each step, every policy is called once for its agents in all environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Noise = bool | Callable[[Any, Any], Any]
 
 
 class AgentActions(NamedTuple):
-    """Actions of n agents of one policy, with the columns to record.
+    """Actions of n agents of one policy, and the columns to record.
 
     - `actions`: one action per agent, in the unit of the environment.
     - `columns`: columns by dotted name: `actions` in the unit of the policy, and further columns of the policy such as
@@ -44,7 +44,7 @@ class AgentActions(NamedTuple):
 
 
 class AgentActor(ABC):
-    """Policy of a group of agents; a multi-agent collector calls it once per step for all its agents.
+    """Policy of a group of agents; a multi-agent collector calls the policy once per step for the entire group.
 
     - `action_unit`: unit of the recorded actions; None if unknown or before the first action.
     """
@@ -60,7 +60,7 @@ class AgentActor(ABC):
         """
 
     def draw(self, groups: Sequence[AgentGroup], stacked_obs: Leaf | None) -> AgentActions:
-        """Return one random action per agent; parameters as in `act`."""
+        """Return one random action per agent; the parameters are those of `act`."""
         return self.act(groups, stacked_obs)
 
     @property
@@ -78,13 +78,13 @@ class AgentActor(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the `state_dict` of an actor of an equivalent policy."""
+        """Restore the result of `state_dict` of an actor with an equivalent policy."""
 
 
 class RandomAgents(AgentActor):
     """Random actions for agents of multi-agent collectors, with one random generator per agent.
 
-    An `action_mask` in a dict observation, or otherwise in the info, restricts the actions.
+    An `action_mask` in a dict observation or, if the observation has none, in the info restricts the actions.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RandomAgents(AgentActor):
         return AgentActions(list(self._scale(recorded)), {names.ACTIONS: recorded})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random generators and prefetched actions; see `AgentActor.state_dict`."""
+        """Return the states of the random generators, and prefetched actions; see `AgentActor.state_dict`."""
         draws = {key: agent_draws.state_dict() for key, agent_draws in self._draws.items()}
         return {"seeds": copy.deepcopy(self._seeds), "draws": draws, "action_unit": self.action_unit}
 
@@ -131,7 +131,7 @@ class RandomAgents(AgentActor):
 
 
 class PolicyAgents(AgentActor):
-    """A policy that acts for several agents in one call, with exploration noise and one recurrent state per agent.
+    """Policy that acts for several agents in one call, with exploration noise and one recurrent state per agent.
 
     The policy is called as described in `as_policy`, with one row per agent; `batch.info` is an array of dicts. An
     agent's recurrent state is zero at the start of its episode.
@@ -248,10 +248,10 @@ _OF_DECISIONS = frozenset({"exploration_noise"})
 
 
 def check_options(name: str, options: Any, policy: Any) -> Any:
-    """Validate a collector option that may be a mapping by policy id.
+    """Validate a collector option, which may be a mapping from policy ids to values.
 
-    Raises PolicyNotFoundError if the option has a policy id that the collector lacks. Raises PolicySpecError if the
-    value is not supported, or exploration noise is enabled for a random policy.
+    Raises PolicyNotFoundError if the option has a policy id that does not exist in the collector. Raises
+    PolicySpecError if the value is not supported, or exploration noise is enabled for a random policy.
     """
     by_id = isinstance(options, Mapping)
     for option in options.values() if by_id else (options,):
@@ -271,7 +271,7 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
 
 
 class PolicyActors:
-    """Actors of a multi-agent collector by policy id, created on first use."""
+    """Actors of a multi-agent collector by policy id; each actor is created on first use."""
 
     def __init__(self, create: Callable[[PolicyID], AgentActor]) -> None:
         self._create = create
@@ -297,20 +297,20 @@ class PolicyActors:
         return {policy_id: actor.state_dict() for policy_id, actor in self._actors.items()}
 
     def load_state_dict(self, state: Mapping[PolicyID, Any]) -> None:
-        """Restore a `state_dict`; existing actors are replaced."""
+        """Restore the result of `state_dict`; existing actors are replaced."""
         self._actors = {}
         for policy_id, actor_state in state.items():
             self[policy_id].load_state_dict(actor_state)
 
 
 class _States:
-    """Recurrent state of each agent, stored as a row of a state that the policy returned."""
+    """Recurrent states of agents; the state of each agent is one row of a state that the policy returned."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, Any], tuple[Any, int]] = {}
 
     def gather(self, groups: Sequence[AgentGroup], count: int) -> Any:
-        """Return the state of `count` agents, zero for agents without a state; None if no agent has a state."""
+        """Return the states of `count` agents, with zeros for agents without a state; None if no agent has a state."""
         stored_rows = self._rows
         if not stored_rows:
             return None
@@ -333,7 +333,7 @@ class _States:
         self._rows.update((key, (state, row)) for row, key in enumerate(keys))
 
     def state_dict(self) -> dict[tuple[int, Any], Any]:
-        """Return a copy of each agent's state, with one row."""
+        """Return a copy of each agent's state; each copy has one row."""
         return {key: detach(take(state, np.array([row]))) for key, (state, row) in self._rows.items()}
 
     def load_state_dict(self, state: Mapping[tuple[int, Any], Any]) -> None:

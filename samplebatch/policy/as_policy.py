@@ -1,8 +1,8 @@
-"""Adapters with one call signature for functions, torch modules, action spaces and policies of other libraries.
+"""Adapters to a uniform call signature for functions, torch modules, action spaces and policies of other libraries.
 
-The first parameter of a function receives the observations, or a `Batch` of `obs` and `info` if it is called `batch`.
-A parameter `info` receives the infos, and `state` the state that the function returned last. Other parameters without
-defaults are rejected, unless `takes` specifies their meaning.
+The first parameter of a function receives the observations; a first parameter named `batch` receives a `Batch` with
+`obs` and `info`. A parameter `info` receives the infos, and a parameter `state` the state that the previous call
+returned. Other parameters without defaults are rejected, unless `takes` specifies their meaning.
 
 ======================================  ================================================================================
 policy                                  call
@@ -64,7 +64,7 @@ class Signature(NamedTuple):
     named: tuple[str, ...] = ()
 
     def has(self, argument: str) -> bool:
-        """Whether the policy receives an argument besides the first."""
+        """Whether the policy receives an argument in addition to the first argument."""
         return argument in self.positional or argument in self.named
 
 
@@ -183,7 +183,7 @@ _ndarray = np.ndarray
 
 
 class PolicyAdapter:
-    """A policy of any supported kind with one call signature.
+    """Policy of any supported type, with a uniform call signature.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class PolicyAdapter:
     signature
         Arguments of the policy.
     layout
-        Layout of the action space of one environment; None to return actions unchecked.
+        Layout of the action space of one environment; None to return actions without a check.
 
     Attributes
     ----------
@@ -213,14 +213,14 @@ class PolicyAdapter:
         self._call = policy
 
     def __call__(self, batch: Batch, state: Any = None) -> Decision:
-        """Return the actions for every row of a batch."""
+        """Return one action per row of a batch."""
         return self.decide(batch if self.takes_batch else batch.obs, state)
 
     def _with_layout(self, layout: SpaceLayout | None) -> PolicyAdapter:
         return self if layout is None or self._layout else type(self)(self.policy, self._signature, layout)
 
     def decide(self, given: Any, state: Any = None) -> Decision:
-        """Return the actions for a batch if `takes_batch`, otherwise for observations.
+        """Return one action per row of a batch if `takes_batch` is true, otherwise per row of observations.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class PolicyAdapter:
             ) from error
 
     def _greedy(self, actions: Any) -> Any:
-        """Convert scores of discrete actions to the action with the highest score; return other arrays unchanged."""
+        """Replace scores of discrete actions by the action with the highest score; return other arrays unchanged."""
         choices = None if self._layout is None else self._layout.choices
         if choices is None or actions.ndim != 2 or actions.dtype.kind != "f" or actions.shape[1] != choices[1]:
             return actions
@@ -300,7 +300,7 @@ class PolicyAdapter:
 
 
 class TorchPolicy(PolicyAdapter):
-    """A torch module or a function of tensors, called without gradients."""
+    """Adapter for a torch module or a function of tensors, which is called without gradients."""
 
     def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:
         super().__init__(policy, signature, layout)
@@ -320,10 +320,10 @@ class TorchPolicy(PolicyAdapter):
             return self.policy(first, *further, **named)
 
     def _device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the device of the module's parameters and their floating dtype; "cpu" and None for functions.
+        """Return the device and the floating-point dtype of the module's parameters; "cpu" and None for functions.
 
-        Parameters may be moved or replaced at any time, so each call reads them. The path is cached because iterating
-        over `named_parameters` costs more than the forward pass of a small network.
+        Each call reads the parameters, because they may be moved or replaced at any time. The path of the parameter is
+        cached, because iterating over `named_parameters` takes longer than the forward pass of a small network.
         """
         if self._parameter_path:
             owner: Any = self.policy
@@ -356,31 +356,31 @@ def as_policy(
     deterministic: bool = False,
     seed: int | np.random.SeedSequence | np.random.Generator | None = None,
 ) -> PolicyAdapter:
-    """Convert a policy of any supported kind to a callable from a batch and a state to a `Decision`.
+    """Convert a policy of any supported type to a callable that maps a batch and a state to a `Decision`.
 
     Parameters
     ----------
     policy
         A function of a batch or of observations, a torch module, a Gymnasium space to sample from, or `"random"` to
-        sample from `action_space`; see the table of this module. Also a model of Stable-Baselines3, a module or policy
-        of RLlib, an agent of CleanRL, or an algorithm with a `policy`.
+        sample from `action_space`; see the table of this module. A model of Stable-Baselines3, a module or policy of
+        RLlib, an agent of CleanRL, or an algorithm with an attribute `policy` is also accepted.
     action_space
         Action space of one environment, which collectors pass. If it is None, scores are not converted to actions and
         the keys of dict and tuple actions are not checked.
     takes
-        Positional arguments of the policy: `"obs"`, `"tensor"` (observations as tensors) or `"batch"`, or a sequence
-        that starts with one and continues with `"info"` and `"state"`. By default, the first argument is the
-        observations (the batch if the parameter is called `batch`), and others are passed by name.
+        Positional arguments of the policy: `"obs"`, `"tensor"` (observations as tensors) or `"batch"`, or a sequence of
+        one of these names and further names from `"info"` and `"state"`. By default, the first argument is the
+        observations (the batch if the parameter is called `batch`), and further arguments are passed by name.
     deterministic
         Whether a policy of Stable-Baselines3 or RLlib returns its best actions instead of exploring.
     seed
-        Seed of the samples if the policy is a space.
+        Seed of the random actions if the policy is a space.
 
     Raises
     ------
     PolicySpecError
-        If the policy is not of a supported kind, the meaning of its parameters cannot be inferred from their names, or
-        `deterministic` is requested from a policy without a method for it.
+        If the type of the policy is not supported, the meaning of its parameters cannot be inferred from their names,
+        or `deterministic` is true but the policy has no deterministic method.
 
     Examples
     --------
@@ -433,15 +433,15 @@ def is_random(policy: Any) -> bool:
 
 
 def unwrap_policy(policy: Any) -> Any:
-    """Return the policy behind an adapter, whose methods load weights, map actions and add noise."""
+    """Return the policy that an adapter wraps; its methods load weights, map actions and add noise."""
     return policy.policy if isinstance(policy, PolicyAdapter) else wrap_peer(policy_of(policy))
 
 
 def evaluation_mode(policy: Any) -> AbstractContextManager[None]:
     """Return a reusable context manager that sets torch's evaluation mode during a collection.
 
-    It affects policies with a flag `is_within_training_step`, like Tianshou's: the flag controls exploration, and the
-    mode controls dropout and batch normalisation. The mode of all other modules is unchanged.
+    The context manager affects policies that have a flag `is_within_training_step`, as in Tianshou. The flag controls
+    exploration, and torch's mode controls dropout and batch normalisation. The mode of all other modules is unchanged.
     """
     policies = policy.values() if isinstance(policy, Mapping) else (policy,)
     # Selected once, because loops that collect single steps enter the context for each step.

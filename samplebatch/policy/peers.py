@@ -41,7 +41,7 @@ def is_module(policy: Any) -> bool:
 
 
 class PeerPolicy(ABC):
-    """A policy of another library as a function of observations.
+    """Policy of another library as a function of observations.
 
     - `policy`: object of the other library.
     - `map_action`, `map_action_inverse`: conversion of recorded actions to environment actions and its inverse; None if
@@ -59,7 +59,7 @@ class PeerPolicy(ABC):
 
     @abstractmethod
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
-        """Return a decision for every row of observations."""
+        """Return the decision for all rows of observations."""
 
     def load_state_dict(self, state: Any) -> None:
         """Load weights."""
@@ -72,10 +72,11 @@ class PeerPolicy(ABC):
 
 
 class StableBaselinesPolicy(PeerPolicy):
-    """A model or a policy of Stable-Baselines3.
+    """Model or policy of Stable-Baselines3.
 
-    Actions are recorded as in its buffers: unclipped for on-policy algorithms, and within [-1, 1] for policies with
-    squashed output. They are clipped or scaled for the environment, as in Stable-Baselines3.
+    Recorded actions equal the actions in buffers of Stable-Baselines3: unclipped for on-policy algorithms, and within
+    [-1, 1] for policies with squashed output. As in Stable-Baselines3, actions are clipped or scaled for the
+    environment.
     """
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:
@@ -125,7 +126,7 @@ class StableBaselinesPolicy(PeerPolicy):
 
 
 class RLModulePolicy(PeerPolicy):
-    """A torch `RLModule` of RLlib, with or without a state."""
+    """Torch `RLModule` of RLlib, with or without a recurrent state."""
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:
         super().__init__(policy, deterministic=deterministic)
@@ -151,7 +152,7 @@ class RLModulePolicy(PeerPolicy):
         return decision if "state_out" not in output else {**decision, "state": output["state_out"]}
 
     def _decision_of(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the module's actions, or sample them if it returned only the inputs of a distribution."""
+        """Return the module's actions, or sample actions if the module returned only the inputs of a distribution."""
         if names.ACTIONS in columns:
             return {"act": columns.pop(names.ACTIONS), **columns}
         module, inputs = self.policy, columns[names.ACTION_DIST_INPUTS]
@@ -192,8 +193,8 @@ class RLlibPolicy(PeerPolicy):
 class CleanRLAgent(PeerPolicy):
     """An agent of CleanRL's scripts: `get_action_and_value`, or `get_action` of actors without a value function.
 
-    A recurrent agent has states with layers as the first axis; collectors use environments as the first axis. The
-    agent's `done` is always 0, because collectors reset the states at the start of episodes.
+    The first axis of a recurrent agent's states is the layer; the first axis of a collector's states is the
+    environment. The agent's `done` is always 0, because collectors reset the states at the start of episodes.
     """
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:
@@ -252,7 +253,7 @@ def policy_of(policy: Any) -> Any:
 def wrap_peer(policy: Any, *, deterministic: bool = False) -> Any:
     """Wrap a policy of another library as a function of observations; return other policies unchanged.
 
-    Raises PolicySpecError if `deterministic` is requested from a policy without a method for it.
+    Raises PolicySpecError if `deterministic` is true but the policy has no deterministic method.
     """
     if isinstance(policy, PeerPolicy):
         return type(policy)(policy.policy, deterministic=True) if deterministic else policy

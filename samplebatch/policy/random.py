@@ -1,4 +1,4 @@
-"""Random policies: for all environments at once, with one generator per environment, and for one agent."""
+"""Random policies: one generator for all environments, one generator per environment, and one generator per agent."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Sampler = Callable[[int], Leaf]
 class RandomPolicy:
     """Policy that samples actions with the distribution of `space.sample()`.
 
-    Values with two bounds are uniform, values without bounds are normal, and values with one bound are exponential,
-    starting at the bound.
+    Values with two bounds are uniformly distributed, values without bounds normally, and values with one bound
+    exponentially from the bound.
 
     Parameters
     ----------
     action_space
-        Action space of one environment; it is unchanged, and its generator is not used.
+        Action space of one environment; sampling does not use or change the generator of the space.
     seed
-        Seed or generator of the samples.
+        Seed or generator for the random actions.
 
     Examples
     --------
@@ -175,7 +175,7 @@ class RandomByEnvironment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the `state_dict` of a policy for the same number of environments."""
+        """Restore the result of `state_dict` of a policy for the same number of environments."""
         for policy, policy_state in zip(self._policies, state["policies"], strict=True):
             policy.load_state_dict(policy_state)
         self._prefetched = [leaf.copy() for leaf in state["drawn"]]
@@ -193,7 +193,7 @@ _PREFETCHED_PER_AGENT = 64
 
 
 class RandomDraws:
-    """Random actions of one agent: prefetched, or sampled by the space if it has a mask or a custom `sample`."""
+    """Random actions of one agent: prefetched, or sampled by the space for a mask or a custom `sample`."""
 
     def __init__(self, space: Any, seed: int) -> None:
         # A copy, because other agents or the environment may sample from the same space.
@@ -221,7 +221,7 @@ class RandomDraws:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RandomDraws:
-        """Create draws that continue from a `state_dict`."""
+        """Create random actions that continue from the result of `state_dict`."""
         draws = cls(state["space"], 0)
         draws._space, draws._prefetched = copy.deepcopy(state["space"]), list(state["ahead"])
         if draws._policy is not None:
@@ -230,7 +230,7 @@ class RandomDraws:
 
 
 def _draws_as_random_policy(space: Any) -> bool:
-    """Whether `RandomPolicy` samples from a space like `space.sample`: the space has one array and a Gymnasium class.
+    """Whether `RandomPolicy` can sample like `space.sample`: the space has a class of Gymnasium and a single array.
 
     >>> from gymnasium import spaces
     >>> [

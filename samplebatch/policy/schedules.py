@@ -16,7 +16,7 @@ class Schedule(ABC):
 
 
 class LinearSchedule(Schedule):
-    """Linear interpolation from `start` to `end`, constant afterwards.
+    """Linear interpolation from `start` to `end`, followed by the constant `end`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Creation of policies for workers from factories, names and files, and updates of their weights."""
+"""Creation of policies from factories, names and files for workers, and updates of the policies' weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPACES = ("observation_space", "action_space")
 
 
 class PickledPolicy:
-    """A serialized policy, or mapping of policies; each call returns an independent copy.
+    """Serialized policy or mapping of policies; each call returns an independent copy.
 
     Multiprocessing would move the tensors of a module to shared memory, so that the learner's updates would change the
     workers' policies.
@@ -132,9 +132,10 @@ def load_weights(policy: Any, weights: Any) -> None:
     """Load weights into a policy, or into each policy of a mapping.
 
     Calls `load_state_dict`, or otherwise `set_weights`. Random policies ignore weights. Weights of a mapping are keyed
-    by policy id or by its label (see `label_policies`).
+    by policy id or by the label of the policy id (see `label_policies`).
 
-    Raises PolicySpecError if the policy has neither method, or there are weights for an unknown policy id.
+    Raises PolicySpecError if the policy has neither `set_weights` nor `load_state_dict`, or a policy id of the weights
+    is unknown.
     """
     if isinstance(policy, Mapping):
         ids = {label: policy_id for policy_id, label in label_policies(policy).items()}
@@ -160,7 +161,7 @@ def load_weights(policy: Any, weights: Any) -> None:
 
 
 def label_weights(policy: Any, weights: Any) -> Any:
-    """Replace the policy ids of a mapping of weights by labels, which are always strings."""
+    """Replace the policy ids in a mapping of weights by their labels, which are always strings."""
     if not (isinstance(policy, Mapping) and isinstance(weights, Mapping)):
         return weights
     labels = label_policies(policy)
@@ -204,8 +205,9 @@ def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
     path
         `.pt2` file of `torch.export.save`, or `.pt` or `.pth` file with a complete module of `torch.save`.
     allow_pickle
-        Whether to load files that execute code chosen by their author. Both formats do: a module is a pickle, and torch
-        unpickles example inputs and evaluates expressions of an exported program.
+        Whether to load files although loading may execute code chosen by the author of the file. Loading executes code
+        in both formats: a complete module is a pickle, and for an exported program torch unpickles example inputs and
+        evaluates expressions.
 
     Raises
     ------

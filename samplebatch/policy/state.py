@@ -1,7 +1,7 @@
 """Recurrent states of policies: arrays, tensors, or trees of arrays and tensors, with one row per environment.
 
-Trees consist of tuples, lists, dicts and batches, including batches of other libraries. Functions return a state of
-the same types.
+Trees consist of tuples, lists, dicts and batches, including batches of other libraries. Functions of this module return
+a state of the same types as their argument.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samplebatch.errors import PolicySpecError
 
 
 def zero_rows(state: Any, rows: Rows) -> Any:
-    """Return a copy of a state with zeros in the rows in which episodes start; None stays None.
+    """Return a copy of a state with zeros in the rows in which episodes start; None if the state is None.
 
     >>> zero_rows((np.ones((3, 1)), np.ones(3)), np.array([1]))[1]
     array([1., 0., 1.])
@@ -57,7 +57,7 @@ def check(state: Any, rows: int) -> None:
 
 
 def detach(state: Any) -> Any:
-    """Return a copy of a state that is detached from the graph of gradients; None stays None."""
+    """Return a copy of a state that is detached from the autograd graph; None if the state is None."""
 
     def copy_leaf(leaf: Any) -> Any:
         if leaf is None:
@@ -73,12 +73,12 @@ def zeros_like(state: Any) -> Any:
 
 
 def take(state: Any, rows: Rows) -> Any:
-    """Select rows of a state; None stays None."""
+    """Select rows of a state; None if the state is None."""
     return _map_leaves(state, lambda leaf: None if leaf is None else leaf[rows])
 
 
 def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
-    """Return a copy of the state of `count` environments with some rows replaced; a missing state is zero."""
+    """Return a copy of the state of `count` environments with some rows replaced; a state of None counts as zeros."""
 
     def merge(new_leaf: Any, leaf: Any) -> Any:
         if new_leaf is None:
@@ -116,9 +116,9 @@ def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def state_of(rows: Batch) -> Any:
-    """Return the state that `columns_of` stored with rows, in the policy's structure; None if absent.
+    """Return the state that `columns_of` stored with rows, in the policy's structure; None if no state is stored.
 
-    A tuple with a single item is returned as that item: both are stored as `state_in_0`.
+    A tuple with a single item is returned as that item, because both are stored as `state_in_0`.
 
     >>> state_of(Batch(obs=[0, 1], state_in={"h": [0.0, 0.5], "c": [0.0, 0.25]})).h
     array([0. , 0.5])

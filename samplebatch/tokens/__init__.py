@@ -1,4 +1,4 @@
-"""Batches of token rollouts: packing, balancing, minibatches by tokens, groups of rows.
+"""Batches of token rollouts: packing, balancing, minibatches with token limits, and groups of rows.
 
 The functions implement the `SampleBatch` methods of the same names. They accept any batch with ragged columns.
 """

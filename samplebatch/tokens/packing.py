@@ -1,4 +1,4 @@
-"""Splitting of token batches: packing of rows into bins with a token limit, and parts for several learners."""
+"""Packing of rows into bins with a token limit, and splitting of token batches for several learners."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SEGMENT_IDS = "segment_ids"
 
 
 class PackedBatch(Generic[B]):
-    """Rows of a batch concatenated into bins; see `pack`.
+    """Bins of concatenated rows of a batch; see `pack`.
 
     Parameters
     ----------
     batch
         A batch with one row per bin. Ragged columns contain the concatenated tokens of the bin's rows; columns with one
-        value per row contain the values of the bin's rows. `position_ids`, int64, numbers the tokens of each row from
-        0, and `segment_ids`, int32, numbers the rows of each bin.
+        value per row contain the values of the bin's rows. The column `position_ids` (int64) numbers the tokens of each
+        row from 0; the column `segment_ids` (int32) numbers the rows of each bin.
     rows
         Rows in each bin, as a ragged column.
     lengths
@@ -92,7 +92,7 @@ class PackedBatch(Generic[B]):
 
     @property
     def cu_seqlens(self) -> RaggedColumn:
-        """Cumulative sequence lengths of each bin, int32, as FlashAttention expects: a ragged column."""
+        """Ragged column of the cumulative sequence lengths of each bin, int32, as FlashAttention expects."""
         segments = self.segments
         offsets = segments.offsets + np.arange(len(self) + 1)
         bounds = np.zeros(int(offsets[-1]), np.int32)
@@ -133,8 +133,8 @@ class PackedBatch(Generic[B]):
 def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B]:
     """Pack rows into bins of at most `max_tokens` tokens by first-fit decreasing.
 
-    Ragged and numeric columns are packed. Text and objects are omitted: `batch.take(packed.rows.flat)` returns them in
-    the order of the bins.
+    Ragged and numeric columns are packed. Columns of text and objects are omitted; `batch.take(packed.rows.flat)`
+    returns these columns in the order of the bins.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def _beside(batch: SampleBatch[Any], columns: dict[str, Column]) -> dict[str, Co
 
 
 def first_fit(counts: Counts, order: npt.NDArray[np.intp], max_tokens: int) -> tuple[npt.NDArray[np.intp], int]:
-    """Assign rows, in the given order, to the first bin with room; return each row's bin and the number of bins.
+    """Assign each row, in the given order, to the first bin with room; return each row's bin and the number of bins.
 
     Raises
     ------
@@ -239,7 +239,7 @@ def token_minibatches(
     shuffle: bool = True,
     rng: np.random.Generator | int | None = None,
 ) -> Iterator[B]:
-    """Yield minibatches of at most `max_tokens` tokens, every row once per epoch.
+    """Yield minibatches of at most `max_tokens` tokens; each epoch contains every row once.
 
     Parameters
     ----------
@@ -248,8 +248,8 @@ def token_minibatches(
     epochs
         Passes over the batch.
     shuffle
-        Whether rows are assigned to parts in random order, each to the first part with room. If not, parts are views
-        of consecutive rows.
+        Whether rows are assigned to minibatches in random order, each row to the first minibatch that has room for it.
+        If false, minibatches are views of consecutive rows.
     rng
         A generator or a seed.
 
@@ -317,7 +317,7 @@ def tokens_of(batch: SampleBatch[Any], lengths: RowLengths) -> npt.NDArray[np.in
 
 
 def weights_of(batch: SampleBatch[Any], weights: RowLengths, argument: str) -> npt.NDArray[Any]:
-    """Return a finite, non-negative number per row, such as its token count; see `tokens_of`."""
+    """Return one finite, non-negative number per row, such as the row's token count; see `tokens_of`."""
     if weights is None:
         return _common_lengths(batch, argument)
     if isinstance(weights, str):
@@ -359,7 +359,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class Parts(list[B], Generic[B]):
-    """List of parts of one batch that records the source row of each row.
+    """List of the parts of one batch, with the index of each row in this batch.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ class Parts(list[B], Generic[B]):
     rows
         Row indices of the batch for each part.
     totals
-        Total weight of each part, such as its tokens, shape (k,).
+        Total weight of each part, such as its number of tokens, shape (k,).
     count
         Number of rows of the batch.
 
@@ -395,13 +395,13 @@ class Parts(list[B], Generic[B]):
 
     @property
     def imbalance(self) -> float:
-        """Largest weight divided by the mean weight; 1 for parts without weight."""
+        """Largest weight of a part divided by the mean weight; 1 if all weights are 0."""
         mean = float(self.totals.mean()) if len(self.totals) else 0.0
         return float(self.totals.max()) / mean if mean else 1.0
 
     @property
     def inverse(self) -> Indices:
-        """Inverse permutation: position of each row of the batch among the rows of all parts, shape (n,)."""
+        """Inverse permutation, shape (n,): position of each row of the batch in the concatenation of all parts."""
         positions = np.empty(self._count, np.intp)
         order = np.concatenate([*self.rows, np.empty(0, np.intp)])
         # Padding rows follow the rows that they repeat.
@@ -409,7 +409,7 @@ class Parts(list[B], Generic[B]):
         return positions
 
     def join(self, parts: Sequence[Any] | None = None) -> Any:
-        """Join results of the parts in the row order of the batch, without padding.
+        """Concatenate results of the parts in the row order of the batch, without padding.
 
         Parameters
         ----------
@@ -419,7 +419,8 @@ class Parts(list[B], Generic[B]):
         Raises
         ------
         ColumnLengthError
-            If `parts` does not have one value per part, or a value has another number of rows than its part.
+            If `parts` does not have one value per part, or the number of rows of a value differs from the number of
+            rows of its part.
         """
         results = list(self if parts is None else parts)
         sizes, actual = [len(rows) for rows in self.rows], [len(part) for part in results]
@@ -449,7 +450,8 @@ def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
     n
         Number of parts; some are empty if the batch has fewer rows.
     pad_to_divisor
-        Whether to repeat rows, starting with the first, until all parts have equal size. `Parts.join` removes them.
+        Whether to repeat rows, starting with the first row, until all parts have the same size. `Parts.join` removes
+        the repeated rows.
 
     Returns
     -------
@@ -480,10 +482,11 @@ def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
 
 
 def balance(batch: B, k: int, weights: RowLengths = None, *, equal_size: bool = False) -> Parts[B]:
-    """Distribute rows over `k` parts of nearly equal weight, such as tokens.
+    """Distribute rows over `k` parts of nearly equal total weight, such as the number of tokens.
 
     Rows are assigned by descending weight, each to the lightest part. Rows of the heaviest and the lightest part are
-    then swapped as long as that reduces their difference. `Parts.imbalance` is the largest weight divided by the mean.
+    then swapped as long as a swap reduces the difference of their weights. `Parts.imbalance` is the largest weight of a
+    part divided by the mean weight.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rows of token batches: groups with equal keys, repeated rows, and unions of columns."""
+"""Row operations on token batches: groups with equal keys, repetition of rows, and unions of columns."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Groups(Generic[B]):
         return np.asarray(self._grouped(values).max())
 
     def std(self, values: Any, ddof: int = 0) -> Numbers:
-        """Return the standard deviation per group, `ddof` as in NumPy; NaN for groups with too few rows."""
+        """Return the standard deviation per group, with `ddof` as in NumPy; NaN for groups with too few rows."""
         grouped = self._floats(values)
         squares = (grouped - grouped.mean()) ** 2
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -101,7 +101,7 @@ class Groups(Generic[B]):
             return np.asarray(np.sqrt(squares.sum() / degrees))
 
     def rank(self, values: Any, *, descending: bool = False) -> npt.NDArray[np.intp]:
-        """Rank each row within its group by ascending or descending value, from 0; equal values rank by row."""
+        """Rank each row within its group by ascending or descending value, from 0; equal values rank in row order."""
         numbers = self._values(values)
         order = np.lexsort((-numbers.astype(np.float64) if descending else numbers, self.ids))
         ranks = np.empty(len(order), np.intp)
@@ -120,7 +120,7 @@ class Groups(Generic[B]):
         epsilon
             Added to the standard deviation.
         ddof
-            As in `std`. Groups without a standard deviation are divided by 1 plus `epsilon`.
+            As in `std`. Values of groups whose standard deviation is NaN are divided by 1 plus `epsilon`.
         """
         numbers = self._values(values)
         centred = numbers - self.spread(self.mean(numbers))
@@ -136,7 +136,7 @@ class Groups(Generic[B]):
         Raises
         ------
         ColumnLengthError
-            If there is not one value per group.
+            If the number of values differs from the number of groups.
         """
         group_values = np.asarray(values)
         if not group_values.ndim or len(group_values) != len(self):
@@ -223,7 +223,7 @@ def repeat(batch: B, k: int, *, interleave: bool = True) -> B:
     k
         Number of copies of each row.
     interleave
-        Whether the copies of a row are adjacent. If not, the entire batch is repeated.
+        Whether the copies of a row are adjacent. If false, copies of the entire batch follow each other.
 
     Raises
     ------
@@ -241,7 +241,7 @@ def repeat(batch: B, k: int, *, interleave: bool = True) -> B:
 
 
 def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
-    """Return a batch with the columns of both, sharing memory.
+    """Return a batch that has the columns of both batches and shares their memory.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
     Raises
     ------
     ColumnLengthError
-        If `other` has another number of rows.
+        If the number of rows of `other` differs from the number of rows of the batch.
     ColumnMismatchError
         If the values of a common column are not equal.
 
@@ -275,12 +275,12 @@ def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
 
 
 def assign(batch: B, **columns: Any) -> B:
-    """Return a batch with added or replaced columns, sharing memory; the original batch is unchanged.
+    """Return a batch with added or replaced columns that shares memory with the original batch, which is unchanged.
 
     Raises
     ------
     ColumnLengthError
-        If a column has another number of rows than the batch.
+        If the number of rows of a column differs from the number of rows of the batch.
 
     Examples
     --------
