@@ -26,7 +26,7 @@ Metrics = dict[str, Any]
 
 
 def metrics_of(stats: Any) -> Metrics:
-    """Return the metrics of a report by name, with nested summaries; arrays, batches and None are omitted.
+    """Return the metrics of a report by name, including nested summaries; arrays, batches and None are omitted.
 
     >>> import numpy as np
     >>> from samplebatch.rollout import CollectStats
@@ -52,7 +52,7 @@ def metrics_of(stats: Any) -> Metrics:
 
 
 def flatten_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten nested metrics, joining names with `/`; values other than numbers are omitted.
+    """Flatten nested metrics and join their names with `/`; values other than numbers are omitted.
 
     >>> flatten_metrics({"loss": 1, "returns_stat": {"mean": 2.5, "of": None}})
     {'loss': 1.0, 'returns_stat/mean': 2.5}
@@ -77,7 +77,7 @@ def short(value: Any) -> str:
 
 @dataclass
 class RecentMeans:
-    """Means of metrics over their last 100 values, for trainers; NaN while any value in the window is NaN.
+    """Moving averages of metrics over their last 100 values, for trainers; NaN while the window contains NaN.
 
     >>> losses = RecentMeans()
     >>> losses.add({"loss": 1.0}), losses.add({"loss": 3.0}), losses.add({"loss": float("nan")})
@@ -87,13 +87,13 @@ class RecentMeans:
     values: dict[str, deque[float]] = field(default_factory=dict)
 
     def add(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Add one value per metric and return the means."""
+        """Add one value per metric, and return the moving averages."""
         for name, value in metrics.items():
             self.values.setdefault(name, deque(maxlen=_WINDOW)).append(float(value))
         return {name: self.mean(name) for name in metrics}
 
     def mean(self, name: str) -> float:
-        """Return the mean of a metric; 0 if it has no value."""
+        """Return the moving average of a metric; 0 if the metric has no value."""
         values = self.values.get(name)
         return sum(values) / len(values) if values else 0.0
 
@@ -115,7 +115,7 @@ _SAVED = ("save/epoch", "save/env_step", "save/update_step")
 
 
 class Logger(ABC):
-    """Base of loggers, which trainers call with the metrics of collections, tests, updates and epochs.
+    """Base class of loggers, which trainers call with the metrics of collections, tests, updates and epochs.
 
     Names of metrics and step counters are the same as in Tianshou's loggers: `training/returns_stat/mean` at
     `training/env_step`.
@@ -123,13 +123,13 @@ class Logger(ABC):
     Parameters
     ----------
     training_interval, test_interval
-        Minimum environment steps between two written reports on collections, or on tests.
+        Minimum number of environment steps between two logged reports on collections, or on tests.
     update_interval
-        Minimum update steps between two written reports on updates.
+        Minimum number of update steps between two logged reports on updates.
     info_interval
-        Minimum epochs between two written reports on the training.
+        Minimum number of epochs between two logged reports on the training run.
     save_interval
-        Epochs between two calls of the trainer's `save_checkpoint_fn`; None for every epoch.
+        Number of epochs between two calls of the trainer's `save_checkpoint_fn`; None for a call in every epoch.
 
     Raises
     ------
@@ -204,9 +204,9 @@ class Logger(ABC):
         Parameters
         ----------
         epoch, env_step, update_step
-            Epochs, environment steps and update steps so far.
+            Number of epochs, environment steps and update steps so far.
         save_checkpoint_fn
-            Function of the three numbers; None to save nothing.
+            Function that receives these three numbers; None to save nothing.
         """
         last = self._last_steps.get("save", 0)
         if save_checkpoint_fn is None or epoch - last < self._intervals["save"]:
@@ -216,9 +216,9 @@ class Logger(ABC):
         self.write("save/epoch", epoch, {"env_step": env_step, "update_step": update_step})
 
     def restore_data(self) -> tuple[int, int, int]:
-        """Return epoch, environment steps and update steps of the last saved checkpoint, to continue the log there.
+        """Return epoch, environment steps and update steps of the last checkpoint, from which a resumed log continues.
 
-        Loggers that can read their log return the recorded numbers, other loggers return zeros.
+        Loggers that can read their log return the recorded numbers; other loggers return zeros.
         """
         epoch, env_step, update_step = self._saved_steps()
         if epoch:
@@ -249,17 +249,17 @@ class Logger(ABC):
         return {"last_steps": dict(self._last_steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of the log of a resumed training run."""
+        """Restore the state of the log when a training run is resumed."""
         self._last_steps = dict(state["last_steps"])
 
 
 class TensorboardLogger(Logger):
-    """Logger for TensorBoard, through torch's `SummaryWriter`.
+    """Logger for TensorBoard, which writes with torch's `SummaryWriter`.
 
     Parameters
     ----------
     writer
-        A `SummaryWriter`, or the folder for a new one.
+        A `SummaryWriter`, or the folder for a new `SummaryWriter`.
     training_interval, test_interval, update_interval, info_interval, save_interval
         See `Logger`.
     write_flush
@@ -280,7 +280,7 @@ class TensorboardLogger(Logger):
         self._flushes = write_flush
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Write one scalar per metric, and one for the step."""
+        """Write one scalar per metric, and one scalar for the step."""
         scope = step_type.partition("/")[0]
         self.writer.add_scalar(step_type, step, global_step=step)
         for name, value in data.items():
@@ -319,7 +319,7 @@ class WandbLogger(Logger):
         Result of `wandb.init`; by default, a run is started with the other arguments.
     project, name, run_id, config, mode
         Project, name, id, settings, and mode (`"online"` or `"offline"`) of the run. A resumed training run continues
-        the run with the same id.
+        the Weights & Biases run with the same id.
     training_interval, test_interval, update_interval, info_interval, save_interval
         See `Logger`.
 
@@ -356,7 +356,7 @@ class WandbLogger(Logger):
             self.run.define_metric(f"{scope}/*", step_metric=f"{scope}/{unit}")
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Log all metrics of a report as one row, with the step as x-axis."""
+        """Log all metrics of a report as one row; the step is the x-axis."""
         scope = step_type.partition("/")[0]
         self.run.log({step_type: step} | {for_terminal(f"{scope}/{name}", 400): value for name, value in data.items()})
 
@@ -376,7 +376,7 @@ _PROGRESS_S = 10.0
 
 
 class Display:
-    """Plain lines on standard output, for trainers; base of other displays.
+    """Display of training as plain lines on standard output; base class of other displays.
 
     - `verbose`: whether to print lines.
     - `progress_s`: seconds between lines of progress within an epoch; None for no such lines.
@@ -392,7 +392,7 @@ class Display:
         self._epoch, self._total = epoch, total
 
     def advance(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Show the number of completed steps of the epoch and the newest metrics."""
+        """Display the number of completed steps of the epoch and the newest metrics."""
         if self._progress_s is None or time.monotonic() - self._last_line_s < self._progress_s or done >= self._total:
             return
         shown = ", ".join(f"{name} {short(value)}" for name, value in metrics.items())
@@ -424,7 +424,7 @@ class Bar(Display):
         self._task: Any = None
 
     def begin(self, epoch: int, done: int, total: int) -> None:
-        """Replace the bar with the bar of a new epoch."""
+        """Replace the progress bar by the progress bar of a new epoch."""
         self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
@@ -440,13 +440,13 @@ class Bar(Display):
         self._progress.stop()
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the progress bar."""
         if self._verbose:
             self._progress.console.print(for_terminal(line, _MAX_LINE), highlight=False, markup=False)
 
 
 def make_display(*, verbose: bool, show_progress: bool) -> Display:
-    """Return a display with a progress bar on a terminal, or lines of progress elsewhere, if requested."""
+    """Create a display; progress, if requested, is a bar on a terminal and lines elsewhere."""
     if show_progress and sys.stdout.isatty() and find_spec("rich") is not None:
         return Bar(verbose=verbose)
     return Display(verbose=verbose, progress_s=_PROGRESS_S if show_progress else None)

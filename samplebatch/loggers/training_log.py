@@ -22,19 +22,19 @@ _MAX_WAITING = 10_000
 
 
 class TrainingLog(Logger):
-    """Logger that appends to a dataset, which `samplebatch inspect` plots and any Parquet reader can query.
+    """Logger that appends to a dataset; `samplebatch inspect` plots this dataset, and any Parquet reader can query it.
 
     Each metric value is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`;
     `value`; `time` in seconds since 1970; and `row`, its number in the training run. A killed process loses at most the
-    metrics of the last ten seconds. A training run that is resumed from a checkpoint logs later metrics again, with the
-    same row numbers; readers select the newest rows (see `read_log`).
+    metrics of the last ten seconds. A training run that is resumed from a checkpoint logs the metrics after this
+    checkpoint again, with the same row numbers; readers select the newest rows (see `read_log`).
 
     Parameters
     ----------
     folder
-        Folder of the dataset, which is created with the first metrics.
+        Folder of the dataset; it is created when the first metrics are written.
     training_interval, test_interval, update_interval, info_interval, save_interval
-        See `Logger`; by default every report is written.
+        See `Logger`; by default, every report is logged.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class TrainingLog(Logger):
         self._flushed_s = time.monotonic()
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Queue one row per metric, and flush if necessary."""
+        """Queue one row per metric, and flush if many rows are pending or the last flush was long ago."""
         scope, _, unit = step_type.partition("/")
         now = time.time()
         for name, value in data.items():
@@ -93,17 +93,17 @@ class TrainingLog(Logger):
             self._dataset.compact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the number of logged metrics."""
+        """Return the state, which includes the number of logged metrics."""
         return super().state_dict() | {"rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the metrics of a checkpoint; later metrics are logged again."""
+        """Continue the log after the metrics of a checkpoint; the metrics after the checkpoint are logged again."""
         super().load_state_dict(state)
         self._rows, self._waiting = state["rows"], []
 
 
 class LearningCurve(NamedTuple):
-    """Values of one metric over a training run.
+    """Learning curve: the values of one metric over a training run.
 
     - `unit`: unit of steps: `"env_step"`, `"update_step"` or `"epoch"`.
     - `steps`, `values`: steps and values, shape (n,) each.
@@ -120,7 +120,7 @@ def is_log(batch: object) -> TypeGuard[SampleBatch]:
 
 
 def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
-    """Read the metrics of a training run; rows that a resumed run has logged again are omitted.
+    """Read the metrics of a training run; if a resumed run has logged rows again, only the newest rows are returned.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
 
 
 def newest_metrics(log: SampleBatch) -> SampleBatch:
-    """Remove rows that were logged again: rows before a row with the same or a smaller number.
+    """Remove outdated rows: rows before a row with the same or a smaller row number.
 
     >>> newest_metrics(SampleBatch(row=[0, 1, 2, 1], value=[0.0, 1.0, 2.0, 1.5]))["value"]
     array([0. , 1.5])

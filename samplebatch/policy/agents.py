@@ -60,7 +60,7 @@ class AgentActor(ABC):
         """
 
     def draw(self, groups: Sequence[AgentGroup], stacked_obs: Leaf | None) -> AgentActions:
-        """Return one random action per agent; the parameters are those of `act`."""
+        """Return one random action per agent; accepts the same arguments as `act`."""
         return self.act(groups, stacked_obs)
 
     @property

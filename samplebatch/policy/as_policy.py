@@ -323,7 +323,7 @@ class TorchPolicy(PolicyAdapter):
         """Return the device and the floating-point dtype of the module's parameters; "cpu" and None for functions.
 
         Each call reads the parameters, because they may be moved or replaced at any time. The path of the parameter is
-        cached, because iterating over `named_parameters` takes longer than the forward pass of a small network.
+        cached, because iterating over `named_parameters` is slower than the forward pass of a small network.
         """
         if self._parameter_path:
             owner: Any = self.policy
@@ -368,8 +368,8 @@ def as_policy(
         Action space of one environment, which collectors pass. If it is None, scores are not converted to actions and
         the keys of dict and tuple actions are not checked.
     takes
-        Positional arguments of the policy: `"obs"`, `"tensor"` (observations as tensors) or `"batch"`, or a sequence of
-        one of these names and further names from `"info"` and `"state"`. By default, the first argument is the
+        Positional arguments of the policy: `"obs"`, `"tensor"` (observations as tensors) or `"batch"`, or a sequence
+        that starts with such a name and continues with `"info"` and `"state"`. By default, the first argument is the
         observations (the batch if the parameter is called `batch`), and further arguments are passed by name.
     deterministic
         Whether a policy of Stable-Baselines3 or RLlib returns its best actions instead of exploring.

@@ -32,13 +32,13 @@ def stay(obs: Any) -> Any:
 class CollectorContract(ABC):
     """Test suite of a single-agent collector, for authors of collectors and environment adapters.
 
-    Derive a test class and implement the abstract methods. pytest, and every other runner that calls methods named
-    `test_*`, finds the tests.
+    Derive a test class and implement the abstract methods. pytest and other runners that call methods named `test_*`
+    run the tests.
 
     Attributes
     ----------
     modes
-        Autoreset modes to test, named as in Gymnasium's `AutoresetMode`.
+        Autoreset modes to test, with the names of Gymnasium's `AutoresetMode`.
     keeps_steps
         Whether steps completed before a failure are returned by a later call.
 
@@ -115,7 +115,7 @@ class CollectorContract(ABC):
     # -- every batch ---------------------------------------------------------------------------------------------------
 
     def test_every_row_is_a_step_that_was_made(self) -> None:
-        """Rows contain the environment's values in all modes: no reset is a step, no final observation is lost."""
+        """In all modes, rows contain the environment's values: no row is a reset, and no final observation is lost."""
         for mode in self.modes:
             for truncates in (False, True):
                 (batch,) = self.collect(_ladders(truncates=truncates), climb, mode=mode, n_step=50)
@@ -138,7 +138,7 @@ class CollectorContract(ABC):
                 check(steps["t"][0] == 0, "the first step must be the first of its episode")
 
     def test_a_single_environment_is_collected_alike(self) -> None:
-        """One environment is collected like several."""
+        """The contract also applies to a single environment."""
         for mode in self.modes:
             batches = self.collect([partial(ladder, 0, 5)], climb, mode=mode, n_step=7, times=2)
             check([len(batch) for batch in batches] == [7, 7], "one environment must make exactly n_step steps")
@@ -149,7 +149,7 @@ class CollectorContract(ABC):
     # -- how much ------------------------------------------------------------------------------------------------------
 
     def test_as_many_steps_as_asked(self) -> None:
-        """The batch has at least n_step steps, and less than one extra step per environment."""
+        """The batch has at least `n_step` steps, and less than one additional step per environment."""
         for mode in self.modes:
             for n_step in (1, 3, 10):
                 (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=n_step)
@@ -160,7 +160,7 @@ class CollectorContract(ABC):
                 )
 
     def test_exactly_as_many_episodes_as_asked(self) -> None:
-        """Every stored episode is complete, and long episodes are as likely as short ones."""
+        """Every stored episode is complete, and long episodes are as likely as short episodes."""
         for mode in self.modes:
             for n_episode in (1, 3, 7):
                 (batch,) = self.collect(_ladders(), climb, mode=mode, n_episode=n_episode)
@@ -180,7 +180,7 @@ class CollectorContract(ABC):
     # -- seeds ---------------------------------------------------------------------------------------------------------
 
     def test_the_same_seed_gives_the_same_data(self) -> None:
-        """Data except `eps_id` are determined by the seed; another seed gives different data."""
+        """The seed determines all columns except `eps_id`; a different seed results in different data."""
         for mode in self.modes:
             first, same, other = (self._walked(mode, seed) for seed in (3, 3, 4))
             check(first.keys() == same.keys(), "the same seed must give the same environments")
@@ -192,7 +192,7 @@ class CollectorContract(ABC):
             )
 
     def test_environments_are_unlike_each_other(self) -> None:
-        """Each environment has its own seed, and its generator continues from episode to episode."""
+        """Each environment has its own seed, and its generator is not reset between episodes."""
         for mode in self.modes:
             walked = self._walked(mode, 3)
             check(not _alike(walked[0, 0], walked[1, 0]), "environments must have different seeds")
@@ -200,7 +200,7 @@ class CollectorContract(ABC):
             check(len(np.unique(values)) == len(values), "no two episodes must draw the same numbers")
 
     def test_data_do_not_depend_on_how_many_environments_there_are(self) -> None:
-        """The data of an environment are determined by the seed and its number."""
+        """The seed and the index of an environment determine its data."""
         for mode in self.modes:
             few, many = self._walked(mode, 3), self._walked(mode, 3, count=5)
             for key, rewards in few.items():
@@ -213,7 +213,7 @@ class CollectorContract(ABC):
     # -- infos, hooks, columns -----------------------------------------------------------------------------------------
 
     def test_infos_belong_to_their_step(self) -> None:
-        """Every row has the info of its step, also at the end of an episode."""
+        """Every row contains the info of its step, including the last step of an episode."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50)
             steps = np.asarray(batch["obs"])[:, 2] + 1
@@ -231,7 +231,7 @@ class CollectorContract(ABC):
                 check(numbers == list(range(count)), "a hook must be called with all steps of an episode in order")
 
     def test_columns_of_the_policy_are_kept_and_widened(self) -> None:
-        """Extra outputs of a policy are stored with their step; a wider dtype in a later step is lossless."""
+        """Additional outputs of a policy are stored with their step; a later, wider dtype is lossless."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), _telling, mode=mode, n_step=50)
             check(batch["vf_preds"].dtype == np.float64, "a column of integers must widen to floats")
@@ -264,7 +264,7 @@ class CollectorContract(ABC):
                 check(steps >= 6, f"at least 6 steps must be kept, got {steps}")
 
     def test_values_that_no_column_can_hold_are_refused(self) -> None:
-        """A value that would change is rejected by column and step name; earlier steps are stored unchanged."""
+        """Values that storage would change are rejected by column and step name; earlier steps are intact."""
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5, odd_at=9)]
             error, batches = self.collect_after_failure(makers, climb, mode=mode, n_step=60)
@@ -282,9 +282,9 @@ class CollectorContract(ABC):
 
 
 def check_ladder(batch: SampleBatch, lengths: Sequence[int], *, truncates: bool = False) -> None:
-    """Check every row against the rules of `ladder`: environment k has number k and episodes of `lengths[k]` steps.
+    """Check every row against the rules of `ladder`; environment k has number k and episodes of `lengths[k]` steps.
 
-    Raises AssertionError if a value differs from the environment's.
+    Raises AssertionError if a value differs from the value that the environment returns.
     """
     obs, new_obs = np.asarray(batch["obs"]), np.asarray(batch["new_obs"])
     check(
@@ -320,7 +320,7 @@ def _telling(obs: Any) -> dict[str, Any]:
 
 
 class _Failing:
-    """Policy that raises in its n-th call."""
+    """Policy that raises an error in the n-th call."""
 
     def __init__(self, n: int) -> None:
         self._left = n
@@ -333,6 +333,6 @@ class _Failing:
 
 
 def _alike(left: Any, right: Any) -> bool:
-    """Return whether the common prefix of two sequences is not empty and equal."""
+    """Return whether two sequences are equal up to the length of the shorter sequence, which must not be empty."""
     length = min(len(left), len(right))
     return bool(length) and np.array_equal(left[:length], right[:length])

@@ -1,4 +1,4 @@
-"""Small environments with predictable steps for the test suites of collectors, and checks of any collected steps."""
+"""Small environments with predictable steps for the test suites of collectors, and checks of collected steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samplebatch.rollout.postprocessing import Trajectory
 
 
 class RungError(RuntimeError):
-    """Raised by a failing step of a `ladder`."""
+    """Error that a `ladder` raises in a failing step."""
 
 
 def ladder(
@@ -25,12 +25,12 @@ def ladder(
 ) -> Any:
     """Create a Gymnasium environment with episodes of fixed length.
 
-    An observation is `(number, episode, step)`, float32; the reward of a step is `100 * number + step`, the info
-    `{"step": step}`, where `step` counts from 1. Actions are 0, 1 or 2.
+    An observation is `(number, episode, step)`, float32. The reward of a step is `100 * number + step`, and the info is
+    `{"step": step}`; `step` is counted from 1. Actions are 0, 1 or 2.
 
     truncates: whether episodes end by truncation.
-    fails_at: step, counted from 1 over all episodes, that raises `RungError`.
-    odd_at: step whose observation has a different shape.
+    fails_at: step, counted from 1 over all episodes, in which `RungError` is raised. odd_at: step whose observation has
+    a different shape.
 
     >>> env = ladder(7, length=2)
     >>> env.reset()
@@ -116,14 +116,14 @@ def _walk_class() -> Any:
 
 
 class Relay:
-    """Parallel PettingZoo environment whose agents join and leave.
+    """Parallel PettingZoo environment whose agents join and leave during an episode.
 
     Runner k of three joins before step 2k and leaves after step 2k + 3; an episode has eight steps. An observation is
-    `(step, runner)`, float32, written to the same array in every step; the reward is `100 * step + runner`, the info
-    `{"now": step}`. Actions are 0 to 4.
+    `(step, runner)`, float32, written to the same array in every step. The reward is `100 * step + runner`, and the
+    info is `{"now": step}`. Actions are 0 to 4.
 
-    fails_at: step, counted from 1 over all episodes, that raises `RungError`.
-    odd_at: step whose rewards are None.
+    fails_at: step, counted from 1 over all episodes, in which `RungError` is raised. odd_at: step whose rewards are
+    None.
 
     length, rows: environment steps and agent steps per episode.
     """
@@ -183,11 +183,11 @@ class Market:
     """Turn-based PettingZoo environment whose agents pay each other and leave one by one.
 
     Trader k of three leaves after k + 2 of its turns, and all traders leave after seven turns. In every turn, the
-    reward of each active trader is the number of the turn, and of the acting trader ten times the number. An
-    observation is `(turn, trader)`, float32; the info is `{"turn": turn}`. Actions are 0 to 3.
+    reward of each active trader is the turn number, except that the acting trader's reward is ten times the turn
+    number. An observation is `(turn, trader)`, float32; the info is `{"turn": turn}`. Actions are 0 to 3.
 
-    fails_at: turn, counted from 1 over all episodes, that raises `RungError`.
-    odd_at: turn after which `last` returns None as reward.
+    fails_at: turn, counted from 1 over all episodes, in which `RungError` is raised. odd_at: turn after which `last`
+    returns None as the reward.
 
     length, rows: environment steps and agent steps per episode.
     """
@@ -233,7 +233,7 @@ class Market:
         return self._array, None if odd else self._paid[agent], terminated, truncated, {"turn": self._turn}
 
     def step(self, action: Any) -> None:
-        """Execute the trader's action; None removes a trader that has no further turn."""
+        """Execute the trader's action; an action of None removes a trader that has no further turn."""
         agent = self.agent_selection
         over = self._turn == self.length
         if self._out[agent] or over:
@@ -254,7 +254,7 @@ class Market:
         self._choose(agent)
 
     def _choose(self, agent: str) -> None:
-        """Select a dead agent if there is one, otherwise the next agent in cyclic order."""
+        """Select a dead agent if one exists, otherwise the next agent in cyclic order."""
         waiting = [trader for trader in self.agents if self._out[trader]] or self.agents
         later = [trader for trader in waiting if trader > agent]
         self.agent_selection = (later or waiting or [""])[0]
@@ -294,14 +294,14 @@ def check_steps(batch: SampleBatch, *, together: bool = True) -> None:
     Parameters
     ----------
     batch
-        Steps, with the columns of all collectors.
+        Collected steps, with the columns that all collectors store.
     together
         Whether every agent acts in every environment step, so that `t` has no gaps; False for turn-based environments.
 
     Raises
     ------
     AssertionError
-        If a column is missing or has another dtype, a stream is not contiguous, time decreases, an observation is not
+        If a column is missing or has a wrong dtype, a stream is not contiguous, time decreases, an observation is not
         the next observation of the previous step, or an episode continues after its end.
     """
     for name in (names.OBS, names.NEXT_OBS, names.ACTIONS, *DTYPES):
@@ -338,7 +338,7 @@ def check_steps(batch: SampleBatch, *, together: bool = True) -> None:
 
 
 def by_stream(batches: list[SampleBatch]) -> dict[tuple[int, int], SampleBatch]:
-    """Join the steps of each stream, a pair of `env_id` and `agent_index`, over several batches."""
+    """Concatenate the steps of each stream, a pair of `env_id` and `agent_index`, over several batches."""
     parts_by_key: dict[tuple[int, int], list[SampleBatch]] = {}
     for batch in batches:
         keys = list(zip(batch[names.ENV_ID].tolist(), batch[names.AGENT_INDEX].tolist(), strict=True))
@@ -349,17 +349,17 @@ def by_stream(batches: list[SampleBatch]) -> dict[tuple[int, int], SampleBatch]:
 
 
 def number_rows(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> None:
-    """Add the column `place` with the offset of each step in its trajectory; a hook."""
+    """Hook that adds the column `place`: the offset of each step in its trajectory."""
     trajectory.steps["place"] = np.arange(trajectory.steps.count)
 
 
 def says(error: BaseException, kind: type[BaseException], words: str) -> bool:
-    """Return whether the message of an error contains `words`, and its type is `kind` or a library error."""
+    """Return whether an error is of type `kind` or a library error, and its message contains `words`."""
     return words in str(error) and isinstance(error, (kind, SampleBatchError))
 
 
 def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Mark the first row and every row that differs from the previous one."""
+    """Mark the first row and every row that differs from the previous row."""
     marks = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=marks[1:])
     return marks

@@ -38,8 +38,8 @@ def each(agent: Any) -> str:
 class MultiAgentContract(ABC):
     """Test suite of a multi-agent collector, for authors of collectors and environment adapters.
 
-    Derive a test class and implement the abstract methods. pytest, and every other runner that calls methods named
-    `test_*`, finds the tests.
+    Derive a test class and implement the abstract methods. pytest and other runners that call methods named `test_*`
+    run the tests.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class MultiAgentContract(ABC):
         makers, times, seed, hooks
             As in `CollectorContract.collect`.
         policies
-            A function of observations for all policies, `"random"`, or a mapping by policy id.
+            A function of observations or `"random"` for all policies, or a mapping from policy ids to these values.
         policy_mapping
             Function from agent ids to policy ids.
         n_step, n_episode
@@ -86,13 +86,13 @@ class MultiAgentContract(ABC):
     ) -> tuple[BaseException, list[MultiAgentBatch]]:
         """Collect until an error is raised; return the error and all steps that were returned before and after it.
 
-        All agents are mapped to one policy by `everyone`.
+        `everyone` maps all agents to one policy.
         """
 
     # -- agents that act simultaneously --------------------------------------------------------------------------------
 
     def test_every_row_is_a_step_that_was_made(self) -> None:
-        """Rows contain the environment's values, also if agents join and leave."""
+        """Rows contain the environment's values even if agents join and leave."""
         for count in (1, 3):
             (batch,) = self.collect([Relay] * count, by_turn, n_step=3 * Relay.length * count)
             check_relay(batch["all"])
@@ -104,7 +104,7 @@ class MultiAgentContract(ABC):
             )
 
     def test_exactly_as_many_environment_steps_as_asked(self) -> None:
-        """A batch has the requested number of environment steps, with all agents that acted in them."""
+        """A batch has the requested number of environment steps, including the rows of all agents that acted."""
         for makers, check_rows in (([Relay] * 2, check_relay), ([Market] * 2, check_market)):
             batches = self.collect(makers, by_turn, n_step=10, times=4)
             check(
@@ -123,7 +123,7 @@ class MultiAgentContract(ABC):
                 check_steps(steps, together=together)
 
     def test_exactly_as_many_episodes_as_asked(self) -> None:
-        """Every episode is complete for all its agents."""
+        """Every episode contains all steps of all its agents."""
         for make, check_rows in ((Relay, check_relay), (Market, check_market)):
             for n_episode in (1, 2, 5):
                 (batch,) = self.collect([make] * 2, by_turn, n_episode=n_episode)
@@ -135,7 +135,7 @@ class MultiAgentContract(ABC):
                 check(batch.count == make.length * n_episode, "'count' must be the number of environment steps")
 
     def test_the_last_step_of_an_episode_is_marked(self) -> None:
-        """`eps_done` marks the last step of an episode for all agents that act in it, and no other."""
+        """`eps_done` is true for all agents that act in the last step of an episode, and false in all other rows."""
         for make in (Relay, Market):
             (batch,) = self.collect([make], by_turn, n_step=3 * make.length)
             rows = batch["all"]
@@ -144,7 +144,7 @@ class MultiAgentContract(ABC):
             )
 
     def test_each_agent_has_the_policy_of_the_mapping(self) -> None:
-        """Steps are in the batch of the agent's policy, and all policies share one environment step count."""
+        """Steps are in the batch of the agent's policy, and environment steps are counted once for all policies."""
         for make in (Relay, Market):
             (batch,) = self.collect([make], by_turn, policy_mapping=each, n_episode=2)
             check(sorted(batch.policy_batches) == sorted(make.possible_agents), "each policy must have a batch")
@@ -154,7 +154,7 @@ class MultiAgentContract(ABC):
     # -- agents that act in turns --------------------------------------------------------------------------------------
 
     def test_turns_are_kept_as_they_were_played(self) -> None:
-        """A row has the outcome of a turn until the agent's next turn, including rewards in other turns."""
+        """A row contains the outcome of a turn until the agent's next turn, including rewards in other turns."""
         (batch,) = self.collect([Market], by_turn, n_episode=2)
         rows = batch["all"]
         check_market(rows)
@@ -165,7 +165,7 @@ class MultiAgentContract(ABC):
     # -- seeds, hooks, columns -----------------------------------------------------------------------------------------
 
     def test_the_same_seed_gives_the_same_actions(self) -> None:
-        """Random actions are determined by the seed, not by the number of environments."""
+        """Random actions depend on the seed, but not on the number of environments."""
         for make in (Relay, Market):
             first, same, other = (self._actions(make, seed) for seed in (3, 3, 4))
             check(all(np.array_equal(first[key], same[key]) for key in first), "the same seed must give the same data")
@@ -194,7 +194,7 @@ class MultiAgentContract(ABC):
                 check(offsets == list(range(len(offsets))), "a hook must be called with all steps of an agent in order")
 
     def test_columns_of_the_policy_are_kept_and_widened(self) -> None:
-        """Extra outputs of a policy are stored with the agent's step; a wider dtype in a later step is lossless."""
+        """Additional outputs of a policy are stored with the agent's step; a later, wider dtype is lossless."""
         for make in (Relay, Market):
             (batch,) = self.collect([make], _telling, n_step=30)
             rows = batch["all"]
@@ -216,7 +216,7 @@ class MultiAgentContract(ABC):
             self._check_kept(batches, check_rows, together=make is Relay)
 
     def test_values_that_no_column_can_hold_are_refused(self) -> None:
-        """A value that would change is rejected by column name; earlier steps are stored unchanged."""
+        """Values that storage would change are rejected by column name; earlier steps are intact."""
         for make, check_rows in ((Relay, check_relay), (Market, check_market)):
             error, batches = self.collect_after_failure([make, partial(make, odd_at=13)], by_turn, n_step=60)
             check(says(error, SampleBatchError, "'rewards'"), f"the column must be named, got {error!r}")
@@ -243,7 +243,7 @@ class MultiAgentContract(ABC):
 def check_relay(rows: SampleBatch) -> None:
     """Check every row against the rules of `Relay`, with actions of `by_turn`.
 
-    Raises AssertionError if a value differs from the environment's.
+    Raises AssertionError if a value differs from the value that the environment returns.
     """
     obs, new_obs = np.asarray(rows["obs"]), np.asarray(rows["new_obs"])
     check(
@@ -273,7 +273,7 @@ def check_relay(rows: SampleBatch) -> None:
 def check_market(rows: SampleBatch) -> None:
     """Check every row against an episode of `Market` by `play_by_the_book`, with actions of `by_turn`.
 
-    Raises AssertionError if a value differs from the environment's.
+    Raises AssertionError if a value differs from the value that the environment returns.
     """
     played = play_by_the_book(Market(), lambda obs: int(obs[0] % 4))
     for row in range(len(rows)):
@@ -287,12 +287,12 @@ def check_market(rows: SampleBatch) -> None:
 
 
 def play_by_the_book(environment: Any, act: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    """Play one episode of a turn-based environment with PettingZoo's documented loop, and record each living turn.
+    """Play one episode of a turn-based environment with PettingZoo's documented loop; record turns of living agents.
 
     environment: the environment; only `last` and `step` are called.
     act: function from an observation to an action.
 
-    Returns: one row per turn of a living agent, in order: columns by name, without ids.
+    Returns: columns by name, without ids; one row per turn of a living agent, in order.
     """
     environment.reset()
     rows: list[dict[str, Any]] = []
