@@ -221,7 +221,7 @@ def test_folders_without_rows_are_rejected(tmp_path: Path) -> None:
 
 
 def test_rows_that_nothing_draws_from_are_rejected() -> None:
-    sentence = "source must be a buffer, a dataset or a path, got SampleBatch"
+    sentence = "source must be a buffer, a dataset or a path, got a SampleBatch"
     with pytest.raises(ArgumentError, match=sentence):
         cloning().create_trainer(OfflineTrainerParams(buffer=steps_of(filled())))
 

@@ -83,11 +83,12 @@ def test_the_same_seed_gives_the_samples_of_a_local_buffer() -> None:
         sequences = [buffer.sample_sequences(8, 5, per_sequence="rew") for buffer in (remote, local)]
         assert_alike(*sequences)
         assert sequences[0].batch.rew.shape == (8,)
-        streamed = next(remote.stream(8, mode="sequences", length=5, per_sequence=["rew"]))
-        assert_alike((streamed, streamed.pop("batch_indexes")), local.sample_sequences(8, 5, per_sequence="rew"))
         episodes = [zip(*buffer.sample_episodes(3), strict=True) for buffer in (remote, local)]
         for one, other in zip(*episodes, strict=True):
             assert_alike(one, other)
+        # A stream draws ahead, therefore it is the last.
+        streamed = next(remote.stream(8, mode="sequences", length=5, per_sequence=["rew"]))
+        assert_alike((streamed, streamed.pop("batch_indexes")), local.sample_sequences(8, 5, per_sequence="rew"))
 
 
 def test_columns_per_sequence_must_be_names_of_columns(client: ReplayClient) -> None:
