@@ -144,11 +144,11 @@ def test_policies_are_functions_and_files(tmp_path: Path) -> None:
     torch.save(still, saved)
     command = ("collect", "CartPole-v1", "-w1", "--steps=60", f"--policy={saved}", f"--out={out}")
     process = start(*command)
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "add --allow-pickle" in complaints
     process = start(*command, "--allow-pickle")
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=180)
     assert process.returncode == 0, complaints
     assert not read_arrow(out)["actions"].any()
 
@@ -160,7 +160,7 @@ def test_policies_are_functions_and_files(tmp_path: Path) -> None:
         "--policy=runner=arena:steady",
         f"--out={tmp_path / 'relay.arrow'}",
     )
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=180)
     assert process.returncode == 0, complaints
     assert set(read_arrow(tmp_path / "relay.arrow")["runner"]["actions"].tolist()) == {1}
 
