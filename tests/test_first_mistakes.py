@@ -222,11 +222,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "policy of another algorithm": (
         lambda: learn().DQN(policy=actor_policy(), optim=learn().AdamOptimizerFactory()),
-        "policy of DQN must be a DiscreteQLearningPolicy, got a ProbabilisticActorPolicy of samplebatch.learn.policy",
+        "policy of DQN must be an instance of DiscreteQLearningPolicy, got a ProbabilisticActorPolicy",
     ),
     "values for a policy of actions": (
         lambda: learn().PPO(policy=q_policy(), critic=network(1), optim=learn().AdamOptimizerFactory()),
-        "policy of PPO must be a ProbabilisticActorPolicy, got a DiscreteQLearningPolicy",
+        "policy of PPO must be an instance of ProbabilisticActorPolicy, got a DiscreteQLearningPolicy",
     ),
     "algorithm without a policy": (lambda: learn().DQN(optim=optimizer()), "DQN requires 'policy'"),
     "sizes of layers": (lambda: learn().MLP(4, [64]), "pass hidden_sizes= by name"),

@@ -69,8 +69,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         If an argument is out of range, or the critic has its own recurrent layers.
     """
 
-    _policy_words = "a ProbabilisticActorPolicy"
-    _policy_attributes = ("distribution",)
+    _policy_class = ProbabilisticActorPolicy
 
     def __init__(
         self,

@@ -126,14 +126,18 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         `ReplayBuffer.sample`. Set by algorithms with targets.
     lr_schedulers, updates
         Learning-rate schedules, which are stepped after each update, and the number of updates so far.
+
+    Raises
+    ------
+    ArgumentError
+        If `policy` is a network, or a policy of a class that the algorithm does not train.
     """
 
     n_step: int | None = None
     gamma: float = 0.99
     policy: PolicyT
-    _policy_words: ClassVar[str] = "a policy of samplebatch.learn"
-    _policy_attributes: ClassVar[tuple[str, ...]] = ("get_exploration_state", "set_exploration_state")
-    """Attributes that the policy must have; `_policy_words` describes such a policy."""
+    _policy_class: ClassVar[type] = Policy
+    """Class of the policies that the algorithm trains."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Reject unknown arguments and suggest near names."""
@@ -147,10 +151,10 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
                 f"policy must be a policy, got a {type(policy).__name__}; pass the network to a policy such as "
                 "DiscreteQLearningPolicy(model=...) or ProbabilisticActorPolicy(actor=...)"
             )
-        if not all(hasattr(policy, name) for name in self._policy_attributes):
+        if not isinstance(policy, self._policy_class):
             raise ArgumentError(
-                f"policy of {type(self).__name__} must be {self._policy_words}, got a {type(policy).__name__} of "
-                f"{type(policy).__module__}"
+                f"policy of {type(self).__name__} must be an instance of {self._policy_class.__name__}, got a "
+                f"{type(policy).__name__} of {type(policy).__module__}"
             )
         if isinstance(policy, Policy):
             policy.attach_learner(self)

@@ -74,6 +74,8 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
         The trained policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
     """
 
+    _policy_class = ImitationPolicy
+
     def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory, allow_nonfinite: bool = False) -> None:
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         self.optim = self._create_optimizer(policy, optim)
@@ -92,6 +94,8 @@ class OffPolicyImitationLearning(OffPolicyAlgorithm[ImitationPolicy]):
     policy, optim, allow_nonfinite
         See `BehaviourCloning`.
     """
+
+    _policy_class = ImitationPolicy
 
     def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory, allow_nonfinite: bool = False) -> None:
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)

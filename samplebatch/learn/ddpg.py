@@ -40,6 +40,8 @@ class DDPG(ActionValueLearner[ContinuousDeterministicPolicy], OffPolicyAlgorithm
         If the policy's action space is not a Box.
     """
 
+    _policy_class = ContinuousDeterministicPolicy
+
     def __init__(
         self, *, policy: ContinuousDeterministicPolicy, policy_optim: OptimizerFactory, **options: Any
     ) -> None:

@@ -97,6 +97,8 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
         If a number is out of range.
     """
 
+    _policy_class = DiscreteBCQPolicy
+
     def __init__(
         self,
         *,

@@ -115,8 +115,7 @@ class C51(QLearningOffPolicyAlgorithm[C51Policy]):
         If an argument is out of range.
     """
 
-    _policy_words = "a C51Policy"
-    _policy_attributes = ("support", "log_probabilities")
+    _policy_class = C51Policy
 
     def __init__(self, *, policy: C51Policy, optim: OptimizerFactory, **options: Any) -> None:
         super().__init__(policy=policy, optim=optim, **options)
@@ -188,6 +187,8 @@ class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     ArgumentError
         If an argument is out of range, or, at the first update, the network has a different number of quantiles.
     """
+
+    _policy_class = QRDQNPolicy
 
     def __init__(
         self,

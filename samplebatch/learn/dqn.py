@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium
 import torch
@@ -166,8 +166,7 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
         If an argument is out of range.
     """
 
-    _policy_words = "a DiscreteQLearningPolicy"
-    _policy_attributes: ClassVar[tuple[str, ...]] = ("network_output", "action_values", "compute_q_value")
+    _policy_class = DiscreteQLearningPolicy
 
     def __init__(
         self,
@@ -262,6 +261,11 @@ class DQN(QLearningOffPolicyAlgorithm[DiscreteQLearningPolicy]):
         self.huber_loss_delta = None if huber_loss_delta is None else positive("huber_loss_delta", huber_loss_delta)
 
     def _losses(self, output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if output.ndim != 1:
+            raise ArgumentError(
+                f"policy of DQN must return one value per action, got {output.shape[1]} outputs per action of a "
+                f"{type(self.policy).__name__}; use C51 or QRDQN"
+            )
         if self.huber_loss_delta is None:
             losses = nn.functional.mse_loss(output, target, reduction="none")
         else:

@@ -179,6 +179,8 @@ class MultiAgentTrainingStats(TrainingStats):
 class _Independent(Algorithm[Any], Generic[AlgorithmT]):
     """One algorithm per policy."""
 
+    _policy_class = MultiAgentPolicy
+
     policy: MultiAgentPolicy
 
     def __init__(self, algorithms: Mapping[PolicyID, AlgorithmT] | Sequence[AlgorithmT], env: Any = None) -> None:

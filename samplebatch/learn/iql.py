@@ -64,8 +64,7 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
         If the policy's action space is neither a Box nor Discrete.
     """
 
-    _policy_words = "a ProbabilisticActorPolicy"
-    _policy_attributes = ("distribution",)
+    _policy_class = ProbabilisticActorPolicy
     _action_spaces = (spaces.Box, spaces.Discrete)
     _action_words = "a Box or a Discrete space"
 

@@ -61,8 +61,11 @@ class MAPPO(OnPolicyAlgorithm[Any]):
     Raises
     ------
     ArgumentError
-        If an argument is out of range, there are no policies, or a policy is recurrent.
+        If an argument is out of range, there are no policies, or a policy is recurrent or not a
+        `ProbabilisticActorPolicy`.
     """
+
+    _policy_class = MultiAgentPolicy
 
     def __init__(
         self,
@@ -80,6 +83,11 @@ class MAPPO(OnPolicyAlgorithm[Any]):
     ) -> None:
         super().__init__(policy=MultiAgentPolicy(policies), allow_nonfinite=allow_nonfinite)
         for policy_id, policy in policies.items():
+            if not isinstance(policy, ProbabilisticActorPolicy):
+                raise ArgumentError(
+                    f"policy {policy_id!r} must be an instance of ProbabilisticActorPolicy, got a "
+                    f"{type(policy).__name__}"
+                )
             if recurrent_parts(policy):
                 raise ArgumentError(
                     f"policy {policy_id!r} must not be recurrent, because MAPPO learns from single steps"

@@ -44,8 +44,7 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
         If an argument is out of range, or the policy is recurrent.
     """
 
-    _policy_words = "a ProbabilisticActorPolicy"
-    _policy_attributes = ("distribution",)
+    _policy_class = ProbabilisticActorPolicy
 
     def __init__(
         self,

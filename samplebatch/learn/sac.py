@@ -231,6 +231,8 @@ class SoftActorCritic(TwinCritics[PolicyT], ABC):
 class ContinuousSoftActorCritic(SoftActorCritic[SACPolicy]):
     """Soft actor-critic for continuous actions, base class of SAC and CQL; see `SoftActorCritic` for parameters."""
 
+    _policy_class = SACPolicy
+
     def _target_q(self, batch: Batch) -> torch.Tensor:
         # Equation 3, with one sampled action.
         output = self.policy(Batch(obs=batch.obs_next))
@@ -298,8 +300,7 @@ class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[
         If the policy's action space is not Discrete.
     """
 
-    _policy_words = "a DiscreteSACPolicy"
-    _policy_attributes = ("distribution",)
+    _policy_class = ProbabilisticActorPolicy
     _action_spaces = spaces.Discrete
     _action_words = "a Discrete space"
 

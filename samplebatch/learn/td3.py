@@ -47,6 +47,8 @@ class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[Continu
         If the policy's action space is not a Box.
     """
 
+    _policy_class = ContinuousDeterministicPolicy
+
     def __init__(
         self,
         *,

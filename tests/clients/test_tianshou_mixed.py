@@ -108,7 +108,7 @@ def test_tianshou_s_algorithms_update_our_networks_from_our_buffers(make: Any) -
 
 def test_a_policy_of_tianshou_in_our_algorithm_is_named() -> None:
     theirs = PeerPolicy(model=Net(OBS, 2, [8]), action_space=spaces.Discrete(2))
-    with pytest.raises(ArgumentError, match="policy of DQN must be a DiscreteQLearningPolicy, got a DiscreteQL"):
+    with pytest.raises(ArgumentError, match="instance of DiscreteQLearningPolicy, got a DiscreteQL"):
         DQN(policy=theirs, optim=AdamOptimizerFactory())  # type: ignore[arg-type]
 
 

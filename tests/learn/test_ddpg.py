@@ -98,7 +98,9 @@ def test_continues_from_its_state() -> None:
 
 
 def test_discrete_actions_are_rejected() -> None:
-    with pytest.raises(PolicySpecError, match="action_space of the policy must be a Box for DDPG, got Discrete"):
+    with pytest.raises(PolicySpecError, match="action_space must be a Box, got a Discrete"):
+        ContinuousDeterministicPolicy(actor=seeded(0, 3, 2), action_space=CHOICES)
+    with pytest.raises(ArgumentError, match="instance of ContinuousDeterministicPolicy, got a ImitationPolicy"):
         DDPG(
             policy=ImitationPolicy(actor=seeded(0, 3, 4), action_space=CHOICES),  # type: ignore[arg-type]
             policy_optim=AdamOptimizerFactory(),

@@ -15,19 +15,33 @@ import samplebatch
 from samplebatch import GAE, Batch, Collector, MultiAgentBatch, ReplayBuffer, SampleBatch
 from samplebatch.errors import ArgumentError, PolicySpecError
 from samplebatch.learn import (
+    CQL,
+    DDPG,
     DQN,
     PPO,
+    QRDQN,
+    SAC,
+    TD3,
     AdamOptimizerFactory,
+    BehaviourCloning,
+    C51Policy,
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    ContinuousDeterministicPolicy,
     DiscreteActorPolicy,
+    DiscreteBCQ,
     DiscreteQLearningPolicy,
+    DiscreteSAC,
     MultiAgentOffPolicyAlgorithm,
     Net,
     OffPolicyTrainer,
     OffPolicyTrainerParams,
     OnPolicyTrainer,
     OnPolicyTrainerParams,
+    SACPolicy,
 )
-from tests.learn.learning import CHOICES, filled
+from tests.learn.learning import CHOICES, MEASURES, filled
 
 
 def q_policy() -> DiscreteQLearningPolicy:
@@ -41,6 +55,25 @@ def dqn(**options: Any) -> DQN:
 def ppo(**options: Any) -> PPO:
     policy = DiscreteActorPolicy(actor=Net(3, 4, [8]), action_space=CHOICES)
     return PPO(**{"policy": policy, "critic": Net(3, 1), "optim": AdamOptimizerFactory()} | options)
+
+
+def wrong_policy(algorithm: type[Any], policy: Any) -> Any:
+    """Create an algorithm with the policy of another algorithm."""
+    adam = AdamOptimizerFactory()
+    if issubclass(algorithm, DQN | QRDQN | DiscreteBCQ | BehaviourCloning):
+        return algorithm(policy=policy, optim=adam)
+    critic = ContinuousCritic(preprocess_net=Net(3, 1, [8], concat=True))
+    return algorithm(policy=policy, policy_optim=adam, critic=critic, critic_optim=adam)
+
+
+def deterministic() -> ContinuousDeterministicPolicy:
+    actor = ContinuousActorDeterministic(preprocess_net=Net(3, hidden_sizes=[8]), action_shape=2)
+    return ContinuousDeterministicPolicy(actor=actor, action_space=MEASURES)
+
+
+def squashed() -> SACPolicy:
+    actor = ContinuousActorProbabilistic(preprocess_net=Net(3, hidden_sizes=[8]), action_shape=2)
+    return SACPolicy(actor=actor, action_space=MEASURES)
 
 
 def optimizer(kind: Any) -> Any:
@@ -91,6 +124,34 @@ def test_a_mistake_gets_one_sentence_with_the_way_out(mistake: Any, sentence: st
     with pytest.raises(ArgumentError, match=sentence) as caught:
         mistake()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "expected"),
+    [
+        (DQN, lambda: None, "DiscreteQLearningPolicy, got a NoneType"),
+        (QRDQN, q_policy, "QRDQNPolicy, got a DiscreteQLearningPolicy"),
+        (DiscreteBCQ, q_policy, "DiscreteBCQPolicy, got a DiscreteQLearningPolicy"),
+        (BehaviourCloning, q_policy, "ImitationPolicy, got a DiscreteQLearningPolicy"),
+        (DiscreteSAC, q_policy, "ProbabilisticActorPolicy, got a DiscreteQLearningPolicy"),
+        (SAC, deterministic, "SACPolicy, got a ContinuousDeterministicPolicy"),
+        (CQL, deterministic, "SACPolicy, got a ContinuousDeterministicPolicy"),
+        (TD3, squashed, "ContinuousDeterministicPolicy, got a SACPolicy"),
+        (DDPG, squashed, "ContinuousDeterministicPolicy, got a SACPolicy"),
+    ],
+)
+def test_the_policy_of_another_algorithm_is_rejected(algorithm: type[Any], policy: Any, expected: str) -> None:
+    sentence = f"policy of {algorithm.__name__} must be an instance of {expected}"
+    with pytest.raises(ArgumentError, match=sentence):
+        wrong_policy(algorithm, policy())
+
+
+def test_dqn_rejects_outputs_that_are_not_one_value_per_action() -> None:
+    learner = dqn(policy=C51Policy(model=Net(3, 4, [8], num_atoms=51), action_space=CHOICES))
+    weights = [parameter.clone() for parameter in learner.parameters()]
+    with pytest.raises(ArgumentError, match=r"one value per action, got 51 outputs per action .*; use C51 or QRDQN"):
+        learner.update(filled(), 8)
+    assert all(map(torch.equal, weights, learner.parameters()))
 
 
 @pytest.mark.parametrize(

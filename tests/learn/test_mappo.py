@@ -17,7 +17,10 @@ from samplebatch.learn import (
     MAPPO,
     DiscreteActor,
     DiscreteActorPolicy,
+    DiscreteCritic,
+    DiscreteQLearningPolicy,
     JointCritic,
+    Net,
     OnPolicyTrainer,
     OnPolicyTrainerParams,
     RecurrentBody,
@@ -196,6 +199,13 @@ def test_steps_must_be_there_and_say_whose_they_are() -> None:
     del columns["agent_index"]
     with pytest.raises(ColumnNotFoundError, match="agent_index"):
         pair().update(MultiAgentBatch({"one": SampleBatch(columns)}, 6), 2, 1)
+
+
+def test_policies_of_other_algorithms_are_rejected() -> None:
+    (obs, *_), (act, *_) = spaces_of(SPREAD)
+    policy: Any = DiscreteQLearningPolicy(model=DiscreteCritic.for_space(Net.for_space(obs), act), action_space=act)
+    with pytest.raises(ArgumentError, match="'agent' must be an instance of ProbabilisticActorPolicy, got a DiscreteQ"):
+        MAPPO(policies={"agent": policy}, critic=joint_critic(SPREAD), optim=adam())
 
 
 def test_recurrent_policies_are_rejected() -> None:

@@ -202,7 +202,7 @@ def test_a_noise_that_drifts_resumes_from_the_state_of_its_algorithm() -> None:
 def test_discrete_actions_are_rejected() -> None:
     with pytest.raises(PolicySpecError, match="action_space must be a Box, got a Discrete"):
         ContinuousDeterministicPolicy(actor=seeded(0, 3, 2), action_space=CHOICES)
-    with pytest.raises(PolicySpecError, match="action_space of the policy must be a Box for TD3, got Discrete"):
+    with pytest.raises(ArgumentError, match="instance of ContinuousDeterministicPolicy, got a ImitationPolicy"):
         TD3(
             policy=ImitationPolicy(actor=seeded(0, 3, 4), action_space=CHOICES),  # type: ignore[arg-type]
             policy_optim=AdamOptimizerFactory(),
