@@ -245,9 +245,7 @@ class Draw:
             raise FormatError(f"{about} must have the entry 'table', got {sorted(request)}")
         for name, value in request.items():
             if value is not None or name in ("table", "batch_size"):
-                _CHECKS[name](name, value)
-        if request.get("per_sequence") is not None:
-            request["per_sequence"] = column_names("per_sequence", request["per_sequence"])
+                request[name] = _CHECKS[name](name, value)
         draw = cls(**request)
         if draw.mode == "sequences" and draw.length is None:
             raise ArgumentError("length must be an integer from 1 for sequences, got none")
@@ -275,7 +273,7 @@ def _number(name: str, value: object) -> float:
 def _column_names(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, str | list):
         raise ArgumentError(f"{name} must be a list of column names, got a {type(value).__name__}")
-    return column_names(name, value)
+    return column_names(name, [short_text(name, each) for each in ([value] if isinstance(value, str) else value)])
 
 
 _OPTIONS: Final = ("n_step", "gamma", "length", "burn_in", "padded", "per_sequence", "unfinished", "beta", "key")
@@ -345,7 +343,7 @@ class Fragment:
         check_names(request, _FRAGMENT_NAMES, "the metadata of a fragment")
         for name, value in request.items():
             if value is not None or name == "number":
-                _CHECKS[name](name, value)
+                request[name] = _CHECKS[name](name, value)
         return cls(**request)
 
 

@@ -101,6 +101,8 @@ def test_columns_per_sequence_must_be_names_of_columns(client: ReplayClient) -> 
             client.sample_sequences(4, 3, per_sequence=names)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="per_sequence must be a list of column names, got a dict"):
         Draw.read(b'{"table": "replay", "per_sequence": {"rew": 1}}', "the ticket")
+    with pytest.raises(CapacityError, match="per_sequence must have at most 256 bytes"):
+        Draw.read(b'{"table": "replay", "per_sequence": ["' + b"x" * 300 + b'"]}', "the ticket")
     with pytest.raises(ArgumentError, match="samples of steps have no option 'per_sequence'"):
         next(client.stream(4, per_sequence="rew"))
     # The session stays open after a rejected request.
