@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, Final, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
 from samplebatch.errors import ArgumentError, near_names
+
+_SHOWN_LENGTH: Final = 80
+"""Number of characters of a string in an error message; the string may be read from a file or socket."""
 
 
 def whole(name: str, value: object, minimum: int | None = 0) -> int:
@@ -27,7 +30,7 @@ def whole(name: str, value: object, minimum: int | None = 0) -> int:
     samplebatch.errors.ArgumentError: batch_size must be a whole number from 1, got 2.5
     """
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
-        raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {_show(value)}")
+        raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {describe_value(value)}")
     number = int(value)
     if minimum is not None and number < minimum:
         raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {number}")
@@ -60,7 +63,7 @@ def finite(name: str, value: object) -> float:
     samplebatch.errors.ArgumentError: priority must be a finite number from 0, got nan
     """
     if not _is_number(value) or not 0.0 <= float(value) < float("inf"):
-        raise ArgumentError(f"{name} must be a finite number from 0, got {_show(value)}")
+        raise ArgumentError(f"{name} must be a finite number from 0, got {describe_value(value)}")
     return float(value)
 
 
@@ -76,7 +79,7 @@ def fraction(name: str, value: object) -> float:
     samplebatch.errors.ArgumentError: gamma must be a number from 0 to 1, got nan
     """
     if not _is_number(value) or not 0.0 <= float(value) <= 1.0:
-        raise ArgumentError(f"{name} must be a number from 0 to 1, got {_show(value)}")
+        raise ArgumentError(f"{name} must be a number from 0 to 1, got {describe_value(value)}")
     return float(value)
 
 
@@ -90,7 +93,7 @@ def positive(name: str, value: object) -> float:
     samplebatch.errors.ArgumentError: stall_timeout_s must be a number above 0, got 0
     """
     if not _is_number(value) or not float(value) > 0.0:
-        raise ArgumentError(f"{name} must be a number above 0, got {_show(value)}")
+        raise ArgumentError(f"{name} must be a number above 0, got {describe_value(value)}")
     return float(value)
 
 
@@ -107,7 +110,7 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
         listed = ("one of " if len(words) > 1 else "") + ", ".join(map(repr, words))
         near = near_names(value, words) if isinstance(value, str) else ""
         hint = f"; {near}" if near.startswith("did") else ""
-        raise ArgumentError(f"{name} must be {listed}, got {_show(value)}{hint}")
+        raise ArgumentError(f"{name} must be {listed}, got {describe_value(value)}{hint}")
     return value
 
 
@@ -241,6 +244,12 @@ def _describe_integer(minimum: int | None) -> str:
     return "a whole number" if minimum is None else f"a whole number from {minimum}"
 
 
-def _show(value: object) -> str:
-    """Format a value for an error message: numbers and strings by `repr`, other values by type."""
+def describe_value(value: object) -> str:
+    """Format a value for an error message: numbers and the first 80 characters of strings, other values by type.
+
+    >>> describe_value("v2.1"), describe_value([2, 1]), len(describe_value("v" * 1000))
+    ("'v2.1'", 'a list', 85)
+    """
+    if isinstance(value, str) and len(value) > _SHOWN_LENGTH:
+        value = f"{value[:_SHOWN_LENGTH]}..."
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

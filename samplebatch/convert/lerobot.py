@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch import errors, names
+from samplebatch.arguments import describe_value
 from samplebatch.batch.action_unit import ENVIRONMENT
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.casting import as_flags
@@ -91,7 +92,8 @@ class Layout:
         info = self._load()
         version = info.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
-            raise self._fault(f"must have layout version 3, got {version!r}; convert older datasets with LeRobot")
+            got = describe_value(version)
+            raise self._fault(f"must have layout version 3, got {got}; convert older datasets with LeRobot")
         features = info.get("features")
         if not isinstance(features, dict):
             raise self._fault(f"must have an object as 'features', got a {type(features).__name__}")
@@ -149,7 +151,8 @@ class Layout:
             if inside and not set(plain) & set("{}\\:\0") and plain.endswith(".parquet"):
                 return template
         raise self._fault(
-            f"must have a 'data_path' to Parquet files in the folder, with chunk_index and file_index, got {template!r}"
+            "must have a 'data_path' to Parquet files in the folder, with chunk_index and file_index, got "
+            f"{describe_value(template)}"
         )
 
     def _fault(self, must: str) -> errors.FormatError:

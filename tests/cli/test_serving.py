@@ -288,6 +288,7 @@ def test_wrong_arguments_of_serve_are_answered_in_one_sentence(
 ) -> None:
     found = CliRunner().invoke(application(), ["serve", *arguments], env={"COLUMNS": "300"})
     assert isinstance(found.exception, SystemExit)
+    assert "Traceback" not in found.output
     assert found.exit_code == status
     assert message in " ".join(found.output.replace("│", " ").split())
 

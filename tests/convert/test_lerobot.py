@@ -292,6 +292,15 @@ def test_a_description_of_another_form_is_rejected(folder: Path) -> None:
             read_lerobot(folder)
 
 
+@pytest.mark.parametrize("entry", ["codebase_version", "data_path"])
+@pytest.mark.parametrize("value", ["x" * 1_000_000, [["x"] * 100_000], None])
+def test_errors_quote_only_the_start_of_an_entry(folder: Path, entry: str, value: Any) -> None:
+    change_info(folder, **{entry: value})
+    with pytest.raises(FormatError) as caught:
+        read_lerobot(folder)
+    assert len(str(caught.value)) < 600
+
+
 def test_features_with_false_values_are_rejected_by_name(folder: Path) -> None:
     for name, changed, message in (
         ("observation.state", {"shape": [3]}, r"column 'observation.state' must have rows of shape \(3,\)"),
