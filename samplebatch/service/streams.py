@@ -1,4 +1,4 @@
-"""FragmentWriter and SampleSession: streams between a client and a service."""
+"""FragmentWriter and SampleSession: a client's streams to and from a replay service."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class WriteCounts:
-    """Counts of a writer's fragments and rows, for `ReplayClient.written`.
+    """Fragment and row counts of a writer, the value of `ReplayClient.written`.
 
     Attributes
     ----------
     sent
-        Fragments sent; fragments neither acknowledged nor rejected are in flight.
+        Number of fragments sent, including fragments in flight, which are neither acknowledged nor rejected yet.
     fragments, rows
-        Acknowledged fragments and their rows, each inserted exactly once.
+        Number of acknowledged fragments and number of their rows, each inserted exactly once.
     refused
-        Fragments that the service has rejected, each with an error.
+        Number of fragments that the service rejected; each rejection raised an error.
     held_s
-        Seconds for which limits of the table blocked fragments.
+        Total time for which the table's limits blocked fragments, in seconds.
     """
 
     sent: int = 0
@@ -48,27 +48,25 @@ class WriteCounts:
 
 
 class _Pending(NamedTuple):
-    """Fragment that has not been acknowledged."""
-
     rows: pa.RecordBatch
     fragment: Fragment
     nbytes: int
 
 
 _WINDOW_NBYTES: Final = 60_000
-"""Size in bytes of the fragments that a connection accepts although the service does not read: an HTTP/2 window."""
+"""Bytes that a connection buffers while the service does not read: slightly less than an HTTP/2 flow-control window."""
 
 
 class FragmentWriter:
-    """Stream of a writer's fragments, several of them in flight.
+    """Sender of a writer's fragments, with a bounded number of fragments in flight.
 
-    Fragments are retained until they are acknowledged. After a lost connection, fragments that the service has not
-    inserted are sent again; their numbers prevent a second insertion. So do the fragments of a stream that is abandoned
-    because an interrupt left it in an unknown state.
+    Each fragment is retained until it is acknowledged or rejected. If the connection is lost, or an interrupt leaves
+    the stream in an unknown state, a new stream sends the fragments that the service has not inserted. Sequence numbers
+    prevent duplicate insertions.
 
     - `link`: connection to the service.
     - `table`: name of the table.
-    - `name`: name of the writer; each of its environments has a ring in the table.
+    - `name`: name of the writer; the table has one ring per environment of the writer.
     - `max_unacknowledged`: maximum number of fragments in flight.
     """
 
@@ -76,14 +74,15 @@ class FragmentWriter:
         self._link = link
         self._table = table
         self.name = name
-        self._max = max_unacknowledged
+        self._max_unacknowledged = max_unacknowledged
         self._stream_name = new_name()
-        """Name of this stream; other processes may write streams under the same writer's name."""
-        self._number = 0
+        """Name under which the service counts these fragments; other processes may use the same writer name."""
+        self._last_number = 0
+        """Sequence number of the newest fragment."""
         self.pending: deque[_Pending] = deque()
         """Fragments that have not been acknowledged, oldest first."""
         self._written = self._written_nbytes = 0
-        """Number and size in bytes of the pending fragments that were written to the open stream."""
+        """Number and total bytes of the pending fragments that were written to the open stream."""
         self._stream: Any = None
         """Writer of the open stream."""
         self._answers: AnswerReader[Any] | None = None
@@ -93,31 +92,30 @@ class FragmentWriter:
         self.counts = WriteCounts()
 
     def put(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
-        """Send a fragment; wait for acknowledgements first if too many fragments are in flight.
+        """Send a fragment; block first while `max_unacknowledged` fragments are pending.
 
-        Raises ServiceError if the service cannot be reached; the fragment is not sent if too many fragments are in
-        flight. Raises SampleBatchError if the service rejects this fragment or an earlier one; only the rejected
-        fragment is discarded.
+        Raises ServiceError if the service cannot be reached; the fragment is then retained only if fewer than
+        `max_unacknowledged` fragments are pending. Raises SampleBatchError if the service rejects this fragment or an
+        earlier fragment; only the rejected fragment is discarded.
         """
         try:
-            while len(self.pending) >= self._max:
+            while len(self.pending) >= self._max_unacknowledged:
                 self._advance()
         except SampleBatchError:
-            if len(self.pending) < self._max:
-                # An earlier fragment was rejected, which frees a place; this fragment is sent with the next one.
-                self._keep(rows, fragment)
+            if len(self.pending) < self._max_unacknowledged:
+                # The rejection of an earlier fragment has made room for this fragment; the next call sends it.
+                self._append(rows, fragment)
             raise
-        self._keep(rows, fragment)
+        self._append(rows, fragment)
         self._link.retry(self._write)
 
-    def _keep(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
-        """Number a fragment and retain it until it is acknowledged."""
-        self._number += 1
+    def _append(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
+        self._last_number += 1
         self.counts.sent += 1
-        self.pending.append(_Pending(rows, replace(fragment, number=self._number), rows.get_total_buffer_size()))
+        self.pending.append(_Pending(rows, replace(fragment, number=self._last_number), rows.get_total_buffer_size()))
 
     def flush(self) -> None:
-        """Wait until all fragments are acknowledged; raises the same errors as `put`."""
+        """Wait until all pending fragments are acknowledged. Raises the same errors as `put`."""
         while self.pending:
             self._advance()
 
@@ -125,13 +123,13 @@ class FragmentWriter:
         self._link.retry(self._receive)
 
     def _write(self) -> None:
-        """Write the fragments that are not in flight, on a new stream if necessary."""
+        """Write the pending fragments that are not in flight; open a new stream if necessary."""
         if self._stream is None:
             self._open()
         while self._written < len(self.pending):
             rows, fragment, nbytes = self.pending[self._written]
             if self._schema is None or not have_same_columns(rows.schema, self._schema):
-                # The order of the streams is the order of the fragments.
+                # Wait for all acknowledgements before opening a stream, so that fragments are inserted in order.
                 while self._written:
                     self._receive()
                 self._close_stream()
@@ -156,32 +154,32 @@ class FragmentWriter:
         write = partial(self._stream.write_with_metadata, rows, metadata)
         with self._link.errors:
             if self._written_nbytes + nbytes > _WINDOW_NBYTES:
-                # A service that limits block does not read.
+                # The write blocks if the table's limits block the service, which then does not read.
                 self._calls.call(write)
             else:
                 write()
 
     def _fail(self, error: SampleBatchError) -> NoReturn:
-        """Close the stream after an error, discard a rejected fragment, and raise the error."""
+        """Close the stream after an error, discard the fragment that the error rejects, and raise the error."""
         if self._answers is not None and self._answers.is_broken:
-            # The stream may have ended with an error, which only closing our side reports.
+            # If the service ended the stream with an error, only closing the writer reports this error.
             try:
                 with self._link.errors:
                     self._stream.close()
             except SampleBatchError as cause:
                 error = cause
         self._close_stream()
-        # A lost stream has rejected nothing, though a stopped service may name the fragment in progress.
-        refused = None if isinstance(error, LostError) else vars(error).get("fragment")
-        if refused is not None:
-            # The service inserts fragments in order, and none after a rejected one.
-            self._drop_until(refused - 1)
+        # A lost connection rejects no fragment, although the error of a stopped service may name one.
+        rejected_number = None if isinstance(error, LostError) else vars(error).get("fragment")
+        if rejected_number is not None:
+            # The service inserts fragments in order, and inserts no fragment of a stream after a rejected fragment.
+            self._drop_until(rejected_number - 1)
             self.pending.popleft()
             self.counts.refused += 1
         raise error
 
     def _open(self) -> None:
-        """Open a stream and discard the fragments that the service has already inserted."""
+        """Discard the fragments that the service has inserted, then open a stream if any are pending."""
         self._drop_acknowledged()
         if not self.pending:
             return
@@ -192,14 +190,14 @@ class FragmentWriter:
         self._stream, self._schema = writer, schema
 
     def _drop_acknowledged(self) -> None:
-        if not self._number:
+        if not self._last_number:
             return
         request = {"table": self._table, "writer": self.name, "stream": self._stream_name}
         (raw,) = self._link.act("acknowledged", write_json(request))
         self._drop_until(read_json(raw, "an acknowledgement").get("number", 0))
 
     def _drop_until(self, number: int) -> None:
-        """Count the fragments up to a number as acknowledged."""
+        """Remove pending fragments up to a sequence number, and count them as acknowledged."""
         while self.pending and self.pending[0].fragment.number <= number:
             self._count(self.pending.popleft().rows.num_rows, 0.0)
 
@@ -230,7 +228,7 @@ class FragmentWriter:
         self.counts.held_s += held_s
 
     def _close_stream(self) -> None:
-        """End the stream without waiting; the service ends its side after inserting what it has received."""
+        """Close the stream without waiting; the service still inserts the fragments that it has received."""
         answers, self._answers = self._answers, None
         self._stream, self._schema = None, None
         self._written = self._written_nbytes = 0
@@ -238,21 +236,19 @@ class FragmentWriter:
             answers.close()
 
     def _abandon_stream(self) -> None:
-        """End the stream after an interrupt; a fragment that is being written is sent first, without waiting."""
+        """Close the stream after an interrupt, without waiting; an interrupted write completes first."""
         if self._answers is not None:
             self._calls.finish(self._answers.close)
             self._answers = None
         self._close_stream()
 
     def close(self) -> None:
-        """End the stream without waiting; fragments that are not acknowledged are discarded."""
+        """Close the stream without waiting, and discard the unacknowledged fragments."""
         self.pending.clear()
         self._abandon_stream()
 
 
 class _Acknowledgements:
-    """Acknowledgements of a stream of fragments, for an AnswerReader."""
-
     def __init__(self, link: Link, reader: Any) -> None:
         self._errors, self._reader = link.errors, reader
 
@@ -265,7 +261,7 @@ class _Acknowledgements:
 
 
 def new_name() -> str:
-    """Create a unique name of a writer or stream."""
+    """Create a unique name for a writer or stream."""
     return secrets.token_hex(8)
 
 
@@ -277,22 +273,22 @@ _UPDATES: Final = pa.schema(
     ]
 )
 _LARGE_NBYTES: Final = 1 << 16
-"""Size in bytes from which a message is large, and the cost of a separate request is negligible."""
+"""Minimum bytes of a large message, for which the cost of a separate request is negligible."""
 _MAX_UPDATES: Final = 64
-"""Maximum number of updates with unread answers: gRPC blocks a service whose answers are not read."""
+"""Maximum number of updates with unread answers, because gRPC blocks a service whose answers are not read."""
 
 
 class SampleSession:
-    """Session of a learner for samples of one kind, with a prefetch queue, and for priority updates.
+    """Session of a learner with a service: repeats one sample request, prefetches samples and sends priority updates.
 
-    The service answers in order. A thread receives the answers, so samples are prefetched while the learner computes. A
-    sample whose wait was interrupted is returned by the next call.
+    The service answers requests in order. A thread receives the answers, so samples are prefetched while the learner
+    computes. If an interrupt ends a wait for a sample, the next call returns this sample.
 
     - `link`: connection to the service.
-    - `draw`: request for the samples.
-    - `ahead`: number of prefetched samples.
-    - `nonce`: secret that proves to the service that this client can map its memory; None to receive samples in
-      messages.
+    - `draw`: sample request that the session repeats.
+    - `ahead`: number of samples to prefetch; 0 disables prefetching.
+    - `nonce`: secret that proves to the service that this client can map the service's memory; None to receive all
+      samples in messages.
     """
 
     def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
@@ -305,22 +301,22 @@ class SampleSession:
         self._requested = 0
         """Number of samples requested and not returned yet."""
         self._updates = 0
-        """Number of updates sent and not answered."""
+        """Number of updates whose answers have not been read."""
         self._received: deque[Sample[Any, Any] | SampleBatchError] = deque()
-        """Samples that were received while waiting for updates, or their errors."""
+        """Samples that have been received and not returned, or the errors of their requests."""
         self._has_started = False
         self._is_cancelled = False
 
     @property
     def is_broken(self) -> bool:
-        """Whether the session must be replaced: it has ended with an error, or was interrupted in an unknown state."""
+        """Whether the session must be replaced: an error ended it, or an interrupt left it in an unknown state."""
         return self._answers.is_broken
 
     def next(self) -> Sample[Any, Any]:
-        """Return the next sample, and request further samples ahead.
+        """Return the next sample, and request samples to prefetch.
 
-        Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request; the
-        session stays open. Raises SampleBatchError if a sample is invalid; the session is broken.
+        Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects a request, which does
+        not break the session. Raises SampleBatchError if a sample is invalid, which breaks the session.
         """
         self._request(1)
         while not self._received:
@@ -328,9 +324,9 @@ class SampleSession:
         sample = self._return_received()
         if isinstance(sample, SampleBatchError):
             raise sample
-        # Small samples share a request and a message; each large one has its own.
+        # Small samples share requests and messages; each large sample has a separate request and message.
         if self._ahead and self._requested <= (self._ahead - 1 if self._messages.are_large else self._ahead // 2):
-            # The sample was received; the next call reports a connection that was lost since.
+            # Return the received sample; the next call raises the error of a lost connection.
             with suppress(SampleBatchError):
                 self._request(self._ahead)
         return sample
@@ -342,7 +338,7 @@ class SampleSession:
         return sample
 
     def _request(self, count: int) -> None:
-        """Request samples until that many are in flight or received."""
+        """Request samples until `count` samples are in flight or received."""
         missing = count - self._requested
         with self._counting:
             while missing > 0:
@@ -354,7 +350,9 @@ class SampleSession:
                 missing -= part
 
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
-        """Send new priorities of rows, shape (n,) each; generations may be None. `settle` reports errors.
+        """Send new priorities of rows; a later call or `settle` raises the service's errors.
+
+        The arguments have shape (n,). If `generations` is None, rows are updated even if they were overwritten.
 
         Raises LostError if the connection is lost.
         """
@@ -375,16 +373,16 @@ class SampleSession:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether samples were requested that have not been returned."""
+        """Whether any requested sample has not been returned yet."""
         return self._requested > 0
 
     @property
     def has_updates(self) -> bool:
-        """Whether there are updates to wait for."""
+        """Whether `settle` would wait: some updates are unanswered, and the session is neither cancelled nor broken."""
         return self._updates > 0 and not self._is_cancelled and not self.is_broken
 
     def settle(self) -> None:
-        """Wait until the service has applied all updates or the call is cancelled; raises the errors of `next`."""
+        """Wait until the service has answered all updates, or the session is cancelled. Raises as `next` does."""
         while self.has_updates:
             self._receive_answer()
 
@@ -416,7 +414,7 @@ class SampleSession:
             raise FormatError(f"an answer of a service must have a request, got {answer} that was not requested")
 
     def cancel(self) -> None:
-        """Interrupt a thread that waits for an answer; thread-safe."""
+        """Interrupt a call that waits for an answer; thread-safe."""
         self._is_cancelled = True
         self._reader.cancel()
 
@@ -426,7 +424,7 @@ class SampleSession:
 
 
 class _Counting:
-    """Context in which requests and answers are counted: an interrupt marks the stream as broken."""
+    """Context manager for changes of a session's counts; an interrupt marks the stream as broken."""
 
     __slots__ = ("_answers",)
 
@@ -442,7 +440,7 @@ class _Counting:
 
 
 class _Messages:
-    """Messages of a session, for an AnswerReader: samples, and the metadata of updates and errors."""
+    """Source of a session's answers for an AnswerReader: samples, and metadata of updates and errors."""
 
     def __init__(self, link: Link, reader: Any) -> None:
         self._errors, self._reader = link.errors, reader
@@ -465,7 +463,8 @@ class _Messages:
 def receive_message(errors: Any, reader: Any) -> Any:
     """Wait for the next message of a session, and return its bytes.
 
-    Raises LostError if the service has ended the session, or as the context `errors` of the link.
+    Raises LostError if the service has ended the session. `errors`, the context manager of the link, translates Flight
+    errors.
     """
     try:
         with errors:
