@@ -56,7 +56,7 @@ class Shard:
     - `share`: relative weight of this service in the distribution of inserts.
     - `weight`, `weighed_at`: last known sum of the service's sampling weights, and when it was queried, in seconds of
       the monotonic clock.
-    - `lost_at`: time of the last failure; None if the service is reachable.
+    - `lost_at`: monotonic time of the last failure, in seconds; None if the service is reachable.
     """
 
     number: int
@@ -68,16 +68,16 @@ class Shard:
 
 
 class Shards:
-    """Services that share a table, for `ReplayClient`.
+    """Services over which a `ReplayClient` shards a table.
 
     An unreachable service is skipped and retried later.
 
     - `connections`: one connection per service.
-    - `shares`: fraction of the inserts per service, relative to each other.
+    - `shares`: relative weight of each service in the distribution of inserts; None for equal weights.
     - `retry_s`: seconds after which an unreachable service is retried.
-    - `seed`: seed of the generator that draws shards.
+    - `seed`: seed of the generator that selects the shard of each sample.
 
-    Raises ArgumentError if there are no connections, or there is not one positive share per connection.
+    Raises ArgumentError if there are no connections, or `shares` does not contain one positive number per connection.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Shards:
         self._homes: dict[Any, Shard] = {}
 
     def here(self) -> list[Shard]:
-        """Return the reachable shards, after retrying those whose `retry_s` has elapsed.
+        """Return the reachable shards, after retrying shards that failed at least `retry_s` seconds ago.
 
         Raises ServiceError if no service can be reached.
         """
@@ -114,10 +114,10 @@ class Shards:
         return reachable
 
     def _try_again(self, shard: Shard) -> None:
-        """Resend unacknowledged fragments to a lost shard; mark it as reachable on success."""
+        """Resend unacknowledged fragments to a lost shard; on success, mark the shard as reachable."""
         shard.lost_at = None
         try:
-            # Not flush alone, which calls no service if there is nothing to send.
+            # `info` instead of `flush`: without pending fragments, `flush` does not contact the service.
             self.on(shard, TableConnection.info)
         except errors.ServiceError:
             return
@@ -127,7 +127,7 @@ class Shards:
     def on(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
         """Call a shard's connection; mark the shard as lost if it cannot be reached.
 
-        Raises ServiceError if the service cannot be reached. Raises SampleBatchError if the call raises it.
+        Raises ServiceError if the service cannot be reached. Raises any other SampleBatchError of the call.
         """
         try:
             return use(shard.connection)
@@ -141,7 +141,7 @@ class Shards:
     def on_all(self, use: Callable[[TableConnection], T]) -> list[T]:
         """Call every reachable shard and return the results.
 
-        Raises ServiceError if no service can be reached. Raises SampleBatchError if the call raises it.
+        Raises ServiceError if no service can be reached. Raises any other SampleBatchError of a call.
         """
         results = []
         for shard in self.here():
@@ -154,10 +154,11 @@ class Shards:
         return results
 
     def home(self, key: Any) -> Shard:
-        """Return the shard of a stream, by weighted rendezvous hashing: losing a shard moves only its streams.
+        """Select the shard of a key by weighted rendezvous hashing.
 
-        Each shard gets u in (0, 1), a hash of the stream and the shard's address. The largest -share / ln u wins
-        (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
+        Let u in (0, 1) be a hash of the key and a shard's address. The shard with the largest -share / ln u is selected
+        (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005). If a shard is lost, only the keys
+        of this shard move to other shards.
 
         Raises ServiceError if no service can be reached.
         """
@@ -170,7 +171,7 @@ class Shards:
         return shard
 
     def draw(self) -> Shard:
-        """Draw a shard in proportion to the weights of its items; by shares if all weights are 0.
+        """Draw a shard with probability proportional to its weight, or to its share if all weights are 0.
 
         Raises ServiceError if no service can be reached.
         """
@@ -192,9 +193,9 @@ class Shards:
 def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
     """Yield (stream number, item) from several streams as items arrive.
 
-    Each stream has its own thread, which reads one item ahead. A stream ends when it raises ServiceError. Raises
+    Each stream is read by its own thread, one item ahead. A stream ends when it raises ServiceError. Raises
     ServiceError once all streams have ended. Raises OwnershipError in a forked child, where the threads do not exist.
-    Raises SampleBatchError if the call raises it.
+    Raises any other SampleBatchError of a stream.
     """
     items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
     over = threading.Event()
@@ -252,7 +253,7 @@ def _hash(key: Any, shard: Shard) -> float:
 T = TypeVar("T")
 
 _SHARD_BIT: Final = 48
-"""First bit of the shard's number in an index; indices of a table are far smaller."""
+"""Lowest bit of the shard number in an index; indices within one table are less than 2 ** 48."""
 _MASK: Final = (1 << _SHARD_BIT) - 1
 _SUMS: Final = ("size", "capacity", "nbytes", "weight", "inserted", "sampled")
 
@@ -260,70 +261,72 @@ _SUMS: Final = ("size", "capacity", "nbytes", "weight", "inserted", "sampled")
 class ReplayClient:
     """Client of a table on one or several replay services, with the methods of a replay buffer.
 
-    Fragments are sent without waiting for their acknowledgement; `flush`, and all methods that read the table, wait for
-    this client's fragments. A sample is drawn when it is requested, so that samples equal the samples of a local buffer
-    with the same seed; with `prefetch`, some samples are drawn ahead.
+    Fragments are sent without waiting for their acknowledgement. `flush` and all methods that read the table wait until
+    this client's fragments are acknowledged. Without `prefetch`, each sample is drawn when it is requested; a client
+    and a local buffer with the same seed therefore return equal samples.
 
-    If client and service share a machine, large samples are mapped from shared memory. All received arrays are
-    read-only.
+    If the client and the service run on the same machine, large samples are mapped from shared memory. All received
+    arrays are read-only.
 
-    A client that loses its service reconnects, resends unacknowledged fragments and continues. Ctrl-C interrupts a
-    blocked call; the next call with the same arguments returns the sample that the interrupted call requested.
-    A pickled client connects again in its new process. A forked child cannot use the client; closing it there does not
-    affect the parent's connection. Threads may share a client.
+    A client that loses the connection to its service reconnects, resends unacknowledged fragments and continues. Ctrl-C
+    interrupts a blocked call; the next call with the same arguments returns the sample that the interrupted call
+    requested. An unpickled client opens its own connections. A forked child cannot use the client; closing the client
+    in the child does not affect the parent's connection. Threads may share a client.
 
-    With several addresses the table is sharded. Hashing assigns each environment (or each episode, if there are no
-    environment ids) to one service in proportion to the shares, so trajectories are never split. Each sample comes from
-    one service, drawn in proportion to its table's weight: the number of items, or the sum of their priorities. The
-    probability of a row is therefore the same as in a single table. Weights are requested once per second. An
-    unreachable service is skipped and retried later; meanwhile its environments write to the other services. Its
-    unacknowledged fragments are retained and sent when it returns: see `written`.
+    With several addresses, the table is sharded over the services. A hash assigns each environment (or each episode, if
+    there are no environment ids) to one service, in proportion to `shares`. Trajectories are split only if a service
+    becomes unreachable or returns. Each sample comes from one service, which is drawn in proportion to its table's
+    weight: the number of items, or the sum of their priorities. Each row is therefore sampled with the same probability
+    as from a single table. The client requests table weights at most once per second. An unreachable service is skipped
+    and retried later; meanwhile, the other services receive the steps of its environments. Unacknowledged fragments of
+    an unreachable service are retained and sent when the service returns: see `written`.
 
     Parameters
     ----------
     uri
         Address of the service, such as `"grpc://127.0.0.1:5000"`, or a list of addresses.
     table
-        Name of the table, on every service.
+        Name of the table, which must be the same on every service.
     token
         Access token of the service, if it requires one.
     tls_root_certs
-        Path of the PEM certificates that verify the service's certificate; the system's by default.
+        Path of a PEM file with the certificates that verify the service's certificate; the system's certificates by
+        default.
     writer
-        Name of the writer, at most 256 bytes in UTF-8; the service reports it and gives each of its environments a
-        ring. Random by default.
+        Name of the writer, at most 256 bytes in UTF-8; a random name by default. The service reports the name and
+        assigns rings to the writer's environments.
     prefetch
-        Number of samples drawn ahead.
+        Number of prefetched samples.
     max_unacknowledged
-        Maximum number of fragments without acknowledgement.
+        Maximum number of unacknowledged fragments per service; further inserts block.
     timeout_s
-        Seconds for which the table's limits may block an insert or a sample; no limit by default.
+        Maximum seconds for which the table's limits may block an insert or a sample; unbounded by default.
     reconnect_s
-        Seconds for which an unreachable service is retried; by default 60; with several services 1, after which a
-        service is skipped.
+        Seconds for which an unreachable service is retried: by default 60, or 1 if there are several services. One of
+        several services is then skipped.
     fragment_steps
         Steps per environment that `add` collects into one fragment. Larger fragments cost less time per step but reach
         the table later.
     shared_memory
         Whether to map samples from shared memory if the service is on this machine.
     shares
-        Fraction of the inserts per service, relative to each other; equal by default.
+        Relative weight of each service in the distribution of inserts; equal by default.
     seed
-        Seed of the generator that draws one of several services.
+        Seed of the generator that selects the service of each sample, if there are several services.
     retry_s
-        Seconds after which an unreachable one of several services is retried.
+        Seconds after which a skipped service is retried, if there are several services.
 
     Raises
     ------
     ArgumentError
-        If a number is out of range, an address is invalid or repeated, there are no addresses, or there is not one
-        positive share per address.
+        If a number is out of range, an address is invalid or repeated, there are no addresses, or `shares` does not
+        contain one positive number per address.
     CapacityError
         If the writer's name has more than 256 bytes in UTF-8.
     OSError
         If the certificates cannot be read.
     OwnershipError
-        If this process was forked from one that used a replay service: gRPC's threads do not exist here.
+        If this process was forked from a process that used a replay service: gRPC's threads do not exist in the child.
 
     Attributes
     ----------
@@ -401,12 +404,12 @@ class ReplayClient:
         connections = [TableConnection(address, table, **options) for address in self.uris]
         self._shards = Shards(connections, shares, retry_s, seed)
         self._only = connections[0] if len(connections) == 1 else None
-        """The connection, if there is a single service."""
+        """The connection if there is a single service, else None."""
         self._lock = threading.RLock()
         self._known_versions: dict[str, int] = {}
         """Version of the last received or published weights, by name; used with several services."""
         self._fragments = 0
-        """Number of fragments without a stream; its hash selects the service of each."""
+        """Number of fragments without environment or episode ids; each fragment's number is its key."""
         flight_process.register_client(self)
 
     def __enter__(self) -> Self:
@@ -424,8 +427,9 @@ class ReplayClient:
     def close(self) -> None:
         """Wait until all fragments are acknowledged, then close the connections. Closing again does nothing.
 
-        A thread that waits for a sample raises an error. In a forked child nothing is sent: connections and fragments
-        belong to the parent. Of several services, an unreachable service is not waited for.
+        If another thread waits for a sample, its call raises ServiceError. In a forked child, `close` sends nothing,
+        because the connections and fragments belong to the parent. With several services, unacknowledged fragments of
+        an unreachable service are discarded.
 
         Raises
         ------
