@@ -1,8 +1,8 @@
-"""Conversion between samples and Arrow record batches over the memory of the gathered rows.
+"""Conversion between samples and Arrow record batches; numeric columns are viewed, not copied.
 
-The columns of a sample are the columns of `SampleBatch.to_arrow` under the table's names, `batch_indexes`, the indices
-of the rows, and `generation`, which `update_weight` requires. A row is a step, a sequence or an episode; the columns of
-an episode are lists of its steps.
+The record batch of a sample has the columns of `SampleBatch.to_arrow` under the table's names. `batch_indexes` contains
+the row indices, and `generation` the slot generations that `update_weight` requires. A row is a step, a sequence or an
+episode; in the row of an episode, each column is a list with one element per step.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from samplebatch.transport.shared_queue import Address, SharedQueueMemory, recei
 T = TypeVar("T")
 
 ROWS, EPISODES, FRAGMENTS = "rows", "episodes", "fragments"
-"""Kinds of samples: rows of steps or sequences, a list of episodes, inserted fragments."""
+"""Forms of samples: rows of steps or sequences, a list of episodes, or inserted fragments."""
 
 
 class Packed(NamedTuple):
-    """Sample as one message of a stream.
+    """Sample encoded as one message of a stream.
 
     - `batch`: rows of the sample.
-    - `metadata`: further JSON-serializable metadata.
+    - `metadata`: JSON-serializable metadata of the message.
     """
 
     batch: pa.RecordBatch
@@ -58,7 +58,7 @@ class Packed(NamedTuple):
 
 
 def pack(sample: Sample) -> Packed:
-    """View a table's sample as a record batch.
+    """Encode a sample of a table as a record batch and metadata; numeric columns are views.
 
     Raises
     ------
@@ -77,8 +77,8 @@ def pack(sample: Sample) -> Packed:
     if not isinstance(sample.batch, Batch):
         metadata = {
             "numbers": sample.indices.tolist(),
-            "lengths": _listed(sample.lengths),
-            "weights": _listed(sample.weights),
+            "lengths": _as_list(sample.lengths),
+            "weights": _as_list(sample.weights),
         }
         return Packed(_describe(sample.batch.to_arrow(), {"form": FRAGMENTS}), metadata)
     rows = flatten_rows(sample.batch)
@@ -96,19 +96,19 @@ def _describe(table: pa.Table, about: Mapping[str, Any]) -> pa.RecordBatch:
     return as_record_batch(table).replace_schema_metadata(metadata)
 
 
-def _listed(values: Any) -> Any:
+def _as_list(values: Any) -> Any:
     return None if values is None else values.tolist()
 
 
 def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Sample[Any, Any]:
-    """View a record batch as a sample; columns of numbers are read-only views.
+    """Decode a record batch as a sample; numeric columns are read-only views.
 
     Raises FormatError if the batch is not a sample. Raises SampleBatchError in the same cases as
     `SampleBatch.from_arrow`.
     """
     try:
         about = json.loads((packed.schema.metadata or {})[SAMPLE_KEY])
-        form, tops = about["form"], [str(name) for name in about.get("names", ())]
+        form, top_names = about["form"], [str(name) for name in about.get("names", ())]
         if form == FRAGMENTS:
             return samplers.Sample(read_fragment(packed), np.array(metadata["numbers"], np.int64))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
@@ -121,26 +121,26 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Samp
         raise FormatError(
             f"a sample must have a column {names.BATCH_INDEXES!r}, got {', '.join(map(repr, columns)) or 'no columns'}"
         )
-    batch = node(Batch, {name: columns.get(name, node(Batch, {})) for name in tops})
+    batch = node(Batch, {name: columns.get(name, node(Batch, {})) for name in top_names})
     indices = columns[names.BATCH_INDEXES]
     if rows.action_unit is not None:
         set_unit(batch, rows.action_unit)
     if form != EPISODES:
         return samplers.Sample(batch, indices)
     ends = np.cumsum(columns[names.SEQ_LENS]).tolist()
-    cuts = [slice(*pair) for pair in zip([0, *ends[:-1]], ends, strict=True)]
-    return samplers.Sample([batch[cut] for cut in cuts], [indices[cut] for cut in cuts])
+    episodes = [slice(*pair) for pair in zip([0, *ends[:-1]], ends, strict=True)]
+    return samplers.Sample([batch[episode] for episode in episodes], [indices[episode] for episode in episodes])
 
 
 def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
-    """Return whether a stream may contain record batches of both schemas."""
+    """Return whether two schemas are equal except for their metadata, so that one stream may contain both."""
     if schema.equals(other, check_metadata=True):
         return True
     return bool(schema.remove_metadata().equals(other.remove_metadata(), check_metadata=True))
 
 
 def batch_text(schema: pa.Schema, sent: pa.Schema) -> str | None:
-    """Return a schema's description of a batch; None if the sent schema has the same description."""
+    """Return the batch description in a schema's metadata; None if the sent schema has the same description."""
     if schema.equals(sent, check_metadata=True):
         return None
     texts = [(each.metadata or {}).get(METADATA_KEY, b"") for each in (schema, sent)]
@@ -156,25 +156,25 @@ def read_stream(raw: Any) -> pa.RecordBatch:
         with ipc.open_stream(raw) as stream:
             return stream.read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise FormatError(f"a sample must be an Arrow stream with a record batch: {error or 'it has none'}") from error
+        raise FormatError(f"a sample must be an Arrow stream with a record batch: {error or 'no batch'}") from error
 
 
 _MAX_FORMS: Final = 8
 """Maximum number of sample layouts that a session caches."""
 
 _HEAD_NBYTES: Final = 1 << 12
-"""Size of the prefix that is searched first for the end of a message's JSON, which is longer for many fragments."""
+"""Size in bytes of the prefix that is searched first for the end of a message's JSON; long JSON exceeds the prefix."""
 _COPIED_NBYTES: Final = 1 << 18
-"""Size of streams in bytes up to which one copy is faster than copying each column."""
+"""Maximum size in bytes for which one copy of all streams is faster than one copy per misaligned column."""
 MAX_INLINE: Final = 64
 """Maximum number of streams per message."""
 
 Tree = dict[str, "str | Tree"]
-"""A nested batch with the names of columns as its leaves."""
+"""Nested batch whose leaves are column names."""
 
 
 class Stream(ABC):
-    """Arrow stream of known size, to be written into memory."""
+    """Arrow stream of known size that can be written into memory."""
 
     @property
     @abstractmethod
@@ -183,11 +183,11 @@ class Stream(ABC):
 
     @abstractmethod
     def write(self, out: Bytes) -> None:
-        """Write the stream into memory, shape (nbytes,)."""
+        """Write the stream into `out`, shape (nbytes,)."""
 
 
 class RowsStream(Stream):
-    """Stream of a record batch, written by Arrow."""
+    """Stream that Arrow writes from a record batch."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self._rows = rows
@@ -195,12 +195,12 @@ class RowsStream(Stream):
     @cached_property
     def nbytes(self) -> int:
         """Size of the stream in bytes."""
-        counted = pa.MockOutputStream()
-        self._write(counted)
-        return int(counted.size())
+        sink = pa.MockOutputStream()
+        self._write(sink)
+        return int(sink.size())
 
     def write(self, out: Bytes) -> None:
-        """Write the stream into memory, shape (nbytes,)."""
+        """Write the stream into `out`, shape (nbytes,)."""
         self._write(pa.FixedSizeBufferWriter(pa.py_buffer(out)))
 
     def _write(self, sink: Any) -> None:
@@ -209,7 +209,7 @@ class RowsStream(Stream):
 
 
 class LaidOutStream(Stream):
-    """Stream of a sample with a cached layout."""
+    """Stream that is written from arrays with a cached layout, without Arrow."""
 
     def __init__(self, layout: StreamLayout, columns: Arrays) -> None:
         self._layout, self._columns = layout, columns
@@ -220,12 +220,12 @@ class LaidOutStream(Stream):
         return self._layout.nbytes
 
     def write(self, out: Bytes) -> None:
-        """Write the stream into memory, shape (nbytes,)."""
+        """Write the stream into `out`, shape (nbytes,)."""
         self._layout.write(self._columns, out)
 
 
 def inline(streams: Sequence[Stream], metadata: Mapping[str, Any] = MappingProxyType({})) -> Bytes:
-    """Serialize a message, shape (n,): JSON with the sizes of streams and other metadata, then the streams."""
+    """Serialize a message as bytes, shape (n,): JSON with `metadata` and the stream sizes, followed by the streams."""
     sizes = [stream.nbytes for stream in streams]
     header = write_json({**metadata, "streams": sizes})
     start = _aligned(len(header) + 1)
@@ -234,7 +234,7 @@ def inline(streams: Sequence[Stream], metadata: Mapping[str, Any] = MappingProxy
     for stream, size in zip(streams, sizes, strict=True):
         stop = start + _aligned(size)
         stream.write(out[start : start + size])
-        # Memory that was in use before is not sent.
+        # Do not send previous content of reused memory.
         out[start + size : stop] = 0
         start = stop
     return out
@@ -245,7 +245,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
-    """Split a metadata message into its JSON and the bytes of the streams after it, empty without streams.
+    """Split a metadata message into its JSON and its stream bytes, which are empty if it has no streams.
 
     >>> cut_inline(b'{"updated":3}')
     (b'{"updated":3}', array([], dtype=uint8))
@@ -263,9 +263,9 @@ def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
 
 
 def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
-    """Split the bytes after the JSON of a message into streams of given sizes.
+    """Split the stream bytes of a message into streams of the given sizes.
 
-    Raises FormatError if the sizes do not match the number of bytes.
+    Raises FormatError if a size is not a positive integer, or the sizes exceed the number of bytes.
 
     >>> [part.nbytes for part in split_inline(np.zeros(192, np.uint8), [70, 8])]
     [70, 8]
@@ -283,7 +283,7 @@ def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
 
 
 class SampleWriter:
-    """Writer of a session's samples, for the service; a sample with a cached layout is copied once.
+    """Service-side encoder of a session's samples; samples with a cached layout are copied only once.
 
     >>> sample = Sample(
     ...     Batch(obs=np.zeros((2, 3)), rew=np.ones(2)), np.array([7, 9]), np.array([1, 1])
@@ -298,12 +298,12 @@ class SampleWriter:
 
     def __init__(self) -> None:
         self._forms: list[tuple[tuple[Any, ...], StreamLayout]] = []
-        """Action unit, names without values, and layout of each form, the newest first."""
-        self._last: Any = None
-        """Form of the last sample without a layout."""
+        """Cached layouts, newest first, each with its key: the action unit and the names of empty nested batches."""
+        self._last_form: Any = None
+        """Form of the last sample for which no layout was cached."""
 
     def prepare(self, sample: Sample) -> tuple[Stream, dict[str, Any]]:
-        """Return stream and metadata of a sample; raises the same errors as `pack`."""
+        """Return the stream and the metadata of a sample. Raises SampleBatchError in the same cases as `pack`."""
         layout = self._find_layout(sample)
         if layout is not None:
             return LaidOutStream(*layout), {}
@@ -311,41 +311,44 @@ class SampleWriter:
         return RowsStream(packed.batch), packed.metadata
 
     def _find_layout(self, sample: Sample) -> tuple[StreamLayout, Arrays] | None:
-        """Return the cached layout and the arrays of a sample; None if Arrow must serialize the sample."""
-        bare: list[str] = []
-        columns = _columns_of(sample, bare)
+        """Return a layout of a sample and the sample's arrays; None if Arrow must serialize the sample."""
+        empty_names: list[str] = []
+        columns = _columns_of(sample, empty_names)
         if columns is None:
             return None
-        empty_names = unit_of(sample.batch), *bare
-        for form_names, layout in self._forms:
-            if form_names == empty_names and layout.fits(columns):
+        key = unit_of(sample.batch), *empty_names
+        for cached_key, layout in self._forms:
+            if cached_key == key and layout.fits(columns):
                 return layout, columns
-        form = empty_names, [(name, values.dtype, values.shape) for name, values in columns.items()]
-        if form != self._last:
-            # Samples whose shapes differ from one to the next are not worth a layout.
-            self._last = form
+        form = key, [(name, values.dtype, values.shape) for name, values in columns.items()]
+        if form != self._last_form:
+            # Create a layout only if two samples in a row have the same form.
+            self._last_form = form
             return None
-        new = _make_layout(sample)
-        if new is None:
+        created = _make_layout(sample)
+        if created is None:
             return None
-        self._forms = [(empty_names, new), *self._forms[: _MAX_FORMS - 1]]
-        return new, columns
+        self._forms = [(key, created), *self._forms[: _MAX_FORMS - 1]]
+        return created, columns
 
 
-def _columns_of(sample: Sample, bare: list[str]) -> Arrays | None:
-    """Return the arrays of a sample by column name and append empty names to `bare`; None for other samples."""
+def _columns_of(sample: Sample, empty_names: list[str]) -> Arrays | None:
+    """Return a sample's arrays by column name; None if its rows are not steps or sequences of arrays.
+
+    Appends the names of empty nested batches to `empty_names`.
+    """
     columns: Arrays = {}
     if not isinstance(sample.batch, Batch) or sample.lengths is not None:
         return None
-    if not _collect(sample.batch.__dict__, "", columns, bare):
+    if not _collect(sample.batch.__dict__, "", columns, empty_names):
         return None
     columns[names.BATCH_INDEXES] = sample.indices
     columns.setdefault(names.GENERATION, sample.generation)
     return columns
 
 
-def _collect(values: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[str]) -> bool:
-    """Collect the arrays of a nested batch; return whether it contains only arrays."""
+def _collect(values: Mapping[str, Any], prefix: str, columns: Arrays, empty_names: list[str]) -> bool:
+    """Add the arrays of a nested batch to `columns`; return whether all leaves are arrays without Python objects."""
     for name, value in values.items():
         path = prefix + name
         if type(value) is np.ndarray:
@@ -355,14 +358,14 @@ def _collect(values: Mapping[str, Any], prefix: str, columns: Arrays, bare: list
         elif type(value) is not Batch:
             return False
         elif not value.__dict__:
-            bare.append(path)
-        elif not _collect(value.__dict__, f"{path}.", columns, bare):
+            empty_names.append(path)
+        elif not _collect(value.__dict__, f"{path}.", columns, empty_names):
             return False
     return True
 
 
 def _make_layout(sample: Sample) -> StreamLayout | None:
-    """Create the layout of a form by serializing and reading a sample with Arrow."""
+    """Serialize a sample with Arrow and return the layout of the stream; None if a column cannot be viewed."""
     rows = RowsStream(pack(sample).batch)
     stream = np.empty(rows.nbytes, np.uint8)
     rows.write(stream)
@@ -370,24 +373,23 @@ def _make_layout(sample: Sample) -> StreamLayout | None:
 
 
 class SampleReader:
-    """Reader of a session's samples, for a learner.
+    """Learner-side decoder of a session's samples.
 
-    Arrow reads the first sample of each form, and the general reader validates it. Later streams that differ only in
-    the bytes of the columns are viewed. Streams that have only the same schema are decoded: numbers are viewed, objects
-    are copied.
+    Arrow reads the first sample of each layout, and `unpack` validates it. Later streams that differ only in column
+    values are viewed without Arrow. Samples with Python objects are decoded with a cached plan of their schema.
     """
 
     def __init__(self) -> None:
         self._layouts: dict[bytes, tuple[StreamLayout, _Form]] = {}
-        """Layout and form of samples by stream header."""
+        """Layout and nesting of samples, keyed by stream header."""
         self._readers: dict[bytes, _ObjectsReader | None] = {}
-        """Readers of samples with object columns by schema; None for the general reader."""
+        """Decoders of samples with object columns, keyed by schema; None if `unpack` must decode the samples."""
 
     def read(self, stream: Bytes, metadata: Mapping[str, Any] | None = None) -> samplers.Sample[Any, Any]:
-        """View the sample of a stream.
+        """Decode a sample from a stream.
 
         - `stream`: bytes of the stream, shape (nbytes,).
-        - `metadata`: metadata of the sample.
+        - `metadata`: metadata of the sample's message, required for fragments.
 
         Raises FormatError if the bytes are not an Arrow stream with one record batch. Raises SampleBatchError in the
         same cases as `unpack`.
@@ -411,7 +413,7 @@ class SampleReader:
         return sample
 
     def _remember(self, stream: Bytes, schema: bytes, rows: pa.RecordBatch, batch: Batch) -> None:
-        """Cache the form of a validated sample, if all its leaves are columns of numbers or objects."""
+        """Cache the form of a validated sample if each leaf of its batch is a column of the record batch."""
         form = _Form(_name_leaves(batch, ""), unit_of(batch))
         if not _has_leaves(form.tree, rows.schema.names):
             return
@@ -429,13 +431,12 @@ def _put_recent(recent: dict[bytes, T], key: bytes, value: T) -> None:
 
 
 class _Form(NamedTuple):
-    """Nesting of a sample's columns, and its action unit."""
+    """Nesting of a sample's columns, and the unit of its actions."""
 
     tree: Tree
     unit: ActionUnit | None
 
     def sample(self, columns: Arrays) -> samplers.Sample[Any, Any]:
-        """Return columns as a sample."""
         batch = _nest(self.tree, columns)
         if self.unit is not None:
             set_unit(batch, self.unit)
@@ -443,7 +444,7 @@ class _Form(NamedTuple):
 
 
 class _ObjectsReader:
-    """Reader of samples of one schema whose columns are numbers and objects."""
+    """Decoder of samples with one schema, whose columns are numeric or contain Python objects."""
 
     __slots__ = ("_form", "_objects", "_plan")
 
@@ -452,15 +453,15 @@ class _ObjectsReader:
 
     @classmethod
     def of(cls, schema: pa.Schema, form: _Form) -> _ObjectsReader | None:
-        """Return the reader of a schema; None if it has no objects, or columns that are neither numbers nor objects."""
+        """Return the decoder of a schema; None if no column contains objects, or one is neither numeric nor objects."""
         plan = Plan.of_numbers(schema)
-        others = [field for field in schema if field.name not in plan.names]
-        if not others or not all(map(holds_objects, others)):
+        object_fields = [field for field in schema if field.name not in plan.names]
+        if not object_fields or not all(map(holds_objects, object_fields)):
             return None
-        return cls(plan, [(field, FieldReader(field)) for field in others], form)
+        return cls(plan, [(field, FieldReader(field)) for field in object_fields], form)
 
     def read(self, rows: pa.RecordBatch) -> samplers.Sample[Any, Any] | None:
-        """View the numbers and decode the objects of a record batch; None if the general reader must read it.
+        """View the numeric columns and decode the object columns of a batch; None if `unpack` must decode the batch.
 
         Raises SampleBatchError in the same cases as `SampleBatch.from_arrow`.
         """
@@ -498,18 +499,18 @@ def _nest(tree: Tree, columns: Arrays) -> Batch:
 
 _SECRET_NBYTES: Final = 32
 _MIN_NBYTES: Final = 1 << 16
-"""Size of a sample in bytes from which shared memory is faster than a message."""
+"""Minimum size in bytes of a sample for which shared memory is faster than a message."""
 
 
 class Secret:
-    """Random number in shared memory of the service, which only clients on the same machine can read."""
+    """Random bytes in the service's shared memory that only clients on the same machine can read."""
 
     def __init__(self) -> None:
         self._value = secrets.token_bytes(_SECRET_NBYTES)
         self._region: Region | None = None
 
     def address(self) -> dict[str, Any]:
-        """Return the location of the secret; empty if this machine does not support shared memory."""
+        """Return the path and size of the secret's memory; empty if this machine does not support shared memory."""
         if not os.path.isdir("/proc/self/fd"):
             return {}
         if self._region is None:
@@ -522,7 +523,7 @@ class Secret:
         return {"path": f"/proc/{os.getpid()}/fd/{self._region.fileno()}", "nbytes": _SECRET_NBYTES}
 
     def open(self, secret: str, max_nbytes: int) -> SampleMemory | None:
-        """Return memory for the samples of a client; None if its secret (hexadecimal) is wrong."""
+        """Return memory for a client's samples; None if `secret`, in hexadecimal digits, is wrong."""
         return SampleMemory(max_nbytes) if hmac.compare_digest(secret.encode(), self._value.hex().encode()) else None
 
     def close(self) -> None:
@@ -532,7 +533,7 @@ class Secret:
 
 
 def read_secret(address: dict[str, Any]) -> str | None:
-    """Read the secret of a service from its memory, in hexadecimal digits; None if it is on another machine."""
+    """Return a service's secret in hexadecimal digits; None if this process cannot open the secret's memory."""
     try:
         descriptor = os.open(str(address["path"]), os.O_RDWR | os.O_CLOEXEC)
         with Region.attach(descriptor, int(address["nbytes"])) as region:
@@ -542,9 +543,9 @@ def read_secret(address: dict[str, Any]) -> str | None:
 
 
 class SampleMemory:
-    """Regions with the samples of one client, for the service.
+    """Service-side shared memory for the samples of one client.
 
-    - `max_nbytes`: maximum total size of the regions.
+    - `max_nbytes`: maximum total size of its regions in bytes.
     """
 
     def __init__(self, max_nbytes: int) -> None:
@@ -552,11 +553,11 @@ class SampleMemory:
         self._memory = SharedQueueMemory(max_nbytes)
 
     def put(self, stream: Stream) -> list[Any] | None:
-        """Write a sample into a region, as an Arrow stream.
+        """Write the Arrow stream of a sample into a shared memory region.
 
         Returns
         -------
-        Address for `take`; None if the sample is small, or the memory is full.
+        Address for `take`; None if the stream has less than 64 KiB, or the memory is full.
         """
         nbytes = stream.nbytes
         if nbytes < _MIN_NBYTES or self._memory.lent_nbytes + nbytes > self._max_nbytes:
@@ -565,14 +566,14 @@ class SampleMemory:
         return None if written is None else [*written[0], *written[1]]
 
     def close(self) -> None:
-        """Release all regions; samples that the client has received stay valid."""
+        """Release all regions; samples that the client has received remain valid."""
         self._memory.close()
 
 
 def take(memory_address: Any) -> Bytes:
-    """Map the stream of a sample in a region of the service, read-only.
+    """Map the stream of a sample in the service's shared memory, read-only.
 
-    Raises FormatError and PeerDiedError if the address is invalid, or the service has ended.
+    Raises FormatError if the address is invalid. Raises PeerDiedError if the service has ended.
     """
     try:
         *region, start, nbytes = memory_address
