@@ -1,4 +1,4 @@
-"""ReplayTable: table of steps or fragments for many writers and learners, with limits."""
+"""ReplayTable: replay table of steps or fragments, with limits on inserts and samples."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Kind = Literal["uniform", "prioritized", "queue", "fifo", "lifo", "key"]
 Unit = Literal["steps", "fragments"]
 
 KINDS: tuple[Kind, ...] = ("uniform", "prioritized", "queue", "fifo", "lifo", "key")
-"""Sampling orders of tables."""
+"""Values of `kind` of a `ReplayTable`."""
 
-_OF_STEPS = ("uniform", "prioritized")
+_STEP_KINDS = ("uniform", "prioritized")
 _LIMITS = ("min_size", "samples_per_insert", "error_buffer", "max_times_sampled")
 
 
 class ReplayTable:
-    """Replay table of the service: writers insert items, learners sample them, and limits can block both.
+    """Replay table of the service, with limits that can block inserts and samples.
 
     An item is a step or an entire fragment. A table is thread-safe; `info` lists blocked requests with their reasons.
 
@@ -42,37 +42,40 @@ class ReplayTable:
     name
         Name of the table.
     kind
-        Sampling order: `"uniform"` or `"prioritized"`; for fragments also `"queue"` (first in, first out, each fragment
-        once), `"fifo"` (first in, first out, repeatedly), `"lifo"` (last in, first out), or `"key"` (by key; a new
-        fragment replaces the fragment with the same key).
+        Sampling order: `"uniform"` or `"prioritized"`. Tables of fragments also support `"queue"` (first in, first out;
+        each fragment is sampled once), `"fifo"` (first in, first out; fragments are sampled repeatedly), `"lifo"` (last
+        in, first out) and `"key"` (lookup by key; a new fragment replaces the fragment with the same key).
     items
-        `"steps"` or `"fragments"`; by default steps for the kinds `"uniform"` and `"prioritized"`.
+        `"steps"` or `"fragments"`. The default is `"steps"` for the kinds `"uniform"` and `"prioritized"`, otherwise
+        `"fragments"`.
     capacity
-        Maximum number of items. A number of steps is rounded up to a multiple of `streams`.
+        Maximum number of items. The capacity of a table of steps is rounded up to a multiple of `streams`.
     limiter
-        Limits of this table, not shared with other tables; by default sampling requires one item.
+        Limits of this table; a limiter must not be shared between tables. By default, sampling requires one item.
     remover
         Eviction policy of a full table: `"fifo"`, `"lifo"`, `"uniform"`, `"lowest_priority"`, `"most_sampled"`, or
         `"none"`, which blocks inserts. Tables of steps require `"fifo"`. The default is `"none"` for a queue and for a
         fifo table with `max_times_sampled`, otherwise `"fifo"`.
     max_times_sampled
-        Maximum number of times that each item is sampled; 0 for no limit. Afterwards a fragment is removed, and a step
-        is no longer sampled. By default 1 for a queue, otherwise 0.
+        Maximum number of times that each item is sampled; 0 for no limit. A fragment that reaches the limit is removed;
+        a step that reaches the limit is no longer sampled. The default is 1 for a queue, otherwise 0.
     streams
-        Number of rings in a table of steps. Each environment of each writer has its own ring while rings are free, so
-        that episodes sent in fragments are contiguous.
+        Number of rings in a table of steps. Each environment of each writer is assigned its own ring while rings are
+        free, so an episode that is sent in several fragments is stored contiguously.
     seed
-        Seed of the table's generator; random if None.
+        Seed of the table's random generator; None for a random seed.
     columns
-        Required columns of fragments: a dtype or a pair of dtype and row shape by name, also as text:
-        `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}` or
-        `"obs:float32[4]+actions:int64"`; for fragments of several policies one mapping per policy. Fragments with
-        missing, additional or different columns are rejected. Tables of steps accept fragments without infos, and
-        undeclared int64 ids and times. By default the first fragment declares the columns.
+        Required columns of fragments: a mapping of column names to dtypes or (dtype, row shape) pairs, such as
+        `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}`, or
+        the same as text, `"obs:float32[4]+actions:int64"`. Fragments of several policies require one mapping per
+        policy. Fragments are rejected if a column is missing, undeclared, or has another dtype or row shape. Tables of
+        steps also accept fragments without infos. `eps_id`, `env_id`, `agent_index`, `t`, `unroll_id` and
+        `weights_version` (int64) and `eps_done` (bool) need no declaration there. By default, the first fragment
+        determines the columns.
     **options
-        For a table of steps, options of its replay buffer (`PrioritizedReplayBuffer` or `ReplayBuffer`, with several
-        rings `PrioritizedVectorReplayBuffer` or `VectorReplayBuffer`), and the default `n_step` and `gamma` of samples.
-        For prioritized fragments `alpha` and `beta`.
+        For a table of steps: options of its replay buffer, and the default `n_step` and `gamma` of samples. The buffer
+        is a `ReplayBuffer` or `PrioritizedReplayBuffer`, or a `VectorReplayBuffer` or `PrioritizedVectorReplayBuffer`
+        if `streams` is greater than 1. For a prioritized table of fragments: `alpha` and `beta`.
 
     Raises
     ------
@@ -85,7 +88,7 @@ class ReplayTable:
     Attributes
     ----------
     name, kind, unit, remover
-        Values of the arguments; `unit` is the value of `items`, and `kind` is `"fifo"` for a queue.
+        Values of the arguments; `unit` is the value of `items`. The `kind` of a queue is `"fifo"`.
     capacity
         Maximum number of items.
 
@@ -132,7 +135,7 @@ class ReplayTable:
         self.name = name
         is_queue = choice("kind", kind, KINDS) == "queue"
         self.kind: Kind = "fifo" if is_queue else kind
-        self.unit = choice("items", items or ("steps" if kind in _OF_STEPS else "fragments"), ("steps", "fragments"))
+        self.unit = choice("items", items or ("steps" if kind in _STEP_KINDS else "fragments"), ("steps", "fragments"))
         times = int(is_queue) if max_times_sampled is None else whole("max_times_sampled", max_times_sampled)
         self.remover = remover or ("none" if self.kind == "fifo" and times else "fifo")
         choice("remover", self.remover, (*REMOVERS, "none"))
@@ -157,12 +160,12 @@ class ReplayTable:
         columns: DeclaredColumns | None,
     ) -> Items:
         if self.unit == "steps":
-            if self.kind not in _OF_STEPS:
+            if self.kind not in _STEP_KINDS:
                 raise ArgumentError(f"items must be 'fragments' for kind {self.kind!r}, got {self.unit!r}")
             if self.remover != "fifo":
                 raise ArgumentError(
                     f"remover must be 'fifo' for a table of steps, got {self.remover!r}; tables of fragments "
-                    "(items='fragments') allow it"
+                    "(items='fragments') accept other removers"
                 )
             return StepItems(self.kind, capacity, streams, times, seed, options, columns)
         if streams != 1:
@@ -211,44 +214,44 @@ class ReplayTable:
     ) -> InsertResult:
         """Insert a fragment, as one item or as one item per step.
 
-        A fragment without rows is ignored and never blocked.
+        A fragment without rows is ignored, even if a limit blocks inserts.
 
         Parameters
         ----------
         rows
-            A batch. A table of steps copies what `ReplayBuffer.extend` accepts. A table of fragments retains the
-            columns without copying: do not write to them afterwards.
+            The fragment. A table of steps accepts the same rows as `ReplayBuffer.extend` and copies them. A table of
+            fragments requires a batch and stores its columns without copying: do not modify them afterwards.
         writer
-            Name of the writer, for `info` and for `streams`.
+            Name of the writer. `info` lists it for blocked inserts, and tables of steps assign rings by writer.
         stream, number
-            The writer's stream and the increasing number of the fragment in this stream; 0 for fragments without
-            numbers. A fragment whose number is not greater than the last one is a duplicate, and is ignored.
+            Name of a stream of the writer, and the fragment's sequence number in this stream; 0 for a fragment without
+            a number. A fragment is ignored as a duplicate if its number is not greater than the stream's last number.
         priorities
-            Priority of the fragment or one per step, for prioritized tables and removal by priority. By default the
-            largest priority so far.
+            Priority of the fragment, or one priority per step. Requires a prioritized table or the remover
+            `"lowest_priority"`. The default is the largest priority so far.
         keys
-            Key of the fragment in a table by key.
+            Key of the fragment, for a table of kind `"key"`.
         timeout_s
-            Maximum seconds to wait while a limit blocks the insert; None for no limit, 0 for no waiting.
+            Maximum waiting time in seconds while the insert is blocked; None to wait without limit, 0 not to wait.
         is_cancelled
-            Returns whether the caller no longer waits; called periodically while the insert is blocked. If it returns
-            True, AbandonedError is raised and nothing is inserted.
+            Function that returns whether the caller has cancelled the insert; called periodically while the insert is
+            blocked. If the function returns True, AbandonedError is raised and nothing is inserted.
 
         Raises
         ------
         LimitTimeoutError
-            If the insert is still blocked after `timeout_s`; the message contains the limit.
+            If the insert is still blocked after `timeout_s`; the message contains the reason.
         TableClosedError
             If the table is closed, before the call or during the wait.
         ArgumentError
-            If a key is missing, or is passed to a table of another kind.
+            If a fragment for a table of kind `"key"` has no key, or a key is passed to a table of another kind.
         CapacityError
             If the fragment has more steps than a ring has slots.
         PriorityError
             If priorities are invalid, or the table does not use priorities.
         SampleBatchError
-            As `ReplayBuffer.extend`; ColumnMismatchError if the columns differ from the declared columns or from the
-            columns of earlier fragments.
+            In the same cases as `ReplayBuffer.extend`. In particular, ColumnMismatchError is raised if the columns
+            differ from the declared columns or from the columns of earlier fragments.
         """
         ready, count, steps = self._items.prepare(rows, priorities, keys)
         with self._lock:
@@ -291,44 +294,45 @@ class ReplayTable:
         """Sample steps, sequences, episodes or fragments.
 
         Items are drawn with replacement, except in fifo and lifo tables, which return the oldest or newest fragments.
-        The limiter counts each step or fragment of a sample.
+        For the limiter, each step or fragment of a sample counts as one sample.
 
         Parameters
         ----------
         batch_size
-            Number of items.
+            Number of steps, sequences, episodes or fragments, as selected by `mode`.
         mode
-            `"steps"` (default), `"sequences"` or `"episodes"` for a table of steps, `"fragments"` for fragments.
+            `"steps"` (default), `"sequences"` or `"episodes"` for a table of steps; `"fragments"` for a table of
+            fragments.
         timeout_s
-            Maximum seconds to wait while a limit blocks the sample; None for no limit, 0 for no waiting.
+            Maximum waiting time in seconds while the sample is blocked; None to wait without limit, 0 not to wait.
         seed
-            Seed of a generator for this sample only; None for the table's generator.
+            Seed of a random generator for this sample only; None to use the table's generator.
         reader
-            Name of the reader, for `info`.
+            Name of the reader, which `info` lists for blocked samples.
         is_cancelled
-            As in `extend`; if it returns True, nothing is sampled.
+            As in `extend`. If the function returns True, AbandonedError is raised and nothing is sampled.
         max_nbytes
             Maximum size of the sample in bytes, checked before its rows are gathered; None for no limit.
         **options
-            For steps `n_step` and `gamma`, as in `ReplayBuffer.sample`; for sequences `length`, `burn_in`, `padded` and
-            `per_sequence`, as in `ReplayBuffer.sample_sequences`; for episodes `unfinished`, as in
-            `ReplayBuffer.sample_episodes`; for fragments in a table by key, `key`. In a prioritized table `beta`
-            overrides the table's value.
+            Options of the mode. Steps: `n_step` and `gamma`, as in `ReplayBuffer.sample`. Sequences: `length`,
+            `burn_in`, `padded` and `per_sequence`, as in `ReplayBuffer.sample_sequences`. Episodes: `unfinished`, as in
+            `ReplayBuffer.sample_episodes`. Fragments of a table of kind `"key"`: `key`, which is required. For a
+            prioritized table, `beta` overrides the table's value.
 
         Raises
         ------
         LimitTimeoutError
-            If the sample is still blocked after `timeout_s`; the message contains the limit.
+            If the sample is still blocked after `timeout_s`; the message contains the reason.
         TableClosedError
             If the table is closed, before the call or during the wait.
         ArgumentError
-            If the table does not have the mode, an option is unknown or out of range, or `batch_size` is not an integer
-            from 1 to the largest possible sample.
+            If the table does not support the mode, an option is unknown or out of range, or `batch_size` is not an
+            integer from 1 to the size of the largest possible sample.
         CapacityError
             If the sample would exceed `max_nbytes`; nothing is sampled.
         EmptyBufferError
-            If the table has no episode, or no sequence of that length; or if the table is emptied between two portions
-            of a large sample of fragments.
+            If the table contains no complete episode, or no episode of `length` steps for unpadded sequences. Also if
+            another thread empties the table while a large sample of fragments is drawn.
         SampleBatchError
             If the sampling method of `ReplayBuffer` raises it.
         """
@@ -344,7 +348,7 @@ class ReplayTable:
         return sample
 
     def _draw(self, request: Request, is_cancelled: IsCancelled | None) -> Any:
-        """Draw and count a sample; the lock is released between portions of a large sample."""
+        """Draw a sample and count it in the limiter; the lock is released between portions of a large sample."""
         counted = 0
 
         def pause(count: int) -> None:
@@ -356,7 +360,7 @@ class ReplayTable:
         try:
             drawn, count = self._items.draw(request, pause)
         except BaseException:
-            # If the table was emptied during the pause, its counts restarted at 0.
+            # A reset of the table during a pause also resets the limiter's counts to 0.
             self._limiter.count_samples(-min(counted, self._limiter.sampled))
             raise
         self._limiter.count_samples(count - counted)
@@ -379,23 +383,24 @@ class ReplayTable:
     def update_weight(self, indices: Any, weights: Any, generations: Any = None) -> int:
         """Set new priorities of items; return the number of items that still exist.
 
-        An error changes nothing.
+        An error leaves all priorities unchanged.
 
         Parameters
         ----------
         indices
-            Indices of n items, as in samples.
+            Indices of n items, from `indices` of a sample.
         weights
             New priorities, shape (n,).
         generations
-            Generations of the sample, shape (n,). Steps that have since been overwritten are skipped.
+            `generation` of the sample, shape (n,), to skip steps that have been overwritten since. Tables of fragments
+            ignore this argument.
 
         Raises
         ------
         PriorityError
             If the table does not use priorities, or a priority is not finite.
         SampleBatchError
-            As `PrioritizedReplayBuffer.update_weight`.
+            In the same cases as `PrioritizedReplayBuffer.update_weight`.
         """
         with self._lock:
             return self._items.update_weight(indices, weights, generations)
@@ -410,18 +415,18 @@ class ReplayTable:
     # Limits
 
     def set_limits(self, /, **limits: Any) -> None:
-        """Change limits at run time, and re-check blocked requests.
+        """Change limits at run time; blocked requests are re-checked.
 
         Parameters
         ----------
         **limits
-            `min_size`, `samples_per_insert` and `error_buffer` of `RateLimiter`, and `max_times_sampled`. A new ratio
-            applies to later inserts and samples.
+            `min_size`, `samples_per_insert` and `error_buffer` of `RateLimiter`, and `max_times_sampled`. A new value
+            of `samples_per_insert` applies only to later inserts and samples.
 
         Raises
         ------
         ArgumentError
-            If a limit is unknown or out of range; nothing changes.
+            If a limit is unknown or out of range; all limits then remain unchanged.
         """
         for name in limits:
             if name not in _LIMITS:
@@ -440,10 +445,11 @@ class ReplayTable:
         Returns
         -------
         dict
-            `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of all sampling weights;
-            `inserted` and `sampled`, the counts of items; `limits`; `columns`, the declared dtypes and row shapes by
-            name, or by policy and name, None without a declaration; `closed`; and `held_back`, the blocked requests
-            with `who`, `action`, `why` and `since` (Unix seconds).
+            `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`, `limits` and `closed`, and these entries:
+            `weight` is the sum of all sampling weights. `inserted` and `sampled` count items. `columns` maps names, or
+            policies and names, to declared dtypes and row shapes; it is None if no columns are declared. `held_back`
+            lists blocked requests with the client's name (`who`), `action`, reason (`why`) and start (`since`, in Unix
+            seconds).
         """
         with self._lock:
             return {
@@ -469,37 +475,36 @@ class ReplayTable:
         return self._room.closed
 
     def close(self) -> None:
-        """Reject all further inserts and samples; blocked ones raise TableClosedError."""
+        """Close the table; blocked and later inserts and samples raise TableClosedError."""
         with self._lock:
             self._room.close()
 
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return items, limits, counts and generator state, for a table with the same arguments."""
+        """Return items, limits, counts and generator state; a table with the same arguments can restore them."""
         with self._lock:
             return self._own_state() | self._items.state_dict()
 
     def freeze(self) -> dict[str, Any]:
-        """Return the current state without copying rows; `Checkpoints` reads them in parts."""
+        """Return the current state without copying the rows, which `Checkpoints` reads in parts."""
         with self._lock:
             return self._own_state() | self._items.freeze()
 
     def _own_state(self) -> dict[str, Any]:
-        """Return the state of everything except the items."""
         limiter, taken = self._limiter.state_dict(), self._taken.state()
         columns = None if self._items.declared is None else self._items.declared.state()
         return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken, "columns": columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state exactly, including limits.
+        """Restore a state, including limits and counts.
 
-        A table without declared columns adopts the declaration of the state; other tables keep theirs.
+        A table without declared columns adopts the declared columns of the state.
 
         Raises
         ------
         ColumnMismatchError, FormatError
-            If the state belongs to a table with other arguments, is incomplete, or has rows with undeclared columns.
+            If the state belongs to a table with other arguments, is incomplete, or contains undeclared columns.
         """
         with self._lock, name_damage("the state of a table"):
             limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
@@ -541,22 +546,22 @@ _FORM = "NAME=KIND:CAPACITY,OPTION=VALUE,..."
 
 
 def parse_table(text: str) -> ReplayTable | RowTable:
-    """Create a table from a description such as `replay=prioritized:1e6,alpha=0.7`.
+    """Create a table from a text description such as `replay=prioritized:1e6,alpha=0.7`.
 
     Parameters
     ----------
     text
-        `NAME=KIND:CAPACITY`, then comma-separated options `OPTION=VALUE`. KIND is a kind of `ReplayTable`, with the
-        arguments of `ReplayTable` and `RateLimiter` as options, or `rows`, with the arguments of `RowTable`. Numbers
-        may be written as `1e6`. Several names are joined by `+`. Declared columns, each `NAME:DTYPE[SHAPE]` with the
-        extents of a row joined by `x`, and columns of `ragged`, each `NAME` or `NAME:DTYPE`, are also joined by `+`.
+        `NAME=KIND:CAPACITY`, followed by comma-separated options `OPTION=VALUE`. KIND is a kind of `ReplayTable` or
+        `rows`. Options are the arguments of `ReplayTable` and `RateLimiter`, or for `rows` the arguments of `RowTable`.
+        Numbers may be written as `1e6`. Items of a list are joined by `+`: names, declared columns and ragged columns.
+        A declared column is `NAME:DTYPE[SHAPE]`, with extents joined by `x`. A ragged column is `NAME` or `NAME:DTYPE`.
 
     Raises
     ------
     ArgumentError
-        If the text has another form, or an unknown kind or option (with near names).
+        If the text does not have this form, or the kind or an option is unknown; the message suggests similar names.
     SampleBatchError
-        As in `ReplayTable`, `RateLimiter` and `RowTable`.
+        In the same cases as `ReplayTable`, `RateLimiter` and `RowTable`.
 
     Examples
     --------
@@ -607,7 +612,7 @@ def _options_of(kind: str) -> tuple[str, ...]:
 
 
 def _ragged(text: str) -> dict[str, str | None]:
-    """Parse columns and the dtypes of their elements.
+    """Parse ragged columns with optional element dtypes.
 
     >>> _ragged("ids:int32+mask")
     {'ids': 'int32', 'mask': None}
@@ -617,7 +622,7 @@ def _ragged(text: str) -> dict[str, str | None]:
 
 
 def _value(text: str) -> Any:
-    """Parse a value as a flag, an integer, a number, names or a string.
+    """Parse the value of an option: a flag, an integer, a float, a list of names, or a string.
 
     >>> [_value(text) for text in ("1e6", "0.5", "true", "lifo", "obs+new_obs", "none")]
     [1000000, 0.5, True, 'lifo', ['obs', 'new_obs'], 'none']
@@ -628,7 +633,7 @@ def _value(text: str) -> Any:
         number = float(text)
     except ValueError:
         return text.split("+") if "+" in text else text
-    return int(number) if number.is_integer() else number  # inf and NaN are not
+    return int(number) if number.is_integer() else number  # inf and NaN are not integers
 
 
 _TEXT_OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -637,4 +642,4 @@ _TEXT_OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "ragged": _ragged,
     **dict.fromkeys(("group", "version", "length"), str),
 }
-"""Parsers of options that are not numbers, flags or words, by option."""
+"""Parser of each option that `_value` cannot parse."""
