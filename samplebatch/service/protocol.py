@@ -1,7 +1,6 @@
-"""Protocol: requests of the replay service as JSON, and their validation.
+"""Protocol: JSON encoding and validation of the replay service's requests and answers.
 
-Experience, indices and priorities are Arrow record batches; everything else is small JSON. The page "The replay
-service" describes the complete wire format.
+Experience and weights are sent as Arrow data. The page `docs/replay-wire.md` describes the complete wire format.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_NAME_NBYTES: Final = 256
 """Maximum length of a client's names (table, writer, stream, key, weights) in bytes of UTF-8."""
 
 _MAX_SENTENCE: Final = 1000
-"""Maximum length of an error message as JSON: gRPC repeats it four times in headers of 8 KiB."""
+"""Maximum length of an error message as JSON: gRPC repeats the message four times in headers of at most 8 KiB."""
 
 MAX_ASKED: Final = 1024
 """Maximum number of samples per request of a session."""
@@ -37,13 +36,13 @@ MODES: Final = ("steps", "sequences", "episodes", "fragments")
 
 ACTIONS: Final = {
     "info": "Return the state of the service, or of one table.",
-    "checkpoint": "Write all tables to the disk.",
-    "reset": "Empty a table.",
+    "checkpoint": "Write a checkpoint of all tables.",
+    "reset": "Remove all items of a table.",
     "limits": "Change the limits of a table.",
-    "update_weight": "Set new priorities of rows of a table.",
+    "update_weight": "Set the priorities of rows in a table.",
     "publish": "Store weights, an Arrow stream, and return their version.",
-    "latest": "Return the newest weights, as an Arrow stream.",
-    "acknowledged": "Return the number of the last inserted fragment of a writer's stream.",
+    "latest": "Return the newest weights as an Arrow stream.",
+    "acknowledged": "Return the sequence number of the last inserted fragment of a writer's stream.",
     "attach": "Return the location of a secret that only clients on the same machine can read.",
 }
 """Descriptions of actions by name."""
@@ -59,7 +58,7 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 class LostError(errors.ServiceError):
-    """The connection to a service was lost, so the outcome of a call is unknown; a `Link` reconnects."""
+    """Raised when the connection to a service is lost and the outcome of a call is unknown."""
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:
@@ -72,10 +71,10 @@ def write_json(values: Mapping[str, Any]) -> bytes:
 
 
 def read_json(raw: Any, about: str) -> dict[str, Any]:
-    """Read an answer of the service.
+    """Decode an answer from the service.
 
-    - `raw`: the answer, an object with the buffer protocol.
-    - `about`: name of the answer for errors, such as `"an acknowledgement"`.
+    - `raw`: the answer, an object that supports the buffer protocol.
+    - `about`: name of the answer in error messages, such as `"an acknowledgement"`.
 
     Raises CapacityError if the answer has more than `MAX_REQUEST_NBYTES` bytes. Raises FormatError if the answer is not
     a JSON object.
@@ -88,10 +87,10 @@ def read_json(raw: Any, about: str) -> dict[str, Any]:
 
 
 def read_request(raw: Any, about: str) -> dict[str, Any]:
-    """Read a client's request like `read_json`; integers must fit into 64 bits, as in NumPy and Arrow.
+    """Decode a client's request.
 
-    Raises CapacityError and FormatError in the same cases as `read_json`; also raises FormatError if an integer has
-    more than 64 bits.
+    Raises CapacityError and FormatError in the same cases as `read_json`. Also raises FormatError if the
+    absolute value of an integer exceeds 2**63 - 1.
 
     >>> read_request(b'{"n_step": 9223372036854775808}', "the ticket")
     Traceback (most recent call last):
@@ -130,17 +129,16 @@ _REQUESTS: Final = json.JSONDecoder(parse_int=_whole_number)
 
 
 def header(token: str) -> str:
-    """Return the authorization header of a token.
+    """Return the authorization header for a token.
 
-    Raises ArgumentError if the token is empty or contains characters that are not visible ASCII, which a header cannot
-    represent.
+    Raises ArgumentError if the token is empty or contains a character other than visible ASCII.
 
     >>> header("sesame")
     'Bearer sesame'
     """
     if not text("token", token) or not all("!" <= letter <= "~" for letter in token):
         raise ArgumentError(
-            "token must be a non-empty string of visible ASCII characters, got an empty or other string"
+            "token must be a non-empty string of visible ASCII characters, got an empty string or other characters"
         )
     return f"Bearer {token}"
 
@@ -148,7 +146,7 @@ def header(token: str) -> str:
 def check_names(request: Mapping[str, Any], allowed: Collection[str], about: str) -> None:
     """Reject a request with unknown entries.
 
-    Raises FormatError with near names if an entry is unknown.
+    Raises FormatError if an entry is unknown; the message suggests similar names.
     """
     for name in request:
         if name not in allowed:
@@ -156,17 +154,17 @@ def check_names(request: Mapping[str, Any], allowed: Collection[str], about: str
 
 
 def text(name: str, value: object) -> str:
-    """Return a string of a request; raises ArgumentError if the value is not a string."""
+    """Validate a string in a request; raises ArgumentError if the value is not a string."""
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a string, got a {type(value).__name__}")
     return value
 
 
 def short_text(name: str, value: object) -> str:
-    """Validate a name that a client assigned, so that the service may store it.
+    """Validate a name that a client assigned, before the service stores it.
 
-    Raises ArgumentError if the value is not a string. Raises CapacityError if it has more than `MAX_NAME_NBYTES` bytes.
-    Raises FormatError if it cannot be encoded as UTF-8.
+    Raises ArgumentError if the name is not a string. Raises CapacityError if the name has more than `MAX_NAME_NBYTES`
+    bytes in UTF-8. Raises FormatError if the name cannot be encoded as UTF-8.
 
     >>> short_text("writer", "w" * 300)
     Traceback (most recent call last):
@@ -189,17 +187,16 @@ class Draw:
     - `table`: name of the table.
     - `batch_size`: number of steps, sequences, episodes or fragments per sample.
     - `mode`: unit of `batch_size`; None for the table's default.
-    - `count`: number of samples of a DoGet; None for no limit.
-    - `timeout_s`: maximum seconds for which the table's limits may block a sample; None for no limit.
-    - `seed`: seed of the draw; None for the table's generator.
+    - `count`: number of samples that a DoGet streams; None for no limit.
+    - `timeout_s`: maximum time in seconds for which the table's limits may block a sample; None for no limit.
+    - `seed`: seed of the random selection; None to use the table's random generator.
     - `n_step`, `gamma`, `length`, `burn_in`, `padded`, `per_sequence`: as in `ReplayBuffer.sample` and
       `ReplayBuffer.sample_sequences`.
     - `unfinished`: as in `ReplayBuffer.sample_episodes`.
     - `beta`: exponent of importance weights; None for the table's exponent.
-    - `key`: key of the fragment, for a table by key.
+    - `key`: key of the fragment to sample, for a table of kind `"key"`.
     - `nonce`: secret that proves that client and service share memory; None to receive all samples in messages.
-    - `ahead`: whether the learner requests samples before it has received earlier ones: a large sample is sent while
-      the next one is drawn.
+    - `ahead`: whether the learner prefetches samples; if so, the service sends a large sample while it draws the next.
 
     >>> draw = Draw("replay", 256, n_step=3)
     >>> Draw.read(draw.write(), "the ticket") == draw
@@ -229,15 +226,15 @@ class Draw:
     ahead: bool | None = None
 
     def write(self) -> bytes:
-        """Serialize the request, without the fields that are None."""
+        """Serialize the fields of the request that are not None."""
         return _write_fields(self, _DRAW_NAMES)
 
     @classmethod
     def read(cls, raw: Any, about: str) -> Draw:
-        """Read a request.
+        """Decode and validate a request.
 
-        Raises CapacityError and FormatError in the same cases as `read_request`; also raises FormatError if an entry is
-        unknown. Raises ArgumentError if an entry is invalid.
+        Raises CapacityError and FormatError in the same cases as `read_request`. Also raises FormatError if an entry is
+        unknown or `table` is missing. Raises ArgumentError if the value of an entry is invalid.
         """
         request = read_request(raw, about)
         check_names(request, _DRAW_NAMES, about)
@@ -248,12 +245,12 @@ class Draw:
                 request[name] = _CHECKS[name](name, value)
         draw = cls(**request)
         if draw.mode == "sequences" and draw.length is None:
-            raise ArgumentError("length must be an integer from 1 for sequences, got none")
+            raise ArgumentError("length must be an integer from 1 for sequences, got None")
         return draw
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Options for `ReplayTable.sample` that are not None."""
+        """Keyword arguments of `ReplayTable.sample` for the fields that are not None."""
         values = {name: getattr(self, name) for name in _OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -301,20 +298,22 @@ _CHECKS: Final[dict[str, Any]] = {
     "batch": text,
     "update": _flag,
 }
-"""Validators of the entries of a `Draw` and of a `Fragment`."""
+"""Validators of the entries of `Draw` and `Fragment`, by name."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """Metadata of a fragment, sent with its rows.
+    """Metadata of a fragment, sent with the fragment's rows.
 
-    - `number`: sequence number in the writer's stream, from 1; 0 for none. A fragment whose number is not greater than
-      the last inserted number is a duplicate, and is only acknowledged.
-    - `timeout_s`: maximum seconds for which the table's limits may block the fragment; None for no limit.
-    - `key`: key of the fragment, for a table by key.
-    - `priority`: priority of the fragment, for a table of fragments that uses priorities.
+    - `number`: sequence number in the writer's stream, starting at 1; 0 for a fragment without a number. A fragment is
+      a duplicate if its number is not greater than the last inserted number of the stream. Duplicates are acknowledged
+      but not inserted.
+    - `timeout_s`: maximum time in seconds for which the table's limits may block the insert; None for no limit.
+    - `key`: key under which the fragment is stored, for a table of kind `"key"`.
+    - `priority`: priority of the fragment, for a prioritized table of fragments.
     - `batch`: description of the batch if it differs from the description at the start of the stream, otherwise None.
-    - `update`: for a table of rows: True if all keys must exist, False if none may exist, None for no requirement.
+    - `update`: condition on the keys of a row table; True if all keys must already exist, False if no key may exist,
+      None for no condition.
 
     >>> Fragment.read(Fragment(3, key="level 1").write()).key
     'level 1'
@@ -328,14 +327,15 @@ class Fragment:
     update: bool | None = None
 
     def write(self) -> bytes:
-        """Serialize the metadata, without the fields that are None."""
+        """Serialize the fields of the metadata that are not None."""
         return _write_fields(self, _FRAGMENT_NAMES)
 
     @classmethod
     def read(cls, raw: Any) -> Fragment:
-        """Read the metadata; None is read as empty metadata.
+        """Decode and validate the metadata; None is equivalent to empty metadata.
 
-        Raises CapacityError, FormatError and ArgumentError in the same cases as `Draw.read`.
+        Raises CapacityError and FormatError in the same cases as `read_request`. Also raises FormatError if an entry is
+        unknown. Raises ArgumentError if the value of an entry is invalid.
         """
         if raw is None:
             return cls()
@@ -352,13 +352,12 @@ _FRAGMENT_NAMES: Final = tuple(field.name for field in fields(Fragment))
 
 
 def _write_fields(request: Draw | Fragment, field_names: tuple[str, ...]) -> bytes:
-    """Write the fields of a request that are not None."""
     values = [(name, getattr(request, name)) for name in field_names]
     return write_json({name: value for name, value in values if value is not None})
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Describe an error for the peer: class, message and plain attributes.
+    """Convert an error to JSON-serializable values: class name, message, and attributes that are strings or numbers.
 
     >>> describe_error(ArgumentError("there is no action " + "x" * 2000))["message"][-10:]
     'xxxxxx ...'
@@ -372,21 +371,22 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def _shorten(sentence: str) -> str:
-    """Shorten a message that would not fit into gRPC's headers."""
+    """Truncate a message that would not fit into gRPC's headers."""
     if len(json.dumps(sentence)) <= _MAX_SENTENCE:
         return sentence
     return sentence.encode("ascii", "replace")[: _MAX_SENTENCE // 2].decode() + " ..."
 
 
 def write_error(error: BaseException) -> bytes:
-    """Serialize the description of an error."""
+    """Serialize the result of `describe_error`."""
     return write_json(describe_error(error))
 
 
 def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
-    """Create the error that the peer described, with the same class if it is a library class.
+    """Recreate an error from the result of `describe_error`; classes outside the library become ServiceError.
 
-    A service closes its tables when it ends, so TableClosedError becomes a LostError, after which clients reconnect.
+    TableClosedError becomes LostError, because a service closes its tables when it shuts down. Clients reconnect after
+    a LostError.
 
     >>> read_error({"error": "EmptyBufferError", "message": "a buffer must have rows"})
     EmptyBufferError('a buffer must have rows')
@@ -396,7 +396,7 @@ def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
         cls = LostError
     if not (isinstance(cls, type) and issubclass(cls, SampleBatchError)):
         cls = errors.ServiceError
-    # The constructor is bypassed: some classes have further arguments, which are among the attributes.
+    # The constructor is bypassed: some classes require further arguments, which the attributes contain.
     error: SampleBatchError = cls.__new__(cls)
     error.args = (str(answer.get("message")),)
     attributes = answer.get("attributes")
@@ -405,14 +405,14 @@ def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
 
 
 MAX_STREAMS: Final = 1 << 16
-"""Maximum number of streams whose last fragment a table remembers."""
+"""Maximum number of streams whose last sequence number a table stores."""
 
 
 class TakenNumbers:
-    """Sequence number of the last inserted fragment of each stream, for `ReplayTable`.
+    """Sequence numbers of the last inserted fragments, one per stream, to detect duplicates in a `ReplayTable`.
 
-    Fragments of a stream arrive in the order of their numbers: a number that is not greater than the last one
-    identifies a duplicate.
+    Fragments of a stream arrive in ascending order of their numbers. A fragment is therefore a duplicate if its number
+    is not greater than the last inserted number of the stream.
 
     >>> taken = TakenNumbers()
     >>> taken.note("actor-0", "a", 1)
@@ -428,17 +428,17 @@ class TakenNumbers:
         self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def last(self, writer: str, stream: str) -> int:
-        """Return the number of the last inserted fragment of a stream, or 0."""
+        """Return the sequence number of the last inserted fragment of a stream; 0 if the stream is unknown."""
         return self._last.get((writer, stream), 0)
 
     def includes(self, writer: str, stream: str, number: int) -> bool:
-        """Return whether a fragment was inserted; False for fragments without a number, 0."""
+        """Return whether a fragment was already inserted; always False for number 0."""
         return 0 < number <= self.last(writer, stream)
 
     def note(self, writer: str, stream: str, number: int) -> None:
-        """Record an inserted fragment, if it has a number.
+        """Record the number of an inserted fragment; number 0 is ignored.
 
-        Beyond `MAX_STREAMS` the least recently active stream is discarded.
+        If there are more than `MAX_STREAMS` streams, the least recently active stream is discarded.
         """
         if not number:
             return
@@ -448,7 +448,7 @@ class TakenNumbers:
             self._last.popitem(last=False)
 
     def state(self) -> list[list[Any]]:
-        """List writer, name and number of each stream, the least recently active first.
+        """Return [writer, stream, last number] for each stream, the least recently active stream first.
 
         >>> taken = TakenNumbers.from_state([["actor-0", "a", 7]])
         >>> taken.state()
@@ -458,7 +458,10 @@ class TakenNumbers:
 
     @classmethod
     def from_state(cls, state: Any) -> TakenNumbers:
-        """Restore the result of `state`; raises FormatError if an entry is not a (writer, stream, number) triple."""
+        """Restore the numbers from the result of `state`.
+
+        Raises FormatError if an entry is not a (writer, stream, number) triple.
+        """
         numbers = cls()
         try:
             for writer, stream, number in state:

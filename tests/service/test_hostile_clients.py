@@ -145,7 +145,7 @@ def put(raw: Any, rows: pa.RecordBatch, metadata: bytes | None = None, path: Any
         (b'{"table": "replay", "batch_size": 1100}', "a sample must have at most 65536 bytes"),
         (b'{"table": "replay", "mode": "sequences", "length": 1000000000}', "a sample must have at most 1048576 steps"),
         (b'{"table": "replay", "mode": "sequences", "length": 10000}', "a sample must have at most 65536 bytes"),
-        (b'{"table": "replay", "mode": "sequences"}', "length must be an integer from 1 for sequences, got none"),
+        (b'{"table": "replay", "mode": "sequences"}', "length must be an integer from 1 for sequences, got None"),
         (b'{"table": "replay", "mode": "stacks"}', "mode must be one of"),
         (b'{"table": "replay", "mode": "fragments"}', "mode of a table of steps must be one of"),
         (b'{"table": "replay", "batchsize": 1}', "did you mean 'batch_size'"),
