@@ -18,11 +18,11 @@ LAYERS = sorted(m.name.removeprefix("bench_") for m in iter_modules(benchmarks._
 
 
 def rows_of(layers: list[str], pattern: str = "*") -> list[Row]:
-    """Return the rows of some layers whose names match a pattern."""
-    found: list[Row] = []
+    """Return the rows of layers, filtered by a pattern for row names."""
+    rows: list[Row] = []
     for layer in layers:
-        found += import_module(f"benchmarks.bench_{layer}").ROWS
-    return [row for row in found if fnmatchcase(row.name, pattern)]
+        rows += import_module(f"benchmarks.bench_{layer}").ROWS
+    return [row for row in rows if fnmatchcase(row.name, pattern)]
 
 
 def _progress(line: str) -> None:
@@ -31,7 +31,7 @@ def _progress(line: str) -> None:
 
 
 def _start_on_one_core() -> None:
-    """Restart this process pinned to one core, because libraries count cores on import."""
+    """Restart this process on one core, because libraries count the cores on import."""
     if len(os.sched_getaffinity(0)) > 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.execv(sys.executable, sys.orig_argv)
@@ -41,19 +41,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and print the requested rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=benchmarks.__doc__)
     parser.add_argument("layers", nargs="*", metavar="layer", help=f"any of: {', '.join(LAYERS)}; all by default")
-    parser.add_argument("--quick", action="store_true", help="one call each: shows that it runs, not how fast")
+    parser.add_argument("--quick", action="store_true", help="one call per contestant, to test that the rows run")
     parser.add_argument("--filter", default="*", metavar="PATTERN", help="only rows whose name matches, such as 'sb.*'")
     parser.add_argument("--only", metavar="NAMES", help="only these contestants, such as 'ours,bare'")
-    parser.add_argument("--one-core", action="store_true", help="pin everything to one core, as on a busy machine")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every median to a file")
+    parser.add_argument("--one-core", action="store_true", help="pin all processes to one core, as on a busy machine")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all medians to a file")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
     if unknown := set(options.layers) - set(LAYERS):
-        parser.error(f"no layer {', '.join(sorted(unknown))}; there are {', '.join(LAYERS)}")
+        parser.error(f"layers must be among {', '.join(LAYERS)}; got {', '.join(sorted(unknown))}")
 
     if options.one_core:
         if not hasattr(os, "sched_setaffinity"):
-            parser.error("--one-core needs a system that pins processes to cores, such as Linux")
+            parser.error("--one-core requires a system that can pin processes to cores, such as Linux")
         _start_on_one_core()
 
     rows = rows_of(options.layers or LAYERS, options.filter)
@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no row matches {options.filter!r}")
     only = frozenset(options.only.split(",")) if options.only else None
     outcomes = []
-    for done, row in enumerate(rows):
-        _progress(f"{done}/{len(rows)} {row.name}")
+    for index, row in enumerate(rows):
+        _progress(f"{index}/{len(rows)} {row.name}")
         outcomes.append(measure(row, QUICK if options.quick else FULL, only))
     _progress("")
 

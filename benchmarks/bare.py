@@ -1,6 +1,7 @@
-"""Lower bound of each row: the minimum of NumPy calls on allocated, warm memory.
+"""Lower bounds of the rows: the minimal NumPy calls, on memory that is allocated and warm.
 
-Setups allocate the memory and calls fill it. Where the work returns parts of a batch, plain dicts of views are created.
+Setup functions allocate the output, and calls fill the output. Functions that return parts of a batch create plain
+dicts of views.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Span = tuple[int, int]
 
 
 def empty_like(columns: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Allocate memory for some rows of the same columns, with touched pages."""
+    """Allocate columns for `rows` rows with the dtypes and row shapes of `columns`, and write every page once."""
     return {
         k: empty_like(v, rows) if isinstance(v, dict) else np.ones((rows, *v.shape[1:]), v.dtype)
         for k, v in columns.items()
@@ -24,37 +25,37 @@ def empty_like(columns: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def views(columns: dict[str, Any], spans: list[Span]) -> list[dict[str, Any]]:
-    """Cut a batch into dicts of views."""
+    """Split a batch into dicts of views, one dict per span."""
     items = list(columns.items())
     return [{k: v[start:stop] for k, v in items} for start, stop in spans]
 
 
 def tree_slice(columns: dict[str, Any], span: slice) -> dict[str, Any]:
-    """Cut one nested dict of views."""
+    """Return a nested dict of views of a span."""
     return {k: tree_slice(v, span) if type(v) is dict else v[span] for k, v in columns.items()}
 
 
 def spans(boundaries: Any, rows: int) -> list[Span]:
-    """Pair the row numbers at which parts start."""
+    """Convert the start rows of all parts except the first to (start, stop) pairs."""
     edges = [0, *boundaries.tolist(), rows]
     return list(pairwise(edges))
 
 
 def concat_setup(_: Any, fragments: list[dict[str, Any]]) -> Any:
     """Allocate the output of `concat`."""
-    counted = next(name for name, values in fragments[0].items() if type(values) is not dict)
-    return fragments, empty_like(fragments[0], sum(len(f[counted]) for f in fragments))
+    flat_name = next(name for name, values in fragments[0].items() if type(values) is not dict)
+    return fragments, empty_like(fragments[0], sum(len(f[flat_name]) for f in fragments))
 
 
 def concat(state: Any) -> Any:
-    """Join the columns of (nested) dicts."""
+    """Concatenate the columns of (nested) dicts."""
     fragments, out = state
-    for k, joined in out.items():
+    for k, output in out.items():
         parts = [f[k] for f in fragments]
-        if type(joined) is dict:
-            concat((parts, joined))
+        if type(output) is dict:
+            concat((parts, output))
         else:
-            np.concatenate(parts, 0, joined)
+            np.concatenate(parts, 0, output)
     return out
 
 
@@ -86,19 +87,19 @@ def shuffle(state: Any) -> Any:
 
 
 def split_by_eps_id(columns: Any) -> Any:
-    """Cut where the episode id changes."""
+    """Split a batch where the episode id changes."""
     ids = columns["eps_id"]
     return views(columns, spans(np.flatnonzero(ids[1:] != ids[:-1]) + 1, len(ids)))
 
 
 def split_by_dones(columns: Any) -> Any:
-    """Cut after each step that ends an episode."""
-    over = columns["terminateds"] | columns["truncateds"]
-    return views(columns, spans(np.flatnonzero(over[:-1]) + 1, len(over)))
+    """Split a batch after each step that ends an episode."""
+    is_last = columns["terminateds"] | columns["truncateds"]
+    return views(columns, spans(np.flatnonzero(is_last[:-1]) + 1, len(is_last)))
 
 
 def pad_setup(_: Any, columns: Any) -> Any:
-    """Allocate the output of `pad`: zeros that stay zero, because every call writes the same positions."""
+    """Allocate zeros as the output of `pad`; padding stays zero because every call writes the same positions."""
     out = {k: np.zeros((200 * 20, *v.shape[1:]), v.dtype) for k, v in columns.items() if k != "seq_lens"}
     return columns, out
 
@@ -117,7 +118,7 @@ def pad(state: Any) -> Any:
 
 
 def compress_rows(values: Any) -> Any:
-    """Compress each row into a block."""
+    """Compress each row into its own block."""
     return [lz4.block.compress(row, store_size=False) for row in values]
 
 
@@ -127,7 +128,7 @@ def compress_bulk(values: Any) -> Any:
 
 
 def decompress_rows_setup(_: Any, values: Any) -> Any:
-    """Create the blocks and the output of `decompress_rows`."""
+    """Compress the input of `decompress_rows` and allocate its output."""
     return compress_rows(values), values[0].nbytes, np.ones_like(values)
 
 
@@ -141,23 +142,23 @@ def decompress_rows(state: Any) -> Any:
 
 
 def decompress_bulk_setup(_: Any, values: Any) -> Any:
-    """Create the block of `decompress_bulk`."""
+    """Compress the input of `decompress_bulk`."""
     return compress_bulk(values), values
 
 
 def decompress_bulk(state: Any) -> Any:
-    """Decompress one block; the array is a view of LZ4's result."""
+    """Decompress one block and return the result as an array without a copy."""
     block, like = state
     return {"obs": np.frombuffer(lz4.block.decompress(block, like.nbytes), like.dtype).reshape(like.shape)}
 
 
 def round_trip(batch: Any) -> Any:
-    """Pickle, and unpickle."""
+    """Pickle and unpickle a batch."""
     return pickle.loads(pickle.dumps(batch, protocol=5))
 
 
 def round_trip_out_of_band(batch: Any) -> Any:
-    """Pickle with out-of-band arrays, and unpickle over them."""
+    """Pickle a batch with out-of-band buffers, and unpickle it with views of these buffers."""
     buffers: list[Any] = []
     return pickle.loads(pickle.dumps(batch, protocol=5, buffer_callback=buffers.append), buffers=buffers)
 
@@ -168,7 +169,7 @@ def lockstep_setup(_: Any, policies: dict[str, Any]) -> Any:
 
 
 def lockstep(state: Any, k: int) -> list[dict[str, Any]]:
-    """Sort every policy's rows by episode and step, and cut all policies at every k-th distinct step."""
+    """Sort every policy's rows by episode and step, and split all policies at every k-th distinct step."""
     codes = {p: columns["eps_id"] * 1000 + columns["t"] for p, (columns, _) in state.items()}
     steps = np.unique(np.concatenate(list(codes.values())))
     parts: list[dict[str, Any]] = [{} for _ in range(0, len(steps), k)]

@@ -1,4 +1,4 @@
-"""`sb.*`: operations on one flat batch, and joining of batches."""
+"""`sb.*`: operations on one flat batch, and concatenation of batches."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from benchmarks.harness import Row, Way, row
 SPAN = slice(1000, 1200)
 
 
-def _joining(bind: Any) -> Way:
-    """Set up a list of batches, and bind the library's function that joins them."""
+def _concat_way(bind: Any) -> Way:
+    """Create a list of batches, and bind the library's function that concatenates them."""
     return Way(lambda lib, fragments: bind(lib, [lib.batch(f) for f in fragments]))
 
 
-JOIN: dict[str, Any] = {
-    "batch": _joining(lambda lib, batches: partial(lib.concat_samples, batches)),
-    "tensordict": _joining(lambda lib, batches: partial(lib.TensorDict.cat, batches, 0)),
+CONCAT: dict[str, Any] = {
+    "batch": _concat_way(lambda lib, batches: partial(lib.concat_samples, batches)),
+    "tensordict": _concat_way(lambda lib, batches: partial(lib.TensorDict.cat, batches, 0)),
     "bare": Way(bare.concat_setup, bare.concat),
 }
-JOIN_TABLES = _joining(lambda lib, tables: lambda: lib.pa.concat_tables(tables).combine_chunks())
+CONCAT_TABLES = _concat_way(lambda lib, tables: lambda: lib.pa.concat_tables(tables).combine_chunks())
 
 
-def _join(name: str, fragments: Any, **ways: Way) -> Row:
-    return row(name, fragments, traffic=True, **JOIN, **ways)
+def _concat_row(name: str, fragments: Any, **ways: Way) -> Row:
+    return row(name, fragments, traffic=True, **CONCAT, **ways)
 
 
 def _construct() -> dict[str, Any]:
-    """Pass each library its own type of column, so that the rows time the batch and not the conversion."""
+    """Pass columns of each library's own type, so that the rows time the construction and not a conversion."""
     return {
         "batch": Way(lambda lib, columns: partial(lib.SampleBatch, columns)),
         "tensordict": Way(lambda lib, columns: partial(lib.TensorDict, lib.tensors(columns), [len(columns["obs"])])),
@@ -43,9 +43,9 @@ def _construct() -> dict[str, Any]:
 
 
 def _read(rows: Any) -> None:
-    for one in rows:
+    for step in rows:
         for name in NAMES:
-            one[name]
+            step[name]
 
 
 def _read_columns(batches: Any) -> None:
@@ -61,7 +61,7 @@ def _set_rewards(lib: Any, columns: Any) -> Any:
 
 
 def _in_order(result: Any) -> Any:
-    """Undo a shuffle of rows."""
+    """Sort rows by their observations to undo a shuffle."""
     columns = plain(result)
     order = np.argsort(columns["obs"][:, 0])
     return {name: values[order] for name, values in columns.items()}
@@ -103,9 +103,9 @@ def _nested_tensors(lib: Any, columns: Any) -> Any:
 
 ROWS = [
     row("sb.construct", flat(200), **_construct()),
-    _join("sb.concat.64x200", data.fragments(64, 200), pyarrow=JOIN_TABLES),
-    _join("sb.concat.8x128x84x84x4", lambda: [{"obs": data.images()} for _ in range(8)], pyarrow=JOIN_TABLES),
-    _join("sb.concat.2x1", data.fragments(2, 1), pyarrow=JOIN_TABLES),
+    _concat_row("sb.concat.64x200", data.fragments(64, 200), pyarrow=CONCAT_TABLES),
+    _concat_row("sb.concat.8x128x84x84x4", lambda: [{"obs": data.images()} for _ in range(8)], pyarrow=CONCAT_TABLES),
+    _concat_row("sb.concat.2x1", data.fragments(2, 1), pyarrow=CONCAT_TABLES),
     row(
         "sb.rows.1000",
         flat(1000),
@@ -157,7 +157,7 @@ ROWS = [
     row(
         "sb.timeslices20+read.4000",
         flat(4000),
-        **{who: lambda b, cut=cut: _read_columns(cut(b)) for who, cut in TIMESLICES.items()},
+        **{name: lambda b, split=split: _read_columns(split(b)) for name, split in TIMESLICES.items()},
     ),
     row(
         "sb.split_by_episode.eps_id",
@@ -236,5 +236,5 @@ ROWS = [
         tensordict=Way(_nested_tensors),
         bare=lambda d: bare.tree_slice(d, slice(50, 150)),
     ),
-    _join("sb.nested.concat.16x200", lambda: [data.nested_columns(200, seed) for seed in range(16)]),
+    _concat_row("sb.nested.concat.16x200", lambda: [data.nested_columns(200, seed) for seed in range(16)]),
 ]

@@ -1,7 +1,7 @@
 """`buffer.*`: operations on replay buffers.
 
-A transition has an observation of 17 floats, the next observation, an action of 6, and the scalars. cpprb and
-Stable-Baselines3 store no episodes and no infos; they are a lower bound for buffers.
+A transition consists of an observation and a next observation of 17 floats each, an action of 6 floats, and scalars.
+cpprb and Stable-Baselines3 store neither episodes nor infos, so their times are a lower bound for buffers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ENVS = 16
 EPISODE = 100
 """Steps per episode."""
 ROLLOUT = 128
-"""Steps of an environment that are added together."""
+"""Steps per environment in a rollout."""
 
 
 def transitions(rows: int, seed: int = 7) -> dict[str, Any]:
-    """Create transitions under Tianshou's names."""
+    """Create transitions with Tianshou's column names."""
     rng = np.random.default_rng(seed)
     ends = np.arange(rows) % EPISODE == EPISODE - 1
     return {
@@ -39,23 +39,23 @@ def transitions(rows: int, seed: int = 7) -> dict[str, Any]:
 
 
 def first_step(columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the first transition in the form of an environment's step: arrays and Python numbers."""
+    """Return the first transition as arrays and Python numbers, as an environment returns a step."""
     return {k: v[0] if v.ndim > 1 else v[0].item() for k, v in columns.items() if k != "done"}
 
 
 @cache
 def a_million() -> dict[str, Any]:
-    """Create a million transitions, once."""
+    """Create a million transitions; the result is cached."""
     return transitions(MILLION)
 
 
-def full(lib: Any, columns: dict[str, Any]) -> Any:
-    """Create a buffer with the transitions."""
+def full_buffer(lib: Any, columns: dict[str, Any]) -> Any:
+    """Create a full buffer of transitions."""
     return lib.ReplayBuffer.from_data(**columns)
 
 
-def added(lib: Any, buffer: Any, columns: dict[str, Any], **keywords: Any) -> Any:
-    """Add transitions vector step by vector step."""
+def add_steps(lib: Any, buffer: Any, columns: dict[str, Any], **keywords: Any) -> Any:
+    """Add transitions to a buffer, one vector step per call."""
     for i in range(len(columns["rew"])):
         buffer.add(lib.Batch({k: v[i] for k, v in columns.items()}), **keywords)
     return buffer
@@ -150,7 +150,7 @@ def bare_add16_setup(_: Any, columns: Any) -> Any:
     return call
 
 
-# A rollout: many steps of sixteen environments.
+# One rollout: many steps of sixteen environments.
 
 
 def by_step(columns: Any) -> list[dict[str, Any]]:
@@ -206,7 +206,7 @@ def bare_rollout_setup(_: Any, columns: Any) -> Any:
 
 
 def sample_setup(lib: Any, columns: Any) -> Any:
-    buffer = full(lib, columns)
+    buffer = full_buffer(lib, columns)
     return lambda: buffer.sample(256)
 
 
@@ -219,8 +219,8 @@ def cpprb_sample_setup(lib: Any, columns: Any) -> Any:
 def sb3_sample_setup(lib: Any, columns: Any) -> Any:
     rows = len(columns["rew"])
     buffer = lib.buffer(rows, 17, 6)
-    for mine, theirs in (("obs", "observations"), ("obs_next", "next_observations"), ("act", "actions")):
-        getattr(buffer, theirs)[:, 0] = columns[mine]
+    for name, sb3_name in (("obs", "observations"), ("obs_next", "next_observations"), ("act", "actions")):
+        getattr(buffer, sb3_name)[:, 0] = columns[name]
     buffer.rewards[:, 0], buffer.dones[:, 0] = columns["rew"], columns["done"]
     buffer.full = True
     return lambda: buffer.sample(256)
@@ -231,9 +231,9 @@ def bare_sample_setup(_: Any, columns: Any) -> Any:
     pairs = [(v, np.ones((256, *v.shape[1:]), v.dtype)) for v in columns.values()]
 
     def call() -> None:
-        picked = rng.integers(0, rows, 256)
+        indices = rng.integers(0, rows, 256)
         for values, out in pairs:
-            values.take(picked, 0, out, "clip")
+            values.take(indices, 0, out, "clip")
 
     return call
 
@@ -245,7 +245,7 @@ FRAMES = 10_000
 
 @cache
 def frames() -> dict[str, Any]:
-    """Create transitions whose observations are grey frames of 84 by 84."""
+    """Create transitions whose observations are greyscale frames of 84 x 84 pixels."""
     rng = np.random.default_rng(7)
     images = rng.integers(0, 256, (FRAMES, 84, 84), np.uint8)
     ends = np.arange(FRAMES) % EPISODE == EPISODE - 1
@@ -255,9 +255,9 @@ def frames() -> dict[str, Any]:
 def stack_setup(available: bool) -> Any:
     def setup(lib: Any, columns: Any) -> Any:
         buffer = lib.ReplayBuffer(FRAMES, stack_num=4, ignore_obs_next=True, sample_avail=available)
-        batch, never = lib.Batch, False
+        batch, truncated = lib.Batch, False
         for obs, act, rew, end in zip(*columns.values(), strict=True):
-            buffer.add(batch(obs=obs, act=act, rew=rew, terminated=end, truncated=never, obs_next=obs))
+            buffer.add(batch(obs=obs, act=act, rew=rew, terminated=end, truncated=truncated, obs_next=obs))
         return lambda: buffer.sample(32)
 
     return setup
@@ -268,9 +268,9 @@ def cpprb_stack_setup(lib: Any, columns: Any) -> Any:
     buffer = lib.ReplayBuffer(FRAMES, fields, next_of="obs", stack_compress="obs")
     images = columns["obs"]
     for i in range(3, FRAMES - 1):
-        now, after = (np.moveaxis(images[j - 3 : j + 1], 0, -1) for j in (i, i + 1))
+        obs, next_obs = (np.moveaxis(images[j - 3 : j + 1], 0, -1) for j in (i, i + 1))
         end = bool(columns["terminated"][i])
-        buffer.add(obs=now, next_obs=after, act=0, rew=0.0, done=end)
+        buffer.add(obs=obs, next_obs=next_obs, act=0, rew=0.0, done=end)
         if end:
             buffer.on_episode_end()
     return lambda: buffer.sample(32)
@@ -278,33 +278,33 @@ def cpprb_stack_setup(lib: Any, columns: Any) -> Any:
 
 def bare_stack_setup(_: Any, columns: Any) -> Any:
     rng, images = np.random.default_rng(7), columns["obs"]
-    back, outs = np.arange(-3, 1), [np.ones((32, 4, 84, 84), np.uint8) for _ in range(2)]
+    offsets, outs = np.arange(-3, 1), [np.ones((32, 4, 84, 84), np.uint8) for _ in range(2)]
 
     def call() -> None:
-        picked = rng.integers(4, FRAMES - 1, 32)
-        for late, out in enumerate(outs):
-            images.take(picked[:, None] + (back + late), 0, out, "clip")
+        indices = rng.integers(4, FRAMES - 1, 32)
+        for shift, out in enumerate(outs):
+            images.take(indices[:, None] + (offsets + shift), 0, out, "clip")
 
     return call
 
 
-# Walking along episodes, and reading.
+# Adjacent steps in episodes, and reading slices.
 
-PICKED = np.random.default_rng(3).integers(0, MILLION, 256)
-PICKED_16 = np.random.default_rng(3).integers(0, 100_000, 256)
-
-
-def around_setup(lib: Any, columns: Any) -> Any:
-    buffer = full(lib, columns)
-    return lambda: (buffer.prev(PICKED), buffer.next(PICKED))
+INDICES = np.random.default_rng(3).integers(0, MILLION, 256)
+INDICES_16 = np.random.default_rng(3).integers(0, 100_000, 256)
 
 
-def bare_around_setup(_: Any, columns: Any) -> Any:
+def adjacent_setup(lib: Any, columns: Any) -> Any:
+    buffer = full_buffer(lib, columns)
+    return lambda: (buffer.prev(INDICES), buffer.next(INDICES))
+
+
+def bare_adjacent_setup(_: Any, columns: Any) -> Any:
     done = columns["done"]
 
     def call() -> Any:
-        before = (PICKED - 1) % MILLION
-        return np.where(done[before], PICKED, before), np.where(done[PICKED], PICKED, (PICKED + 1) % MILLION)
+        previous = (INDICES - 1) % MILLION
+        return np.where(done[previous], INDICES, previous), np.where(done[INDICES], INDICES, (INDICES + 1) % MILLION)
 
     return call
 
@@ -312,25 +312,25 @@ def bare_around_setup(_: Any, columns: Any) -> Any:
 def vector_setup(lib: Any, columns: Any) -> Any:
     steps = len(columns["rew"]) // ENVS
     by_step = {k: v.reshape(steps, ENVS, *v.shape[1:]) for k, v in columns.items() if k != "done"}
-    return added(lib, lib.VectorReplayBuffer(steps * ENVS, ENVS), by_step)
+    return add_steps(lib, lib.VectorReplayBuffer(steps * ENVS, ENVS), by_step)
 
 
-def reading(key: slice) -> Row:
-    """Read a stretch of a buffer of 20 000 transitions."""
+def reading_row(key: slice) -> Row:
+    """Declare a row that reads a slice of a buffer of 20,000 transitions."""
     name = "all.20k" if key == slice(None) else f"slice{key.stop - key.start}"
 
     def setup(lib: Any, columns: Any) -> Any:
-        buffer = full(lib, columns)
+        buffer = full_buffer(lib, columns)
         return lambda: buffer[key]
 
-    def filled(result: Any) -> dict[str, Any]:
+    def columns_of(result: Any) -> dict[str, Any]:
         return {k: result[k] for k in ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next")}
 
     return row(
         f"buffer.getitem.{name}",
         lambda: transitions(20_000),
         traffic=True,
-        view=filled,
+        view=columns_of,
         ours=Way(setup),
         tianshou=Way(setup),
         bare=Way(lambda lib, columns: bare.copy_setup(lib, {k: v[key] for k, v in columns.items()}), bare.copy),
@@ -409,15 +409,15 @@ ROWS = [
     row(
         "buffer.prev+next256.1e6",
         a_million,
-        ours=Way(around_setup),
-        tianshou=Way(around_setup),
-        bare=Way(bare_around_setup),
+        ours=Way(adjacent_setup),
+        tianshou=Way(adjacent_setup),
+        bare=Way(bare_adjacent_setup),
     ),
     row(
         "buffer.vec16.prev+next256",
         lambda: transitions(100_000),
-        ours=Way(vector_setup, lambda buffer: (buffer.prev(PICKED_16), buffer.next(PICKED_16))),
-        tianshou=Way(vector_setup, lambda buffer: (buffer.prev(PICKED_16), buffer.next(PICKED_16))),
+        ours=Way(vector_setup, lambda buffer: (buffer.prev(INDICES_16), buffer.next(INDICES_16))),
+        tianshou=Way(vector_setup, lambda buffer: (buffer.prev(INDICES_16), buffer.next(INDICES_16))),
     ),
     row(
         "buffer.vec16.sample256",
@@ -426,6 +426,6 @@ ROWS = [
         ours=Way(vector_setup, lambda buffer: buffer.sample(256)),
         tianshou=Way(vector_setup, lambda buffer: buffer.sample(256)),
     ),
-    reading(slice(100, 1100)),
-    reading(slice(None)),
+    reading_row(slice(100, 1100)),
+    reading_row(slice(None)),
 ]

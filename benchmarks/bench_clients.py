@@ -1,9 +1,9 @@
-"""Entire training loops: Tianshou's own DQN, PPO and SAC over its batches and buffers and over ours.
+"""`clients.*`: training loops of Tianshou's DQN, PPO and SAC, with Tianshou's or our batches and buffers.
 
-Environments, networks, optimizers, collectors and algorithms are Tianshou's for both, unmodified, and most of the time
-is theirs; what differs is the memory in between. A call collects some steps and updates the networks, in turns. torch
-computes in one thread: for networks this small, a second one costs more than it brings. Processor time is measured: all
-of a loop is computing.
+Both contestants use Tianshou's unmodified environments, networks, optimizers, collectors and algorithms, which account
+for most of the time. Only the batches and buffers differ. A call collects steps and updates the networks. torch uses
+one thread, because a second thread would slow down networks this small. Times are processor times, because a loop never
+waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Loop = Callable[[], None]
 
 
 def dqn(data: Any) -> Loop:
-    """Ten times ten steps of CartPole, and an update of 64 rows of 3 steps."""
+    """Create a DQN loop: each call alternates ten times between ten CartPole steps and an update with 64 rows."""
     from tianshou.algorithm.modelfree.dqn import DQN
 
     from benchmarks.training.tianshou_setup import discrete, network, optimizer, q_policy
@@ -35,7 +35,7 @@ def dqn(data: Any) -> Loop:
 
 
 def sac(data: Any) -> Loop:
-    """Ten times ten steps of Pendulum, and an update of 256 rows."""
+    """Create a SAC loop: each call alternates ten times between ten Pendulum steps and an update with 256 rows."""
     from tianshou.algorithm.modelfree.sac import SAC
 
     from benchmarks.training.tianshou_setup import continuous, optimizer, pair_values, soft_policy
@@ -51,7 +51,7 @@ def sac(data: Any) -> Loop:
 
 
 def ppo(data: Any) -> Loop:
-    """Collect 640 steps of CartPole, and go over them twice in batches of 64."""
+    """Create a PPO loop: each call collects 640 CartPole steps and updates for two epochs in minibatches of 64."""
     from tianshou.algorithm.modelfree.ppo import PPO
     from tianshou.data import Collector
 
@@ -73,7 +73,7 @@ def ppo(data: Any) -> Loop:
 
 
 def off_policy(data: Any, algorithm: Any, envs: Any, *, sample: int) -> Loop:
-    """Fill a buffer with random steps; then collect and update in turns."""
+    """Fill a buffer with random steps, and return a loop that alternates between collecting and updating."""
     from tianshou.data import Collector
 
     from benchmarks.training.tianshou_setup import training
@@ -93,7 +93,7 @@ def off_policy(data: Any, algorithm: Any, envs: Any, *, sample: int) -> Loop:
 
 
 def seeded(lib: Any, make: Callable[[Any], Loop], *, classes: str) -> Callable[[], float]:
-    """Make a loop over the classes of a library, which measures itself while Tianshou's modules use them."""
+    """Create a loop that times itself while Tianshou's modules use the batch and buffer classes of a library."""
     import numpy as np
     import torch
 
@@ -107,9 +107,9 @@ def seeded(lib: Any, make: Callable[[Any], Loop], *, classes: str) -> Callable[[
         torch.set_num_threads(1)
         try:
             with classes_of(classes):
-                began = process_time()
+                start = process_time()
                 loop()
-                return process_time() - began
+                return process_time() - start
         finally:
             torch.set_num_threads(threads)
 
@@ -119,8 +119,8 @@ def seeded(lib: Any, make: Callable[[Any], Loop], *, classes: str) -> Callable[[
 def row_of(make: Callable[[Any], Loop]) -> Row:
     """Declare the row of a loop."""
     ways = {
-        who: Way(partial(seeded, classes=classes), clocked=True)
-        for who, classes in (("ours", OURS), ("tianshou", THEIRS))
+        name: Way(partial(seeded, classes=classes), clocked=True)
+        for name, classes in (("ours", OURS), ("tianshou", THEIRS))
     }
     return row(f"clients.{make.__name__}", lambda: make, **ways, view=None)
 

@@ -1,9 +1,9 @@
-"""`cluster.*`: environment steps from 1, 2, 4 and 8 workers, in microseconds for 4,000 small steps or 400 of images.
+"""`cluster.*`: collection by 1, 2, 4 and 8 workers, in microseconds for 4,000 small steps or 400 image steps.
 
-`ours` are workers in processes, `ray` the same workers as actors on a Ray cluster of one node; the actors request no
-CPUs by name, so that there may be more actors than cores. A call is a `collect` of all workers together, until the
-learner has the batch. The cost of environments is negligible: the rows measure collecting a step, sending it to the
-learner, and joining it to a batch. An image is 84 x 84 x 4 bytes, and each step has two.
+`ours` runs the workers in processes; `ray` runs the same workers as actors on a Ray cluster of one node. The actors
+request no CPUs, so that there may be more actors than cores. A call is one `collect` by all workers; it returns when
+the learner has the batch. The cost of the environments is negligible: the rows measure collecting steps, sending them
+to the learner, and concatenating them. An image occupies 84 x 84 x 4 bytes, and each step contains two images.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ EPISODE = 200
 
 
 class Small(gymnasium.Env[Any, Any]):
-    """Episodes of 200 steps with observations of 17 numbers, computed from the number of the step."""
+    """Environment with episodes of 200 steps; the step number determines the observation of 17 numbers."""
 
     action_space = gymnasium.spaces.Discrete(4)
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float32)
 
     def __init__(self) -> None:
         self._step = 0
-        self._seen = np.random.default_rng(0).normal(size=(EPISODE + 1, 17)).astype(np.float32)
+        self._observations = np.random.default_rng(0).normal(size=(EPISODE + 1, 17)).astype(np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self._step = 0
-        return self._seen[0].copy(), {}
+        return self._observations[0].copy(), {}
 
     def step(self, action: Any) -> Any:
         self._step += 1
-        return self._seen[self._step].copy(), 1.0, self._step == EPISODE, False, {}
+        return self._observations[self._step].copy(), 1.0, self._step == EPISODE, False, {}
 
 
 class Images(Small):
-    """The same episodes with 16 different images as observations."""
+    """Environment with the episodes of `Small` and 16 different images as observations."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (84, 84, 4), np.uint8)
 
     def __init__(self) -> None:
         self._step = 0
         frames = np.random.default_rng(0).integers(256, size=(16, 84, 84, 4), dtype=np.uint8)
-        self._seen = [frames[number % 16] for number in range(EPISODE + 1)]
+        self._observations = [frames[number % 16] for number in range(EPISODE + 1)]
 
 
-class Collecting:
-    """Workers that collect a number of steps per call, and are stopped when the object is deleted."""
+class TimedCollect:
+    """Timed call that collects steps with workers; the workers stop when the object is deleted."""
 
     def __init__(self, env: Any, steps: int, backend: Any, workers: int) -> None:
         from samplebatch import RolloutWorkers
@@ -64,17 +64,17 @@ class Collecting:
         self._workers = RolloutWorkers("random", env, num_workers=workers, backend=backend, seed=0, **options)
         self._workers.__enter__()
         weakref.finalize(self, self._workers.stop)
-        # All workers have started now.
+        # This call returns after all workers have started.
         self._workers.collect(n_step=workers)
 
     def __call__(self) -> float:
-        began = perf_counter()
+        start = perf_counter()
         self._workers.collect(n_step=self._steps)
-        return perf_counter() - began
+        return perf_counter() - start
 
 
 def _way(env: Any, steps: int, backend: str) -> Way:
-    return Way(lambda _, workers: Collecting(env, steps, backend, workers), clocked=True)
+    return Way(lambda _, workers: TimedCollect(env, steps, backend, workers), clocked=True)
 
 
 ROWS = [
@@ -83,7 +83,7 @@ ROWS = [
         partial(int, workers),
         {"ours": _way(env, steps, "process"), "ray": _way(env, steps, "ray")},
         view=None,
-        # Both are ours: neither has to be faster.
+        # Both contestants are ours: neither must be faster.
         level=float("inf"),
     )
     for name, env, steps in (("small", Small, 4000), ("images", Images, 400))

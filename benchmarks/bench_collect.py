@@ -1,14 +1,14 @@
-"""`collect.*`: from a vector of CartPoles to the learner's batch, in microseconds for 256 steps of all environments.
+"""`collect.*`: collection from vectorized CartPole, in microseconds for 256 steps of all environments.
 
 All contestants step the same environments. `bare` steps Gymnasium's vector environment with the same policy and stores
-nothing: the difference to `bare` is the cost of collecting. In `list` rows ours receives the environments as a list; in
-`derived` rows the vector environment overrides `step`, so that ours cannot step its environments individually. RLlib's
-runner acts at random, which is its cheapest mode.
+nothing: the difference from `bare` is the cost of collecting. In `list` rows, our collector receives the environments
+as a list. In `derived` rows, the vector environment overrides `step`, so that our collector cannot step the
+environments individually. RLlib's runner acts at random, which is its cheapest mode.
 
-In `calls` rows every call of `collect` makes one or a few steps of all environments and adds them to a buffer, as in a
-DQN loop; there `bare` writes its steps into preallocated arrays, column by column. In `agent` rows a torch module
-returns actions, log-probabilities and values, and each call creates the batch of a PPO update; `bare` calls the same
-module and writes the same columns into arrays.
+In `calls` rows, each `collect` call adds 1 or 128 steps of all environments to a buffer. With one step, this is the
+pattern of a DQN loop. In these rows, `bare` writes every column of its steps into a preallocated array. In `agent`
+rows, a torch module returns actions, log-probabilities and values, and each call creates the batch of a PPO update. In
+these rows, `bare` calls the same module and writes the same columns into arrays.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.harness import Row, Way, row
 
-TURNS = 256
-"""Steps of all environments per call, to which times are scaled if a call makes more or fewer."""
+STEPS = 256
+"""Joint steps of all environments per call; times of calls with more or fewer steps are scaled to this number."""
 EPISODES = 256
 
 
@@ -34,65 +34,65 @@ def policy(obs: Any) -> Any:
     return (obs[:, 2] > 0).astype(np.int64)
 
 
-class Turns:
+class StepCounter:
     """Counter of joint steps of all environments."""
 
-    made = 0
+    count = 0
 
 
-def counted_environments(num_envs: int, *, resets_take_turns: bool) -> tuple[list[Any], Turns]:
-    """Create single environments; the first one counts its steps, or resets that replace steps."""
+def counted_environments(num_envs: int, *, count_resets: bool) -> tuple[list[Any], StepCounter]:
+    """Create single environments; the first one counts its steps, and optionally resets that replace a step."""
     import gymnasium
 
-    turns = Turns()
+    counter = StepCounter()
 
     class First(gymnasium.Wrapper):  # type: ignore[misc,type-arg]
-        over = False
+        is_done = False
 
         def step(self, action: Any) -> Any:
-            turns.made += 1
+            counter.count += 1
             step = super().step(action)
-            self.over = step[2] or step[3]
+            self.is_done = step[2] or step[3]
             return step
 
-        def reset(self, **given: Any) -> Any:
-            turns.made += resets_take_turns and self.over
-            self.over = False
-            return super().reset(**given)
+        def reset(self, **keywords: Any) -> Any:
+            counter.count += count_resets and self.is_done
+            self.is_done = False
+            return super().reset(**keywords)
 
-    return [First(cartpole()), *(cartpole() for _ in range(num_envs - 1))], turns
+    return [First(cartpole()), *(cartpole() for _ in range(num_envs - 1))], counter
 
 
-def derived(num_envs: int) -> tuple[Any, Turns]:
-    """Create a vector environment of a derived class, which cannot be stepped environment by environment."""
+def derived(num_envs: int) -> tuple[Any, StepCounter]:
+    """Create a vector environment of a derived class, whose environments cannot be stepped individually."""
     import gymnasium
 
-    turns = Turns()
+    counter = StepCounter()
 
     class Derived(gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
-            turns.made += 1
+            counter.count += 1
             return super().step(actions)
 
-    return Derived([cartpole] * num_envs), turns
+    return Derived([cartpole] * num_envs), counter
 
 
-def made(num_envs: int, mode: str) -> tuple[Any, Turns]:
-    """Create a vector environment or a list of single ones, and the counter of its steps."""
+def make_environments(num_envs: int, mode: str) -> tuple[Any, StepCounter]:
+    """Create a vector environment or a list of environments, and a counter of joint steps."""
     import gymnasium
 
     if mode == "Derived":
         return derived(num_envs)
-    environments, turns = counted_environments(num_envs, resets_take_turns=mode == "NextStep")
+    environments, counter = counted_environments(num_envs, count_resets=mode == "NextStep")
     if mode == "List":
-        return environments, turns
+        return environments, counter
     autoreset = gymnasium.vector.AutoresetMode(mode)
     return gymnasium.vector.SyncVectorEnv(
-        [partial(_given, env) for env in environments], autoreset_mode=autoreset
-    ), turns
+        [partial(_identity, env) for env in environments], autoreset_mode=autoreset
+    ), counter
 
 
-def _given(env: Any) -> Any:
+def _identity(env: Any) -> Any:
     return env
 
 
@@ -106,20 +106,20 @@ def cartpole() -> Any:
 def bare(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
     """Step the environments and store nothing."""
     num_envs, mode = data
-    env, _ = made(num_envs, "SameStep" if mode == "List" else mode)
+    env, _ = make_environments(num_envs, "SameStep" if mode == "List" else mode)
     obs, _ = env.reset(seed=0)
 
     def step_on() -> float:
         nonlocal obs
-        began = perf_counter()
-        for _ in range(TURNS):
+        start = perf_counter()
+        for _ in range(STEPS):
             obs, *_ = env.step(policy(obs))
-        return perf_counter() - began
+        return perf_counter() - start
 
     return step_on
 
 
-def plain(num_envs: int) -> Any:
+def vector_env(num_envs: int) -> Any:
     """Create Gymnasium's vector environment with same-step autoreset."""
     import gymnasium
 
@@ -129,25 +129,25 @@ def plain(num_envs: int) -> Any:
 
 
 def bare_stored(lib: Any, num_envs: int) -> Callable[[], float]:
-    """Step, and write every column into preallocated arrays."""
-    env, slots = plain(num_envs), 1000
+    """Step the environments and write every column into preallocated arrays."""
+    env, slots = vector_env(num_envs), 1000
     obs, _ = env.reset(seed=0)
-    seen, after = np.zeros((2, slots, *obs.shape), obs.dtype)
+    stored_obs, next_obs = np.zeros((2, slots, *obs.shape), obs.dtype)
     actions, rewards = np.zeros((slots, num_envs), np.int64), np.zeros((slots, num_envs))
     flags = np.zeros((3, slots, num_envs), np.bool_)
-    at = 0
+    slot = 0
 
     def step_on() -> float:
-        nonlocal obs, at
-        began = perf_counter()
-        for _ in range(TURNS):
+        nonlocal obs, slot
+        start = perf_counter()
+        for _ in range(STEPS):
             act = policy(obs)
-            seen[at], actions[at] = obs, act
-            obs, rewards[at], terminateds, truncateds, _ = env.step(act)
-            after[at] = obs
-            flags[0, at], flags[1, at], flags[2, at] = terminateds, truncateds, terminateds | truncateds
-            at = (at + 1) % slots
-        return perf_counter() - began
+            stored_obs[slot], actions[slot] = obs, act
+            obs, rewards[slot], terminateds, truncateds, _ = env.step(act)
+            next_obs[slot] = obs
+            flags[0, slot], flags[1, slot], flags[2, slot] = terminateds, truncateds, terminateds | truncateds
+            slot = (slot + 1) % slots
+        return perf_counter() - start
 
     return step_on
 
@@ -157,15 +157,15 @@ def ours(lib: Any, data: tuple[int, str], *, buffer: bool = False, episodes: int
     from samplebatch import Collector, VectorReplayBuffer
 
     num_envs, _ = data
-    env, turns = made(*data)
+    env, counter = make_environments(*data)
     collector = Collector(policy, env, VectorReplayBuffer(20_000, num_envs) if buffer else None, seed=0)
-    amount = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
+    amount = {"n_episode": episodes} if episodes else {"n_step": STEPS * num_envs}
 
     def collect() -> float:
-        before = turns.made
-        began = perf_counter()
+        before = counter.count
+        start = perf_counter()
         collector.collect(**amount)
-        return (perf_counter() - began) * TURNS / (turns.made - before)
+        return (perf_counter() - start) * STEPS / (counter.count - before)
 
     return collect
 
@@ -175,75 +175,75 @@ def ours_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], float]
     from samplebatch import Collector, ReplayBuffer, VectorReplayBuffer
 
     buffer = ReplayBuffer(20_000) if num_envs == 1 else VectorReplayBuffer(20_000, num_envs)
-    collector = Collector(policy, plain(num_envs), buffer, seed=0)
-    n_step = TURNS // calls * num_envs
+    collector = Collector(policy, vector_env(num_envs), buffer, seed=0)
+    n_step = STEPS // calls * num_envs
 
     def collect() -> float:
-        began = perf_counter()
+        start = perf_counter()
         for _ in range(calls):
             collector.collect(n_step=n_step)
-        return perf_counter() - began
+        return perf_counter() - start
 
     return collect
 
 
 def agent_of_torch(num_envs: int, steps: int) -> tuple[Any, Any]:
-    """Create an actor-critic and its environments, with one torch thread."""
+    """Limit torch to one thread, and create an actor-critic and its environments."""
     import torch
 
     from benchmarks.loops import Agent
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return Agent(), plain(num_envs)
+    return Agent(), vector_env(num_envs)
 
 
 def ours_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
-    """Collect batches of an actor-critic's steps."""
+    """Collect batches with an actor-critic as the policy."""
     from samplebatch import Collector
 
     agent, env = agent_of_torch(*data)
     collector = Collector(agent, env, seed=0)
 
     def collect() -> float:
-        began = perf_counter()
+        start = perf_counter()
         collector.collect(n_step=data[0] * data[1])
-        return perf_counter() - began
+        return perf_counter() - start
 
     return collect
 
 
 def bare_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
-    """Step with an actor-critic, and write every column into preallocated arrays."""
+    """Step the environments with an actor-critic and write every column into preallocated arrays."""
     import torch
 
     agent, env = agent_of_torch(*data)
     num_envs, steps = data
-    newest, _ = env.reset(seed=0)
-    obs, new_obs = np.zeros((2, steps, *newest.shape), newest.dtype)
+    last_obs, _ = env.reset(seed=0)
+    obs, new_obs = np.zeros((2, steps, *last_obs.shape), last_obs.dtype)
     actions, rewards = np.zeros((steps, num_envs), np.int64), np.zeros((steps, num_envs))
     logp, values = np.zeros((2, steps, num_envs), np.float32)
     terminateds, truncateds = np.zeros((2, steps, num_envs), np.bool_)
 
     def step_on() -> float:
-        nonlocal newest
-        began = perf_counter()
+        nonlocal last_obs
+        start = perf_counter()
         for t in range(steps):
-            obs[t] = newest
+            obs[t] = last_obs
             with torch.no_grad():
-                drawn = agent.act(torch.from_numpy(newest))
-            actions[t], logp[t], values[t] = (column.numpy() for column in drawn)
-            newest, rewards[t], terminateds[t], truncateds[t], infos = env.step(actions[t])
-            new_obs[t] = newest
+                outputs = agent.act(torch.from_numpy(last_obs))
+            actions[t], logp[t], values[t] = (column.numpy() for column in outputs)
+            last_obs, rewards[t], terminateds[t], truncateds[t], infos = env.step(actions[t])
+            new_obs[t] = last_obs
             for env_id in (terminateds[t] | truncateds[t]).nonzero()[0]:
                 new_obs[t, env_id] = infos["final_obs"][env_id]
-        return perf_counter() - began
+        return perf_counter() - start
 
     return step_on
 
 
 def row_of_agent(num_envs: int, steps: int, bar: float) -> Row:
-    """Declare a row of batches of an actor-critic's steps."""
+    """Declare a row that collects batches with an actor-critic as the policy."""
     return row(
         f"collect.agent.{num_envs}x{steps}",
         partial(tuple[int, int], (num_envs, steps)),
@@ -255,7 +255,7 @@ def row_of_agent(num_envs: int, steps: int, bar: float) -> Row:
 
 
 def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None, calls: int = 1) -> Callable[[], float]:
-    """Collect with Tianshou's collector, from its vector environment into its buffer."""
+    """Collect with Tianshou's collector, vector environment and buffer."""
     from tianshou.algorithm.algorithm_base import Policy
     from tianshou.data import Batch, Collector
     from tianshou.env import DummyVectorEnv
@@ -269,12 +269,12 @@ def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None, ca
     push = Push(action_space=spaces.action_space, observation_space=spaces.observation_space)
     collector = Collector(push, DummyVectorEnv([cartpole] * num_envs), lib.VectorReplayBuffer(20_000, num_envs))
     collector.reset()
-    amount = {"n_episode": episodes} if episodes else {"n_step": TURNS // calls * num_envs}
+    amount = {"n_episode": episodes} if episodes else {"n_step": STEPS // calls * num_envs}
 
     def collect() -> float:
-        began = perf_counter()
+        start = perf_counter()
         steps = sum([collector.collect(**amount).n_collected_steps for _ in range(calls)])
-        return (perf_counter() - began) * TURNS * num_envs / steps
+        return (perf_counter() - start) * STEPS * num_envs / steps
 
     return collect
 
@@ -292,23 +292,23 @@ def rllib(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
         runner = SingleAgentEnvRunner(config=config)
 
     def sample() -> float:
-        began = perf_counter()
-        episodes = runner.sample(num_timesteps=TURNS * num_envs, random_actions=True)
-        return (perf_counter() - began) * TURNS * num_envs / sum(map(len, episodes))
+        start = perf_counter()
+        episodes = runner.sample(num_timesteps=STEPS * num_envs, random_actions=True)
+        return (perf_counter() - start) * STEPS * num_envs / sum(map(len, episodes))
 
     return sample
 
 
-def clocked(setup: Callable[..., Any], **given: Any) -> Way:
-    """Declare a way that measures itself, because calls differ in their number of steps."""
-    return Way(partial(setup, **given), clocked=True)
+def clocked(setup: Callable[..., Any], **keywords: Any) -> Way:
+    """Declare an implementation that times itself, because the number of steps varies between calls."""
+    return Way(partial(setup, **keywords), clocked=True)
 
 
 _INFIXES = {"NextStep": "", "SameStep": ".same_step", "List": ".list", "Derived": ".derived"}
 
 
 def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
-    """Declare the rows of a number of environments."""
+    """Declare the rows for `num_envs` environments."""
     rows = []
     for mode in modes:
         name = f"collect.cartpole{num_envs}" + _INFIXES[mode]
@@ -331,9 +331,9 @@ def tianshou_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], fl
 
 
 def row_of_calls(num_envs: int, calls: int, bar: float) -> Row:
-    """Declare a row of many calls with few steps each, into a buffer."""
+    """Declare a row that collects into a buffer in several calls."""
     return row(
-        f"collect.calls.{num_envs}x{TURNS // calls}",
+        f"collect.calls.{num_envs}x{STEPS // calls}",
         lambda: num_envs,
         ours=clocked(ours_in_calls, calls=calls),
         tianshou=clocked(tianshou_in_calls, calls=calls),
@@ -343,7 +343,7 @@ def row_of_calls(num_envs: int, calls: int, bar: float) -> Row:
     )
 
 
-CALLS = [row_of_calls(1, TURNS, 1.8), row_of_calls(8, TURNS, 1.4), row_of_calls(16, 2, 1.1)]
+CALLS = [row_of_calls(1, STEPS, 1.8), row_of_calls(8, STEPS, 1.4), row_of_calls(16, 2, 1.1)]
 AGENTS = [row_of_agent(8, 128, 1.1), row_of_agent(16, 128, 1.1), row_of_agent(4, 50, 1.2)]
 
 ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List", "Derived"), *rows_of(1, 2.5, "SameStep"), *CALLS, *AGENTS]

@@ -1,8 +1,8 @@
-"""`collect.multi.*`: from PettingZoo environments to the learner's batch, in microseconds for 200 environment steps.
+"""`collect.multi.*`: collection from PettingZoo environments, in microseconds for 200 environment steps.
 
 All contestants step the same environments with three agents each and one policy for all agents. `bare` calls the
-policy, steps, and stores nothing: the difference to `bare` is the cost of collecting. In `random` rows each contestant
-draws random actions by its own means.
+policy, steps the environments and stores nothing: the difference from `bare` is the cost of collecting. In `random`
+rows, each contestant draws random actions with its own generator.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from benchmarks.harness import Row, Way, row
 
 STEPS = 200
-"""Environment steps per call, to which times are scaled if a call makes more."""
+"""Environment steps per call; times of calls with more steps are scaled to this number."""
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
 
 
 def policy(obs: Any) -> Any:
-    """Move depending on the position of the first landmark."""
+    """Choose actions from the position of the first landmark."""
     return np.where(obs[:, 4] > 0, 2, 1)
 
 
@@ -37,27 +37,27 @@ def spread(_: Any = None) -> Any:
 
 
 def bare(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
-    """Call the policy, step, and store nothing."""
+    """Call the policy, step the environments and store nothing."""
     num_envs, at_random = data
     environments = [spread() for _ in range(num_envs)]
-    seen = [environment.reset(seed=0)[0] for environment in environments]
+    observations = [environment.reset(seed=0)[0] for environment in environments]
     generator = np.random.default_rng(0)
 
-    def decided(count: int) -> Any:
+    def choose_actions(count: int) -> Any:
         if at_random:
             return generator.integers(5, size=count)
-        return policy(np.stack([obs for env_obs in seen for obs in env_obs.values()]))
+        return policy(np.stack([obs for env_obs in observations for obs in env_obs.values()]))
 
     def step_on() -> float:
-        began = perf_counter()
+        start = perf_counter()
         for _ in range(STEPS // num_envs):
-            actions = list(decided(num_envs * len(AGENTS)))
+            actions = list(choose_actions(num_envs * len(AGENTS)))
             for i, environment in enumerate(environments):
                 env_actions = actions[i * len(AGENTS) : (i + 1) * len(AGENTS)]
-                seen[i] = environment.step(dict(zip(AGENTS, env_actions, strict=True)))[0]
+                observations[i] = environment.step(dict(zip(AGENTS, env_actions, strict=True)))[0]
                 if not environment.agents:
-                    seen[i] = environment.reset()[0]
-        return perf_counter() - began
+                    observations[i] = environment.reset()[0]
+        return perf_counter() - start
 
     return step_on
 
@@ -70,9 +70,9 @@ def ours(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
     collector = MultiAgentCollector("random" if at_random else {"agent": policy}, spread, num_envs=num_envs, seed=0)
 
     def collect() -> float:
-        began = perf_counter()
+        start = perf_counter()
         collector.collect(n_step=STEPS)
-        return perf_counter() - began
+        return perf_counter() - start
 
     return collect
 
@@ -106,25 +106,25 @@ def rllib(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
         runner = MultiAgentEnvRunner(config=config)
 
     def sample() -> float:
-        began = perf_counter()
+        start = perf_counter()
         episodes = runner.sample(num_timesteps=STEPS, random_actions=at_random)
-        return (perf_counter() - began) * STEPS / sum(episode.env_steps() for episode in episodes)
+        return (perf_counter() - start) * STEPS / sum(episode.env_steps() for episode in episodes)
 
     return sample
 
 
 def rows_of(num_envs: int, bar: float) -> list[Row]:
-    """Declare the rows of a number of environments."""
-    ways = {who: Way(setup, clocked=True) for who, setup in (("ours", ours), ("rllib", rllib), ("bare", bare))}
+    """Declare the rows for `num_envs` environments."""
+    ways = {name: Way(setup, clocked=True) for name, setup in (("ours", ours), ("rllib", rllib), ("bare", bare))}
     return [
         row(
-            f"collect.multi.spread{num_envs}.{how}",
-            partial(tuple[int, bool], (num_envs, how == "random")),
+            f"collect.multi.spread{num_envs}.{mode}",
+            partial(tuple[int, bool], (num_envs, mode == "random")),
             view=None,
             bar=bar,
             **ways,
         )
-        for how in ("policy", "random")
+        for mode in ("policy", "random")
     ]
 
 

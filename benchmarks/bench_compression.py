@@ -1,6 +1,6 @@
-"""`sb.compress.*` and `sb.decompress.*`: LZ4 on a column of observations, as one block (`bulk`) or row by row.
+"""`sb.compress.*` and `sb.decompress.*`: LZ4 compression of an observation column, as one block (`bulk`) or row by row.
 
-Small rows are random floats, which do not compress; image stacks are half constant, so they do.
+Small rows are random floats, which do not compress. Image stacks are half constant, so that they compress.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.harness import Row, Way, row
 
 
 def _arrow_blocks(bulk: bool) -> Any:
-    """Compress with Arrow's codec, and allocate the output of `_arrow_decompress`."""
+    """Compress with Arrow's codec, and allocate the output of `_arrow_decompress_rows`."""
 
     def setup(lib: Any, obs: Any) -> Any:
         codec = lib.pa.Codec("lz4_raw")
@@ -51,7 +51,7 @@ def _compress(name: str, obs: Any, *, bulk: bool) -> Row:
         ),
         pyarrow=Way(
             lambda lib, obs: (lib.pa.Codec("lz4_raw").compress, obs),
-            (lambda state: state[0](state[1])) if bulk else (lambda state: [state[0](one) for one in state[1]]),
+            (lambda state: state[0](state[1])) if bulk else (lambda state: [state[0](values) for values in state[1]]),
         ),
         bare=bare.compress_bulk if bulk else bare.compress_rows,
     )

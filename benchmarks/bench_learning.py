@@ -1,9 +1,8 @@
-"""`learning.*`: a short training from its first step, in microseconds: collecting, storing, sampling and updates.
+"""`learning.*`: short trainings, in microseconds for collecting, storing, sampling and updates.
 
-All contestants learn the same task with the same networks and hyperparameters, each with its own collectors, buffers
-and trainers, as in the learning curves (`benchmarks.scripts.learning_curves`), on one torch thread. A call is a new
-short training, so that there are enough calls for a median; setup is not timed. The curves show the quality of
-learning.
+All contestants learn the same task with the same networks and hyperparameters, on one torch thread. Each contestant
+uses its own collectors, buffers and trainers, as in the learning curves (`benchmarks.scripts.learning_curves`), which
+show the quality of learning. Each call is a new training, short enough to repeat for a median. Setup is not timed.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from benchmarks.scripts.learning_curves import CONTESTANTS, runs_of
 from benchmarks.training.tasks import TASKS, Curve
 
 STEPS = {"ppo": 2048, "dqn": 2024, "sac": 700, "td3": 700, "her": 1012, "mappo": 3200}
-"""Environment steps per call by task: some hundred updates after the initial steps of the algorithm."""
+"""Environment steps per call by task: a few hundred updates after the algorithm's initial steps."""
 
 PLAIN = ("dqn", "sac")
-"""Tasks for which there is a plain loop with CleanRL's algorithm."""
+"""Tasks that have a plain loop with CleanRL's algorithm."""
 
 
-def learner(who: str, lib: Any, name: str) -> Callable[[], float]:
+def learner(contestant: str, lib: Any, name: str) -> Callable[[], float]:
     """Return a function that sets up and times one training."""
     import torch
 
     task = replace(TASKS[name], steps=STEPS[name])
-    runs = runs_of(who)
+    runs = runs_of(contestant)
 
     def learn() -> float:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
             train = runs[name](task, Curve(), 0)
-            began = perf_counter()
+            start = perf_counter()
             train()
-            seconds = perf_counter() - began
+            seconds = perf_counter() - start
         torch.set_num_threads(threads)
         return seconds
 
@@ -54,7 +53,11 @@ ROWS: list[Row] = [
         f"learning.{name}",
         partial(str, name),
         view=None,
-        **{who: Way(partial(learner, who), clocked=True) for who in CONTESTANTS if who != "cleanrl" or name in PLAIN},
+        **{
+            contestant: Way(partial(learner, contestant), clocked=True)
+            for contestant in CONTESTANTS
+            if contestant != "cleanrl" or name in PLAIN
+        },
     )
     for name in STEPS
 ]

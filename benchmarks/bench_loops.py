@@ -1,8 +1,9 @@
 """`loops.*`: hand-written training loops from their first step, in microseconds of processor time.
 
-`loops.ppo` is the loop of single-file implementations with preallocated arrays (bare), and the same with a collector,
-`GAE` and `minibatches` (ours). `loops.dqn` and `loops.sac` are loops with Stable-Baselines3's replay buffer, and the
-same with a collector and our replay buffer. Networks, losses and numbers of updates are the same, on one torch thread.
+In `loops.ppo`, `bare` is the loop of single-file implementations with preallocated arrays; `ours` is the same loop with
+our collector, `GAE` and `minibatches`. In `loops.dqn` and `loops.sac`, `sb3` uses Stable-Baselines3's replay buffer;
+`ours` is the same loop with our collector and replay buffer. The loops of a row have the same networks, losses and
+number of updates, on one torch thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def clocked(train: Callable[[Any], Any]) -> Way:
 
 
 def ppo(with_collector: bool) -> Way:
-    """Train PPO for some iterations."""
+    """Train PPO for `ITERATIONS` iterations."""
 
     def train(_: Any) -> None:
         from benchmarks import loops
@@ -50,7 +51,7 @@ def ppo(with_collector: bool) -> Way:
 
 
 def off_policy(name: str, steps: int, *, with_collector: bool) -> Way:
-    """Train DQN or SAC for some steps, with our collector and buffer or with Stable-Baselines3's buffer."""
+    """Train DQN or SAC with our collector and buffer, or with Stable-Baselines3's buffer."""
 
     def train(_: Any) -> None:
         from benchmarks import loops
@@ -66,8 +67,8 @@ def off_policy(name: str, steps: int, *, with_collector: bool) -> Way:
 
 
 def off_policy_row(name: str, steps: int) -> Row:
-    """Declare a row of an off-policy loop."""
-    ways = {who: off_policy(name, steps, with_collector=who == "ours") for who in ("ours", "sb3")}
+    """Declare the row of an off-policy loop."""
+    ways = {key: off_policy(name, steps, with_collector=key == "ours") for key in ("ours", "sb3")}
     return row(f"loops.{name}", lambda: None, view=None, **ways)
 
 

@@ -1,6 +1,6 @@
-"""`memory.*`: copying into an array of the library's pool, into a new NumPy array, and into a warm one.
+"""`memory.*`: copies into an array from the library's memory pool, a new NumPy array, or a warm array.
 
-The bare rows are the limit: no memory is allocated, and every page of the output has been written before.
+The bare times are the lower limit: no memory is allocated, and every page of the output has been written before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _copy(mib: int) -> Row:
         f"memory.copy.{mib}MB",
         lambda: np.arange(mib * MIB // 8),
         traffic=True,
-        # Up to some 30 MB NumPy's memory is also warm, and both are equally fast.
+        # Up to about 30 MB, NumPy's memory is also warm, and both contestants are equally fast.
         level=1.15,
         ours=Way(_ours),
         numpy=Way(_numpy),

@@ -16,20 +16,20 @@ def _agents_batch(lib: Any, policies: Any) -> Any:
 
 
 def _by_policy(lib: Any, policies: Any) -> Any:
-    """Create a dict of batches, which replaces a multi-agent batch in other libraries."""
+    """Create a dict of batches by policy, for libraries that have no multi-agent batch."""
     return {p: lib.batch(columns) for p, columns in policies.items()}
 
 
-def _joined_by_policy(join: Any) -> Way:
+def _concat_by_policy(concat: Any) -> Way:
     def setup(lib: Any, fragments: Any) -> Any:
         by_policy = {p: [lib.batch(f[p]) for f in fragments] for p in fragments[0]}
-        return lambda: {p: join(lib, batches) for p, batches in by_policy.items()}
+        return lambda: {p: concat(lib, batches) for p, batches in by_policy.items()}
 
     return Way(setup)
 
 
 def _without_unroll_id(result: Any) -> Any:
-    """Remove the column that RLlib adds to built batches."""
+    """Remove the `unroll_id` column, which RLlib's batch builder adds."""
     return [
         {p: {k: v for k, v in columns.items() if k != "unroll_id"} for p, columns in part.items()}
         for part in plain(result)
@@ -54,8 +54,8 @@ ROWS = [
         lambda: [data.policies(200, seed) for seed in range(16)],
         traffic=True,
         batch=Way(lambda lib, fragments: partial(lib.concat_samples, [_agents_batch(lib, f) for f in fragments])),
-        tensordict=_joined_by_policy(lambda lib, batches: lib.TensorDict.cat(batches, 0)),
-        pyarrow=_joined_by_policy(lambda lib, tables: lib.pa.concat_tables(tables).combine_chunks()),
+        tensordict=_concat_by_policy(lambda lib, batches: lib.TensorDict.cat(batches, 0)),
+        pyarrow=_concat_by_policy(lambda lib, tables: lib.pa.concat_tables(tables).combine_chunks()),
         bare=Way(
             lambda lib, fragments: {p: bare.concat_setup(lib, [f[p] for f in fragments]) for p in fragments[0]},
             lambda policies: {p: bare.concat(state) for p, state in policies.items()},

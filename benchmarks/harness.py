@@ -1,11 +1,11 @@
-"""Rows of work, the ways of doing each, and the clock.
+"""Declaration of benchmark rows, and measurement of their contestants.
 
-A `Row` names some work and declares how each contestant does it. `measure` sets all contestants up, checks that they
-agree on the result, and times them alternately: one sample of each per round, in rotating order, so that a drifting
-machine speed favours no contestant. A sample is a number of calls that is long enough to time. A pause and an untimed
-call precede each sample, so that no contestant pays for caches and still spinning threads of the previous one. The
-medians of the samples are reported. The garbage collector is disabled while the clock runs. Each call includes one
-Python function call besides the work (some 40 ns, equal for all), as in a user's loop.
+A `Row` names a task and declares how each contestant performs the task. `measure` sets up all contestants, checks that
+their results agree, and times them alternately. Each round collects one sample per contestant, in rotating order, so
+that a drifting machine speed favours no contestant. A sample is a series of calls that is long enough to time. A pause
+and an untimed call precede each sample, so that no contestant pays for the previous contestant's caches and spinning
+threads. The medians of the samples are reported. The garbage collector is disabled during timing. Each call includes
+one Python function call besides the task (about 40 ns, equal for all contestants), as in a user's loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.compare import differs, plain
 from benchmarks.peers import BARE, OURS, library
 
 TRAFFIC_US = 300
-"""Time from which the stricter bar applies to rows that move memory."""
+"""Bare time in microseconds above which `TRAFFIC_BAR` applies to rows that move memory."""
 
 TRAFFIC_BAR = 1.15
 PYTHON_BAR = 2.5
@@ -31,20 +31,21 @@ PYTHON_BAR = 2.5
 
 @dataclass(frozen=True)
 class Way:
-    """One way of doing a row's work.
+    """Implementation of a row's task by one contestant.
 
     Attributes
     ----------
     setup
         Creates the argument of the calls from a library and the row's data. Not timed.
     call
-        The work, a function of the result of `setup`. Its result is dropped before the next call.
+        Timed function of the result of `setup`. Its result is released before the next call.
     fresh
-        For work that changes its argument: creates the argument of each call from the result of `setup`. Not timed.
+        Required if `call` modifies its argument: creates the argument of each call from the result of `setup`. Not
+        timed.
     clocked
         Whether `call` returns its duration in seconds instead of a result.
     quick
-        Whether quick runs include the way; False for ways that start slowly, if other rows cover them.
+        Whether quick runs include the implementation; False if it starts slowly and other rows cover its peer.
     """
 
     setup: Callable[[Any, Any], Any]
@@ -56,7 +57,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Row:
-    """Some work, and the ways of doing it by name of the contestant.
+    """Task, with one implementation per contestant.
 
     Attributes
     ----------
@@ -65,15 +66,15 @@ class Row:
     data
         Function that creates the data of all contestants.
     ways
-        By contestant: `ours`, `bare`, and names of peers.
+        Implementations by contestant name: `ours`, `bare`, and names of peers.
     traffic
-        Whether the time is spent on moving bytes rather than on Python.
+        Whether moving bytes, not Python code, dominates the time.
     view
-        Converts a result to plain containers and arrays for comparison; None if results differ by nature.
+        Converts a result to plain containers and arrays for comparison; None to skip the comparison.
     bar
-        Acceptable multiple of the bare time, if the default bars do not apply.
+        Largest acceptable multiple of the bare time; None for the default, `TRAFFIC_BAR` or `PYTHON_BAR`.
     level
-        Acceptable multiple of the fastest peer's time, if being faster is not the aim.
+        Multiple of the fastest peer's time that our time must stay below.
     """
 
     name: str
@@ -85,11 +86,11 @@ class Row:
     level: float = 1.0
 
     def ways_of(self, effort: Effort) -> dict[str, Way]:
-        """Return the ways that a run includes."""
-        return {who: way for who, way in self.ways.items() if way.quick or effort != QUICK}
+        """Return the implementations that a run includes, by contestant."""
+        return {name: way for name, way in self.ways.items() if way.quick or effort != QUICK}
 
     def bar_at(self, bare_us: float) -> float:
-        """Return the acceptable multiple of the bare time."""
+        """Return the largest acceptable multiple of `bare_us`, the bare time in microseconds."""
         if self.bar is not None:
             return self.bar
         return TRAFFIC_BAR if self.traffic and bare_us > TRAFFIC_US else PYTHON_BAR
@@ -117,30 +118,31 @@ def row(
     name, data, traffic, view, bar, level
         See `Row`.
     batch
-        The way of both `ours` and `rllib`, which share an interface.
+        Implementation for both `ours` and `rllib`, whose batches share an interface.
     ways
-        By contestant, a `Way`, or its call, which then receives the data as the library's batch.
+        Implementation per contestant: a `Way`, or only its call, which then receives the data as the library's
+        batch.
     """
     if batch is not None:
         ways = {"ours": batch, "rllib": batch, **ways}
-    complete = {who: way if isinstance(way, Way) else Way(_batch_of, way) for who, way in ways.items()}
-    return Row(name, data, complete, traffic, view, bar, level)
+    row_ways = {key: way if isinstance(way, Way) else Way(_batch_of, way) for key, way in ways.items()}
+    return Row(name, data, row_ways, traffic, view, bar, level)
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Duration of a measurement.
+    """Duration and number of samples of a measurement.
 
     Attributes
     ----------
     sample_s
-        Minimum duration of a sample; 0 for a single call without warm-up.
+        Minimum duration of a sample in seconds; 0 for a single call without warm-up.
     pause_s
-        Pause before a sample.
+        Pause before a sample in seconds.
     rounds
-        Samples per contestant.
+        Maximum number of samples per contestant.
     budget_s
-        Seconds after which a contestant with at least five samples is not sampled any more.
+        Total seconds of samples after which a contestant with at least five samples is not sampled further.
     """
 
     sample_s: float
@@ -155,7 +157,7 @@ QUICK = Effort(sample_s=0.0, pause_s=0.0, rounds=1, budget_s=0.0)
 
 @dataclass
 class Outcome:
-    """Times of a row's contestants.
+    """Measured times of a row's contestants.
 
     Attributes
     ----------
@@ -177,14 +179,14 @@ class Outcome:
     @property
     def fastest_peer(self) -> str | None:
         """Name of the fastest contestant that is neither ours nor bare NumPy."""
-        peers = [who for who in self.us if who not in (OURS, BARE)]
+        peers = [name for name in self.us if name not in (OURS, BARE)]
         return min(peers, key=self.us.__getitem__, default=None)
 
-    def ratio_to(self, who: str | None) -> float | None:
-        """Return our time over a contestant's."""
-        if self.ours is None or who is None or who not in self.us:
+    def ratio_to(self, contestant: str | None) -> float | None:
+        """Return our time divided by a contestant's time; None if either was not measured."""
+        if self.ours is None or contestant is None or contestant not in self.us:
             return None
-        return self.ours / self.us[who]
+        return self.ours / self.us[contestant]
 
     @property
     def misses(self) -> list[str]:
@@ -200,12 +202,12 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Comparison of the row with its bar, as text."""
+        """Reasons why the row misses its bar, or `met`, or `not measured`."""
         return "; ".join(self.misses) or ("met" if self.ours is not None else "not measured")
 
 
 class DisagreementError(AssertionError):
-    """Two contestants of a row have different results."""
+    """Two contestants of a row return different results."""
 
 
 @dataclass
@@ -222,7 +224,7 @@ class _Contestant:
         return self.way.call(argument)
 
     def time(self, calls: int) -> float:
-        """Return the duration of a number of calls in seconds."""
+        """Call the task `calls` times and return the total duration in seconds."""
         call, fresh, state = self.way.call, self.way.fresh, self.state
         if self.way.clocked:
             return sum(call(state) for _ in range(calls))
@@ -231,7 +233,7 @@ class _Contestant:
             for _ in repeat(None, calls):
                 call(state)
             return perf_counter() - start
-        # Popped, not iterated: an argument that grew in a call is released before the next one grows.
+        # Pop the arguments: an argument that a call has enlarged is released before the next call.
         pop = [fresh(state) for _ in range(calls)].pop
         start = perf_counter()
         for _ in repeat(None, calls):
@@ -241,8 +243,8 @@ class _Contestant:
     def warm_up(self, sample_s: float) -> None:
         """Run until caches and pools are warm, and determine the number of calls per sample.
 
-        The first calls, which touch new pages, may be a hundred times slower than later ones: a number of calls is
-        accepted after two measurements that are long enough.
+        The first calls touch new memory pages and may be a hundred times slower than later calls. The number of calls
+        is therefore accepted only if a repeated measurement is also long enough.
         """
         calls, seconds = 1, self.time(1)
         while seconds < sample_s or (seconds := self.time(calls)) < sample_s / 2:
@@ -268,18 +270,18 @@ def _check(row: Row, contestants: list[_Contestant]) -> None:
     for other in contestants:
         if other is reference:
             continue
-        where = differs(row.view(other.result()), expected)
-        if where is not None:
-            raise DisagreementError(f"{row.name}: {other.name} and {reference.name} disagree at {where}")
+        path = differs(row.view(other.result()), expected)
+        if path is not None:
+            raise DisagreementError(f"{row.name}: {other.name} and {reference.name} disagree at {path}")
 
 
 def measure(row: Row, effort: Effort = FULL, only: frozenset[str] | None = None) -> Outcome:
-    """Check that a row's contestants agree, and time them alternately.
+    """Check that a row's contestants return equal results, and time them alternately.
 
     Parameters
     ----------
     row
-        The row.
+        Row to measure.
     effort
         Duration of the measurement.
     only
@@ -288,13 +290,13 @@ def measure(row: Row, effort: Effort = FULL, only: frozenset[str] | None = None)
     Raises
     ------
     DisagreementError
-        If two contestants have different results.
+        If two contestants return different results.
     """
     data = row.data()
     contestants = [
-        _Contestant(who, way, way.setup(found, data))
-        for who, way in row.ways_of(effort).items()
-        if (only is None or who in only) and (found := library(who)) is not None
+        _Contestant(name, way, way.setup(lib, data))
+        for name, way in row.ways_of(effort).items()
+        if (only is None or name in only) and (lib := library(name)) is not None
     ]
     _check(row, contestants)
     gc.collect()
@@ -302,8 +304,8 @@ def measure(row: Row, effort: Effort = FULL, only: frozenset[str] | None = None)
     try:
         for contestant in contestants if effort.sample_s else ():
             contestant.warm_up(effort.sample_s)
-        for turn in range(effort.rounds):
-            first = turn % max(len(contestants), 1)
+        for round_index in range(effort.rounds):
+            first = round_index % max(len(contestants), 1)
             for contestant in contestants[first:] + contestants[:first]:
                 if contestant.spent_s < effort.budget_s or len(contestant.samples) < min(5, effort.rounds):
                     contestant.sample(effort.pause_s)
