@@ -39,13 +39,14 @@ _KEYS: Final = 4096
 class RowClient:
     """Client of a row table in a replay service.
 
-    `put` returns once the service has stored the columns, `take` once the service has marked the rows as taken. Each
-    request is executed exactly once: after a connection loss, the client reconnects and repeats unacknowledged
-    requests. Rows in transit to a client that has died return to the table.
+    `put` returns once the service has stored the columns; `take` returns once the service has marked the rows as taken.
+    Each request is executed exactly once: after a connection loss, the client reconnects and repeats unacknowledged
+    requests. If a client dies, rows in transit to the client return to the table.
 
-    On the same machine, rows are received through shared memory and are read-only. The client is thread-safe; puts and
-    reads do not block each other. It can be pickled and connects in the receiving process; a forked child cannot use
-    it. Ctrl-C interrupts a call that waits; an interrupted put may be stored later.
+    If client and service run on the same machine, rows are received through shared memory and are read-only. The client
+    is thread-safe; puts and reads do not block each other. A pickled client connects in the process that unpickles it;
+    a forked child cannot use its parent's client. Ctrl-C interrupts a blocked call; an interrupted put may still be
+    stored.
 
     Parameters
     ----------
@@ -54,22 +55,22 @@ class RowClient:
     table
         Name of a `RowTable` of the service.
     token
-        Token that the service requires; None if it requires none.
+        Access token of the service; None if the service requires no token.
     tls_root_certs
         Path of the trusted certificates in PEM format; None for the system's certificates.
     writer
-        Name of the writer, for `info`; default: a unique name. At most 256 bytes in UTF-8.
+        Name that identifies the client as a writer, at most 256 bytes in UTF-8; None for a unique name.
     timeout_s
-        Default limit in seconds of waiting for rows or room; None for no limit.
+        Default number of seconds to wait for rows or free space; None for no limit.
     reconnect_s
-        Seconds to retry while the service is unreachable.
+        Number of seconds to retry while the service is unreachable.
     shared_memory
         Whether to receive rows through shared memory if the service runs on this machine.
 
     Raises
     ------
     ArgumentError
-        If a number or the address is not valid.
+        If `uri` is not a valid address, or `timeout_s` or `reconnect_s` is not positive.
     CapacityError
         If the writer's name exceeds 256 bytes.
     OSError
@@ -79,8 +80,10 @@ class RowClient:
 
     Attributes
     ----------
-    uri, table, writer
-        The arguments.
+    uri, table
+        Values of the arguments.
+    writer
+        The writer's name, generated if the argument is None.
 
     Examples
     --------
@@ -134,7 +137,7 @@ class RowClient:
         self._session: _Session | None = None
         self._reader = new_name()
         self._number = 0
-        """Number of the latest take."""
+        """Sequence number of the latest take."""
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +152,7 @@ class RowClient:
         return _restore, (self.uri, self.table, self._pickled)
 
     def close(self) -> None:
-        """Close the connection; requests waiting in other threads raise ServiceError. Idempotent."""
+        """Close the connection; pending requests of other threads raise ServiceError. Idempotent."""
         if self._connection.is_forked:
             return
         self._connection.close()
@@ -175,38 +178,39 @@ class RowClient:
         update: bool | None = None,
         timeout_s: float | None = None,
     ) -> Ints | list[str]:
-        """Store columns of rows and create rows with unknown keys. A put is atomic.
+        """Store columns of rows; each unknown key creates a row. A put is atomic.
 
         Parameters
         ----------
         keys
-            Integers or text, one per row, n keys; None to assign new integers.
+            Integers or strings, one per row, n keys; None to assign new integer keys.
         columns
-            Arrays, lists, text or columns by name, or a `SampleBatch`, n rows each; no Python objects.
+            Arrays or lists by column name, or a `SampleBatch`, with n rows per column and without Python objects.
         update
-            True if all keys must exist, False if none must; None for either.
+            True if all keys must exist, False if no key may exist; None accepts existing and new keys.
         timeout_s
-            Seconds to wait for room; None for the client's limit.
+            Seconds to wait for free space in the table; None for the client's default.
 
         Returns
         -------
-        The keys: integers as an array, shape (n,), or a list of text.
+        Integer keys as an array, shape (n,), or string keys as a list.
 
         Raises
         ------
         ArgumentError
-            If a key is repeated, already has one of the columns, or exists although `update` is false.
+            If a key is repeated, a row already has one of the columns, or a key exists and `update` is False.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and a key's row was taken, evicted or removed;
+            If `update` is True and a key is unknown, or `update` is None and a key's row was taken, evicted or removed;
             pass `update=False` to create the row again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
-            If a column's length differs from `keys`, it contains Python objects, or its dtype or row shape has changed.
+            If a column's length differs from the number of keys, a column contains Python objects, or its dtype or row
+            shape differs from earlier rows.
         CapacityError
             If the rows exceed the table's capacity or the limits of a request.
         LimitTimeoutError
             If the table is still full at the deadline; nothing is stored.
         ServiceError
-            If the service is unreachable for `reconnect_s` seconds. The put may have been stored.
+            If the service is unreachable for `reconnect_s` seconds. The service may have stored the put.
         """
         self._connection.check_open()
         batch = columns if isinstance(columns, SampleBatch) else SampleBatch(dict(columns))
@@ -242,13 +246,12 @@ class RowClient:
             writer.put(rows, fragment)
             writer.flush()
         except BaseException as error:
-            # After a rejection the stream goes on; after an interrupt, an acknowledgement is on its way.
+            # A rejection leaves the stream usable. After an interrupt, an acknowledgement is still pending.
             if isinstance(error, ServiceError) or not isinstance(error, SampleBatchError):
                 self._writers.pop(schema).close()
             raise
 
     def _assign_keys(self, count: int) -> range:
-        """Return keys reserved for this client."""
         if len(self._keys) < count:
             size = max(count, _KEYS)
             with self._read_lock:
@@ -262,28 +265,27 @@ class RowClient:
     def wait(
         self, keys_or_count: Any, *, columns: Sequence[str] | None = None, timeout_s: float | None = None
     ) -> Ints | list[str]:
-        """Wait until rows have columns.
+        """Wait until rows have all of the given columns.
 
         Parameters
         ----------
         keys_or_count
-            Keys of rows, which need not exist yet, or a number of arbitrary rows.
+            Keys of rows that may not exist yet, or a number of complete rows with arbitrary keys.
         columns
-            Columns that the rows must have; None for all columns of the table at that time.
+            Columns that the rows must have; None for all current columns of the table.
         timeout_s
-            Seconds to wait; None for the client's limit.
+            Seconds to wait; None for the client's default.
 
         Returns
         -------
-        The given keys, or the keys of the oldest complete rows.
+        The given keys; if a number was given, the keys of the oldest complete rows.
 
         Raises
         ------
         LimitTimeoutError
-            If rows are incomplete at the deadline; the message contains the missing columns with the number of rows per
-            column.
+            If rows are incomplete at the deadline; the message states how many rows lack each missing column.
         ServiceError
-            If the service cannot be reached.
+            If the service is unreachable.
         SampleBatchError
             If the service rejects an argument.
         """
@@ -308,39 +310,39 @@ class RowClient:
         max_tokens: int | None = None,
         max_lag: int | None = None,
     ) -> SampleBatch[Any]:
-        """Take the oldest complete rows; no other `take` by this consumer returns them, in any process.
+        """Take the oldest complete rows; no other `take` of the same consumer returns these rows, in any process.
 
         Parameters
         ----------
         n
             Maximum number of rows.
         columns
-            Columns to return, which the rows must have; None for all columns of the table at that time.
+            Columns to return; rows that lack one are not taken. None for all current columns of the table.
         consumer
-            One of the table's consumers.
+            Name of one of the table's consumers.
         timeout_s
-            Seconds to wait; None for the client's limit.
+            Seconds to wait; None for the client's default.
         at_least
-            Minimum number of rows; default: n.
+            Minimum number of rows; None for n.
         by_group
             Whether to select only entire groups.
         max_tokens
-            Maximum total number of tokens; fewer than n rows are returned if the next row does not fit.
+            Maximum total number of tokens; fewer than n rows are returned if the next row would exceed the limit.
         max_lag
-            Maximum number of versions between a row and the newest weights.
+            Maximum difference between the version of the newest weights and the version of a row.
 
         Returns
         -------
         SampleBatch
-            The columns, and the keys as column `key`.
+            Rows with the requested columns, and their keys in column `key`.
 
         Raises
         ------
         LimitTimeoutError
-            If there are not enough rows at the deadline; the message contains the missing columns with the number of
-            rows per column.
+            If too few rows are complete at the deadline; the message states how many rows lack each missing column.
         CapacityError
-            If the oldest row or group alone exceeds a limit.
+            If n exceeds the limit of a request, or the oldest row or group alone exceeds n rows, `max_tokens` or the
+            size limit of an answer.
         ServiceError
             If the service is unreachable.
         SampleBatchError
@@ -392,7 +394,7 @@ class RowClient:
         n, columns, timeout_s, at_least, by_group, max_tokens, max_lag
             As in `take`.
         seed
-            Seed of a generator for this sample only; None for the table's generator.
+            Seed of a random generator for this sample only; None for the table's generator.
 
         Raises
         ------
@@ -403,28 +405,28 @@ class RowClient:
         return _rows(self._ask({**request, "seed": seed, "timeout_s": self._limit(timeout_s)})[1])
 
     def get(self, keys: Any, *, columns: Sequence[str] | None = None) -> SampleBatch[Any]:
-        """Return columns of rows by key, in the order of the keys, without waiting; the rows remain.
+        """Return columns of rows in the order of `keys`, without waiting; the rows remain in the table.
 
         Raises
         ------
         RowIndexError
             If a key is unknown.
         ArgumentError
-            If a row lacks a column.
+            If a row lacks a requested column.
         ServiceError
             If the service is unreachable.
         """
         return _rows(self._ask({"ask": "get", "columns": _names(columns)}, list_keys(keys))[1])
 
     def remove(self, keys: Any) -> int:
-        """Remove rows by key and return how many existed; raises ServiceError in the same cases as `get`."""
+        """Remove rows by key and return how many existed. Raises ServiceError if the service is unreachable."""
         return whole("removed", self._ask({"ask": "remove"}, list_keys(keys))[0].get("removed"))
 
     def _limit(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s and positive("timeout_s", timeout_s)
 
     def _ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send an idempotent request and return its answer and rows."""
+        """Send a request that may be repeated, and return its answer and rows."""
         with self._read_lock:
             return self._retry(lambda: self._open_session().ask(request, keys))
 
@@ -434,7 +436,7 @@ class RowClient:
         except SampleBatchError:
             raise
         except BaseException:
-            # After an interrupt, an answer is on its way.
+            # After an interrupt, an answer is still pending.
             self._drop_session()
             raise
 
@@ -456,11 +458,11 @@ class RowClient:
     # Weights and the table
 
     def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
-        """Publish weights for all clients of the service and return their version; see `ReplayClient.publish`."""
+        """Publish weights to all clients of the service and return the new version; see `ReplayClient.publish`."""
         return self._connection.publish(weights, name)
 
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
-        """Return the newest weights, or None if none are newer than a version; see `ReplayClient.latest`."""
+        """Return the newest weights; None if their version is not above `newer_than`. See `ReplayClient.latest`."""
         return self._connection.latest(newer_than, name)
 
     def __len__(self) -> int:
@@ -475,12 +477,12 @@ class RowClient:
         self._connection.reset()
 
     def checkpoint(self) -> str:
-        """Write all tables of the service to its disk and return the checkpoint's path."""
+        """Write a checkpoint of all tables to the service's disk and return the checkpoint's path."""
         return self._connection.checkpoint()
 
 
 class _Session:
-    """Stream of a client's sequential requests and answers."""
+    """Bidirectional stream of a client with at most one request in flight."""
 
     def __init__(self, link: Link, table: str, nonce: str | None) -> None:
         self._link = link
@@ -490,7 +492,7 @@ class _Session:
         self._is_cancelled = False
 
     def ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send a request and return its answer and its rows, if any.
+        """Send a request and return the answer and its rows; None if the answer has no rows.
 
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request.
         """
@@ -530,7 +532,7 @@ class _Session:
         return self._answers.is_broken
 
     def cancel(self) -> None:
-        """Cancel a request that another thread waits for."""
+        """Cancel the pending request of another thread."""
         self._is_cancelled = True
         self._reader.cancel()
 
@@ -539,7 +541,7 @@ class _Session:
 
 
 class _Messages:
-    """Messages of a session, for an AnswerReader."""
+    """Message source of a session for its `AnswerReader`."""
 
     def __init__(self, link: Link, reader: Any) -> None:
         self._errors, self._reader = link.errors, reader
@@ -549,7 +551,7 @@ class _Messages:
 
 
 def _read_rows(stream: Any) -> SampleBatch[Any]:
-    """View the rows of an Arrow stream without copying, unless it is not aligned."""
+    """View the rows of an Arrow stream; the bytes of a misaligned stream are copied first."""
     if stream.ctypes.data % memory.ALIGNMENT:
         stream = memory.copy_of(stream)
         stream.flags.writeable = False
@@ -572,17 +574,16 @@ def _names(columns: Any) -> list[str] | None:
 def _request(
     ask: str, n: Any, columns: Any, at_least: Any, by_group: Any, max_tokens: Any, max_lag: Any
 ) -> dict[str, Any]:
-    """Build a request for rows."""
     options = {"at_least": at_least, "by_group": by_group, "max_tokens": max_tokens, "max_lag": max_lag}
-    checked = Selection.of(n, {"columns": _names(columns), **options})
+    selection = Selection.of(n, {"columns": _names(columns), **options})
     return {
         "ask": ask,
-        "n": checked.n,
-        "columns": None if checked.columns is None else list(checked.columns),
-        "at_least": checked.at_least,
-        "by_group": checked.by_group,
-        "max_tokens": checked.max_tokens,
-        "max_lag": checked.max_lag,
+        "n": selection.n,
+        "columns": None if selection.columns is None else list(selection.columns),
+        "at_least": selection.at_least,
+        "by_group": selection.by_group,
+        "max_tokens": selection.max_tokens,
+        "max_lag": selection.max_lag,
     }
 
 
