@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _WEIGHT_AGE_S: Final = 1.0
 """Seconds after which a cached shard weight is requested again."""
-_MAX_HOMES: Final = 1 << 16
+_MAX_OWNERS: Final = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -96,9 +96,9 @@ class Shards:
         ]
         self._retry_s = positive("retry_s", retry_s)
         self._rng = np.random.default_rng(seed)
-        self._homes: dict[Any, Shard] = {}
+        self._owners: dict[Any, Shard] = {}
 
-    def here(self) -> list[Shard]:
+    def reachable(self) -> list[Shard]:
         """Return the reachable shards, after retrying shards that failed at least `retry_s` seconds ago.
 
         Raises ServiceError if no service can be reached.
@@ -106,25 +106,25 @@ class Shards:
         now = time.monotonic()
         for shard in self.all:
             if shard.lost_at is not None and now - shard.lost_at >= self._retry_s:
-                self._try_again(shard)
+                self._retry(shard)
         reachable = [shard for shard in self.all if shard.lost_at is None]
         if not reachable:
             uris = ", ".join(shard.connection.uri for shard in self.all)
             raise errors.ServiceError(f"at least one of the replay services at {uris} must be reachable, got none")
         return reachable
 
-    def _try_again(self, shard: Shard) -> None:
+    def _retry(self, shard: Shard) -> None:
         """Resend unacknowledged fragments to a lost shard; on success, mark the shard as reachable."""
         shard.lost_at = None
         try:
             # `info` instead of `flush`: without pending fragments, `flush` does not contact the service.
-            self.on(shard, TableConnection.info)
+            self.call(shard, TableConnection.info)
         except errors.ServiceError:
             return
-        _log.warning("the replay service at %s is back", shard.connection.uri)
-        self._homes.clear()
+        _log.warning("the replay service at %s is reachable again", shard.connection.uri)
+        self._owners.clear()
 
-    def on(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
+    def call(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
         """Call a shard's connection; mark the shard as lost if it cannot be reached.
 
         Raises ServiceError if the service cannot be reached. Raises any other SampleBatchError of the call.
@@ -133,27 +133,29 @@ class Shards:
             return use(shard.connection)
         except errors.ServiceError as error:
             if shard.lost_at is None:
-                _log.warning("the replay service at %s is left out: %s", shard.connection.uri, error)
+                _log.warning(
+                    "the replay service at %s cannot be reached and is skipped: %s", shard.connection.uri, error
+                )
             shard.lost_at = time.monotonic()
-            self._homes.clear()
+            self._owners.clear()
             raise
 
-    def on_all(self, use: Callable[[TableConnection], T]) -> list[T]:
+    def call_all(self, use: Callable[[TableConnection], T]) -> list[T]:
         """Call every reachable shard and return the results.
 
         Raises ServiceError if no service can be reached. Raises any other SampleBatchError of a call.
         """
         results = []
-        for shard in self.here():
+        for shard in self.reachable():
             try:
-                results.append(self.on(shard, use))
+                results.append(self.call(shard, use))
             except errors.ServiceError:
                 continue
         if not results:
-            self.here()
+            self.reachable()
         return results
 
-    def home(self, key: Any) -> Shard:
+    def owner(self, key: Any) -> Shard:
         """Select the shard of a key by weighted rendezvous hashing.
 
         Let u in (0, 1) be a hash of the key and a shard's address. The shard with the largest -share / ln u is selected
@@ -162,12 +164,12 @@ class Shards:
 
         Raises ServiceError if no service can be reached.
         """
-        shards = self.here()
-        shard = self._homes.get(key)
+        shards = self.reachable()
+        shard = self._owners.get(key)
         if shard is None:
-            if len(self._homes) >= _MAX_HOMES:
-                self._homes.clear()
-            shard = self._homes[key] = max(shards, key=lambda shard: -shard.share / math.log(_hash(key, shard)))
+            if len(self._owners) >= _MAX_OWNERS:
+                self._owners.clear()
+            shard = self._owners[key] = max(shards, key=lambda shard: -shard.share / math.log(_hash(key, shard)))
         return shard
 
     def draw(self) -> Shard:
@@ -176,14 +178,14 @@ class Shards:
         Raises ServiceError if no service can be reached.
         """
         now = time.monotonic()
-        for shard in self.here():
+        for shard in self.reachable():
             if now - shard.weighed_at >= _WEIGHT_AGE_S:
                 try:
-                    shard.weight = float(self.on(shard, TableConnection.info)["weight"])
+                    shard.weight = float(self.call(shard, TableConnection.info)["weight"])
                     shard.weighed_at = now
                 except errors.ServiceError:
                     continue
-        shards = self.here()
+        shards = self.reachable()
         weights = np.array([shard.weight for shard in shards])
         if not weights.sum():
             weights = np.array([shard.share for shard in shards])
@@ -198,10 +200,10 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
     Raises any other SampleBatchError of a stream.
     """
     items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
-    over = threading.Event()
+    has_stopped = threading.Event()
 
     def put(item: tuple[int, Any]) -> None:
-        while not over.is_set():
+        while not has_stopped.is_set():
             with suppress(queue.Full):
                 items.put(item, timeout=0.2)
                 return
@@ -211,7 +213,7 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
             for item in stream:
                 put((number, item))
                 del item
-                if over.is_set():
+                if has_stopped.is_set():
                     return
             put((number, errors.ServiceError("the stream has ended")))
         except errors.SampleBatchError as error:
@@ -225,7 +227,7 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
     ]
     for thread in threads:
         thread.start()
-    left, process = len(streams), os.getpid()
+    open_streams, process = len(streams), os.getpid()
     try:
         while True:
             if process != os.getpid():
@@ -234,15 +236,15 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
                 )
             number, item = items.get()
             if isinstance(item, errors.ServiceError):
-                left -= 1
-                if left:
+                open_streams -= 1
+                if open_streams:
                     continue
             if isinstance(item, errors.SampleBatchError):
                 raise item
             yield number, item
             del item
     finally:
-        over.set()
+        has_stopped.set()
 
 
 def _hash(key: Any, shard: Shard) -> float:
@@ -457,9 +459,9 @@ class ReplayClient:
 
     @property
     def written(self) -> WriteCounts:
-        """Counts of the fragments and rows that the services acknowledged or rejected.
+        """Counts of sent, acknowledged and rejected fragments, and of acknowledged rows.
 
-        Steps that `fragment_steps` retains are not counted yet.
+        Steps that `add` has not sent yet are not counted.
         """
         if self._only is not None:
             return self._only.written
@@ -476,15 +478,16 @@ class ReplayClient:
     ) -> None:
         """Send one step, or one or more steps per environment.
 
-        With `fragment_steps`, steps are retained until an environment has that many or its episode ends, and sent as
-        one fragment. `flush`, and all methods that read the table, send retained steps.
+        If `fragment_steps` is greater than 1, the client retains an environment's steps until there are
+        `fragment_steps` or the episode ends. The next `extend`, `flush` or read of the table also sends retained steps.
 
         Parameters
         ----------
         batch
-            Values by name, as in `ReplayBuffer.add`.
+            Column values by name, as in `ReplayBuffer.add`.
         buffer_ids
-            Environment of each row, shape (n,), if the values have a leading axis; None for a single step.
+            Environment id of each row, shape (n,), if the values have a leading axis of length n; None for a single
+            step.
 
         Raises
         ------
@@ -523,38 +526,38 @@ class ReplayClient:
         LimitTimeoutError
             If the table's limits block a fragment for `timeout_s` seconds; that fragment is not inserted.
         SampleBatchError
-            If the service rejects this fragment or an earlier one; the rejected fragment is not inserted. Values other
-            than batches, and objects that require pickling, are rejected before they are sent.
+            If the service rejects this fragment or an earlier one; the rejected fragment is not inserted. The client
+            rejects values other than batches, and objects that require pickling, without sending them.
 
         Notes
         -----
-        The fragment is a view of the batch's arrays until the service has acknowledged it: do not overwrite them before
-        `flush` has returned.
+        Until the service acknowledges the fragment, the client retains a view of the batch's arrays. Do not overwrite
+        these arrays before `flush` has returned.
         """
         if self._only is not None:
             self._only.extend(batch, priorities, key)
             return
-        for home, part, rows in self._split(batch):
+        for stream_key, part, rows in self._split(batch):
             part_priorities = (
                 priorities if rows is None or not np.ndim(priorities) else np.asarray(as_array(priorities))[rows]
             )
-            self._send(home, partial(TableConnection.extend, batch=part, priorities=part_priorities, key=key))
+            self._send(stream_key, partial(TableConnection.extend, batch=part, priorities=part_priorities, key=key))
 
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
         """Send a fragment of a collector or worker with its environment and episode ids; raises the errors of `extend`.
 
-        In tables of steps, infos become separate columns, as in buffers, and empty infos are omitted.
+        A table of steps stores infos as separate columns, as buffers do, without empty infos.
         """
         if self._only is not None:
             self._only.add_fragment(fragment)
             return
-        for home, part, _ in self._split(fragment):
-            self._send(home, partial(TableConnection.add_fragment, fragment=part))
+        for stream_key, part, _ in self._split(fragment):
+            self._send(stream_key, partial(TableConnection.add_fragment, fragment=part))
 
     def _split(self, batch: Any) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_] | None]]:
-        """Yield the part of a batch for each service: a key of the service, the part, and the mask of its rows.
+        """Yield (key, rows, row mask) for each service that owns rows of a batch; the mask is None for all rows.
 
-        Batches of several policies are not split; the first environment of the first policy decides.
+        A batch of several policies is not split: the first environment id of the first policy selects the service.
         """
         parts = getattr(batch, "policy_batches", None)
         steps = as_flat(batch if parts is None else next(iter(parts.values()), {}))
@@ -571,23 +574,23 @@ class ReplayClient:
             yield key, (steps if rows is None else steps[rows]), rows
 
     def _partition(self, ids: npt.NDArray[Any]) -> list[tuple[Any, npt.NDArray[np.bool_] | None]]:
-        """Partition rows by service: a key of each service, and the mask of its rows; None for all rows."""
+        """Return (key, row mask) for each service that owns rows; the mask is None for all rows."""
         with self._lock:
             keys: dict[Shard, list[Any]] = {}
             for key in np.unique(ids).tolist():
-                keys.setdefault(self._shards.home((self.writer, key)), []).append(key)
+                keys.setdefault(self._shards.owner((self.writer, key)), []).append(key)
         if len(keys) == 1:
-            return [(owned[0], None) for owned in keys.values()]
-        return [(owned[0], np.isin(ids, owned)) for owned in keys.values()]
+            return [(owned_keys[0], None) for owned_keys in keys.values()]
+        return [(owned_keys[0], np.isin(ids, owned_keys)) for owned_keys in keys.values()]
 
     def _send(self, key: Any, send: Callable[[TableConnection], None]) -> None:
-        """Send a fragment to the shard that owns a key; the connection retains it until it is acknowledged."""
+        """Send a fragment to the shard that owns a key; the connection retains unacknowledged fragments."""
         with self._lock:
             while True:
-                shard = self._shards.home((self.writer, key))
+                shard = self._shards.owner((self.writer, key))
                 sent = shard.connection.written.sent
                 try:
-                    self._shards.on(shard, send)
+                    self._shards.call(shard, send)
                     return
                 except errors.ServiceError:
                     if shard.connection.written.sent > sent:
@@ -599,9 +602,9 @@ class ReplayClient:
         Raises
         ------
         SampleBatchError
-            As in `extend`; or if a service rejects priorities.
+            As in `extend`, or if a service has rejected priorities.
         """
-        self._on_all(TableConnection.flush)
+        self._call_all(TableConnection.flush)
 
     # Sampling
 
@@ -617,7 +620,7 @@ class ReplayClient:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Any, Any]:
-        """Draw steps, or fragments from a table of fragments.
+        """Sample steps, or fragments from a table of fragments.
 
         Parameters
         ----------
@@ -626,17 +629,17 @@ class ReplayClient:
         n_step, gamma, device, floats
             As in `ReplayBuffer.sample`; the service computes n-step returns.
         beta
-            Exponent of importance weights; the table's by default.
+            Exponent of importance weights; the table's exponent by default.
         key
             Key of the fragment, for a table of kind `"key"`.
         seed
-            Seed of this sample's own generator; the table's generator by default.
+            Seed of a generator for this sample alone; by default, the table's generator is used.
 
         Returns
         -------
         Sample
-            Rows as a `Batch`, like samples of a buffer, or fragments as inserted; and their indices for `update_weight`
-            (numbers of fragments).
+            `batch` contains rows as a `Batch`, as from a buffer, or fragments as inserted. `indices` contains row
+            indices or fragment numbers, for `update_weight`.
 
         Raises
         ------
@@ -663,7 +666,7 @@ class ReplayClient:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Any]:
-        """Draw sequences; see `ReplayBuffer.sample_sequences`. Raises the same errors as `sample`."""
+        """Sample sequences, as `ReplayBuffer.sample_sequences` does. Raises the same errors as `sample`."""
         options: dict[str, Any] = {"length": length, "burn_in": burn_in, "padded": padded, "beta": beta, "seed": seed}
         if per_sequence:
             options["per_sequence"] = column_names("per_sequence", per_sequence)
@@ -672,44 +675,44 @@ class ReplayClient:
     def sample_episodes(
         self, n: int, *, unfinished: bool = False, seed: int | None = None
     ) -> Sample[list[Batch], list[npt.NDArray[np.int64]]]:
-        """Draw complete episodes; see `ReplayBuffer.sample_episodes`. Raises the same errors as `sample`."""
+        """Sample complete episodes, as `ReplayBuffer.sample_episodes` does. Raises the same errors as `sample`."""
         return self._draw(n, "episodes", {"unfinished": unfinished, "seed": seed})
 
     def _draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
-        """Draw a sample from the service, or from a randomly selected reachable service."""
         if self._only is not None:
             return self._only.sample(batch_size, mode, options)
         with self._lock:
             while True:
                 shard = self._shards.draw()
                 try:
-                    sample = self._shards.on(shard, lambda connection: connection.sample(batch_size, mode, options))
+                    sample = self._shards.call(shard, lambda connection: connection.sample(batch_size, mode, options))
                 except errors.ServiceError:
                     continue
                 return Sample(sample.batch, _number(sample.indices, shard))
 
     def stream(self, batch_size: int = 1, *, prefetch: int = 2, **options: Any) -> Iterator[Any]:
-        """Yield samples indefinitely; some are drawn ahead.
+        """Yield samples indefinitely; `prefetch` samples are requested in advance.
 
-        A stream of a `"queue"` table is the receiving end of a channel between machines: each fragment goes to one
-        reader. Fragments that were drawn ahead are lost when their reader stops.
+        With a table of kind `"queue"`, a stream is the receiving end of a channel between machines: each fragment is
+        delivered to one reader. Prefetched fragments are lost if the reader stops.
 
-        If the service is lost and returns within `reconnect_s` seconds, the stream continues with its samples, after
-        those that have arrived. Fragments in transit are lost, unless the service was restored from a checkpoint that
-        contains them; it then sends them again.
+        If the service becomes unreachable and returns within `reconnect_s` seconds, the stream first yields the samples
+        received before the failure and then continues. Fragments in transit are lost, unless the service was restored
+        from a checkpoint that contains these fragments. A restored service sends the fragments of its checkpoint again.
 
         Parameters
         ----------
         batch_size
             As in `sample`.
         prefetch
-            Number of samples drawn ahead.
+            Number of prefetched samples.
         **options
-            Further arguments of `sample`; or `mode`, `"sequences"` or `"episodes"`, and the arguments of that method.
+            Further arguments of `sample`. With `mode="sequences"` or `mode="episodes"`, arguments of `sample_sequences`
+            or `sample_episodes`.
 
         Yields
         ------
-        Fragments as inserted; or rows, with their indices as the column `batch_indexes`.
+        Fragments as inserted, lists of episodes, or rows as a `Batch` with their indices in the column `batch_indexes`.
 
         Raises
         ------
@@ -725,7 +728,7 @@ class ReplayClient:
                     del sample
             return
         with self._lock:
-            shards = self._shards.here()
+            shards = self._shards.reachable()
         streams = [shard.connection.stream(batch_size, mode, options, ahead) for shard in shards]
         for number, (batch, indices) in merge(streams):
             yield _deliver(delivery, Sample(batch, _number(indices, shards[number])))
@@ -734,30 +737,31 @@ class ReplayClient:
     def update_weight(self, index: Any, new_weight: Any, *, generation: Any = None, burn_in: Any = None) -> None:
         """Send new priorities of rows.
 
-        They are applied before this client's next fragment is inserted and, without `prefetch`, before its next sample
-        is drawn. `flush` waits for them. Priorities in transit when the connection is lost are discarded.
+        The service applies the priorities before it inserts this client's next fragment and, without `prefetch`, before
+        it draws this client's next sample. `flush` waits until the priorities are applied. If the connection is lost,
+        priorities in transit are discarded.
 
         Parameters
         ----------
         index
-            Indices of n rows, as in samples; shape (n, length) for sequences.
+            Indices of n sampled rows, shape (n,), or of n sequences, shape (n, length).
         new_weight
-            Priorities as arrays or tensors, shape (n,), or one number for all. One per sequence, as in
-            `PrioritizedReplayBuffer.update_weight`.
+            Priorities as an array or a tensor, shape (n,), or one number for all rows. For sequences, priorities are as
+            in `PrioritizedReplayBuffer.update_weight`.
         generation
-            `generation` of the rows when they were sampled, shape (n,): priorities of overwritten rows are discarded.
+            Column `generation` of the sampled rows, shape (n,); priorities of rows overwritten meanwhile are discarded.
         burn_in
             Column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
 
         Raises
         ------
         ColumnLengthError
-            If there are not n priorities or n generations, or `burn_in` does not have the shape of the indices.
+            If the number of priorities or generations is not n, or `burn_in` does not have the shape of the indices.
         ServiceError
             If the service cannot be reached.
         SampleBatchError
-            If the service rejected an earlier update; the error of this update is raised by the next method that reads
-            the table.
+            If the service rejected an earlier update. If the service rejects this update, the next insert, `flush` or
+            read of the table raises the error.
         """
         index, new_weight = rows_of_sequences(index, new_weight, burn_in)
         indices = np.ascontiguousarray(as_array(index), np.int64).reshape(-1)
@@ -774,18 +778,20 @@ class ReplayClient:
             return
         owners = indices >> _SHARD_BIT
         if len(indices) and not 0 <= owners.min() <= owners.max() < len(self.uris):
-            raise errors.RowIndexError("indices must come from samples of this client, got some without a service")
+            raise errors.RowIndexError(
+                "indices must come from samples of this client, got an index of an unknown service"
+            )
         with self._lock:
-            for shard in self._shards.here():
+            for shard in self._shards.reachable():
                 rows = owners == shard.number
                 if rows.any():
                     part_generations = None if generations is None else generations[rows]
                     update = (indices[rows] & _MASK, priorities[rows], part_generations)
                     with suppress(errors.ServiceError):
-                        self._shards.on(shard, methodcaller("update_weight", *update))
+                        self._shards.call(shard, methodcaller("update_weight", *update))
 
     def sample_indices(self, batch_size: int | None) -> npt.NDArray[Any]:
-        """Raise ArgumentError: rows may be replaced between sampling indices and reading them.
+        """Raise ArgumentError, because other clients may overwrite rows between sampling and reading.
 
         Raises
         ------
@@ -793,51 +799,53 @@ class ReplayClient:
             Always.
         """
         raise errors.ArgumentError(
-            "indices cannot be drawn without their rows from a table of a service, where other clients write; use "
-            "sample, which returns both"
+            "indices of a replay service must be sampled together with their rows, which other clients may overwrite; "
+            "use sample, which returns both"
         )
 
     # Weights
 
     def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
-        """Publish weights for all clients of the service; they replace the previous weights.
+        """Publish weights for all clients of the service and replace the previous weights.
 
         Parameters
         ----------
         weights
-            Arrays and tensors in a flat or nested dict, such as a `state_dict()`; they are copied.
+            Arrays and tensors in a flat or nested dict, such as a `state_dict()`. The values are copied.
         name
             Name of the weights, if there are several models.
 
         Returns
         -------
-        Version of the weights: 1 for the first publication of this name, afterwards greater than every previous
-        version, even after a restart of the service.
+        Version of the weights: 1 for the first publication under `name`. Every later version is greater, even after a
+        restart of the service.
 
         Raises
         ------
         ColumnTypeError, CapacityError, ServiceError
-            If the weights are not such a dict or too large, or the service cannot be reached.
+            If `weights` is not a dict of arrays and tensors, the weights are too large, or the service cannot be
+            reached.
         """
         if self._only is not None:
             return self._only.publish(weights, name)
         with self._lock:
-            after = max(self._on_all(lambda connection: connection.weights_version(name)))
+            after = max(self._call_all(lambda connection: connection.weights_version(name)))
             packed = pack_weights(weights, name, max(after, self._known_versions.get(name, 0)))
-            version = max(self._on_all(lambda connection: connection.publish_packed(packed, name)))
+            version = max(self._call_all(lambda connection: connection.publish_packed(packed, name)))
             self._known_versions[name] = version
         return version
 
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
-        """Return the newest weights.
+        """Return the newest weights if they are newer than `newer_than`.
 
-        A service that was restored from a checkpoint continues its versions; otherwise versions start at 1. In both
-        cases this client receives the next weights, because versions of another epoch of the service are always new.
+        Versions of a service that is restored from a checkpoint continue; versions of a service without a checkpoint
+        start at 1. This client receives the next publication in both cases, because weights that were published by
+        another run of the service always count as newer.
 
         Parameters
         ----------
         newer_than
-            Version that the caller has.
+            Version of the weights that the caller uses; 0 if it uses none.
         name
             Name of the weights.
 
@@ -854,16 +862,16 @@ class ReplayClient:
             return self._only.latest(newer_than, name)
         with self._lock:
             versions = {}
-            for shard in self._shards.here():
+            for shard in self._shards.reachable():
                 with suppress(errors.ServiceError):
-                    versions[shard] = self._shards.on(shard, lambda connection: connection.weights_version(name))
+                    versions[shard] = self._shards.call(shard, lambda connection: connection.weights_version(name))
             for shard in sorted(versions, key=lambda shard: -versions[shard]):
                 with suppress(errors.ServiceError):
-                    newest = self._shards.on(shard, lambda connection: connection.latest(newer_than, name))
+                    newest = self._shards.call(shard, lambda connection: connection.latest(newer_than, name))
                     if newest is not None:
                         self._known_versions[name] = newest.version
                     return newest
-            self._shards.here()
+            self._shards.reachable()
         return None
 
     # The table
@@ -872,18 +880,18 @@ class ReplayClient:
         return int(self.info()["size"])
 
     def info(self) -> dict[str, Any]:
-        """Return the state of the table, after this client's fragments are inserted.
+        """Return the state of the table after all fragments of this client are inserted.
 
         Returns
         -------
         dict
-            As from `ReplayTable.info`. With several services: the sums of `size`, `capacity`, `nbytes`, `weight`,
-            `inserted` and `sampled` over the reachable services; the concatenated lists of `held_back`; and `shards`,
-            the state of each table by the address of its service.
+            State, as returned by `ReplayTable.info`. With several services, `size`, `capacity`, `nbytes`, `weight`,
+            `inserted` and `sampled` are sums over the reachable services, and the lists `held_back` are concatenated.
+            `shards` then maps service addresses to table states.
         """
         if self._only is not None:
             return self._only.info()
-        infos = dict(self._on_all(lambda connection: (connection.uri, connection.info())))
+        infos = dict(self._call_all(lambda connection: (connection.uri, connection.info())))
         sums: dict[str, Any] = {name: sum(info[name] for info in infos.values()) for name in _SUMS}
         return {
             **sums,
@@ -892,54 +900,52 @@ class ReplayClient:
         }
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empty the table. `keep_statistics` must be false: running episodes are not continued."""
+        """Empty the table. `keep_statistics` must be false, because running episodes cannot be continued."""
         if keep_statistics:
             raise errors.ArgumentError(
-                "keep_statistics must be false for a table of a service, which may have many writers"
+                "keep_statistics must be false for a table of a replay service, which may have several writers"
             )
-        self._on_all(TableConnection.reset)
+        self._call_all(TableConnection.reset)
 
     def set_limits(self, **limits: Any) -> dict[str, Any]:
-        """Change the table's limits, as `ReplayTable.set_limits` does, and return `info`."""
+        """Change the table's limits, as `ReplayTable.set_limits` does, and return the result of `info`."""
         if self._only is not None:
             return self._only.set_limits(limits)
-        self._on_all(lambda connection: connection.set_limits(limits))
+        self._call_all(lambda connection: connection.set_limits(limits))
         return self.info()
 
     def checkpoint(self) -> list[str]:
-        """Write a checkpoint on each service, and return the paths on their disks.
+        """Write a checkpoint on each service and return the checkpoint paths on the services' disks.
 
         Raises
         ------
         ArgumentError
             If a service has no checkpoint folder.
         """
-        return self._on_all(TableConnection.checkpoint)
+        return self._call_all(TableConnection.checkpoint)
 
-    def _on_all(self, use: Callable[[TableConnection], T]) -> list[T]:
-        """Call all reachable services and return the results."""
+    def _call_all(self, use: Callable[[TableConnection], T]) -> list[T]:
         if self._only is not None:
             return [use(self._only)]
         with self._lock:
-            return self._shards.on_all(use)
+            return self._shards.call_all(use)
 
 
 def _close(connection: TableConnection) -> None:
-    """Close the connection to one of several services, which may be unreachable."""
     with suppress(errors.ServiceError):
         connection.close()
 
 
 def _number(indices: Any, shard: Shard) -> Any:
-    """Add the number of a shard to indices of its table."""
+    """Encode a shard number in the high bits of indices of its table."""
     if isinstance(indices, list):
         return [_number(array, shard) for array in indices]
-    # Padding of sequences is -1 on each.
+    # Padding of sequences, index -1, is unchanged.
     return np.where(indices < 0, indices, indices + (shard.number << _SHARD_BIT))
 
 
 def _deliver(delivery: Delivery, sample: Sample[Any, Any]) -> Any:
-    """Return the rows of a sample, with their indices as a column."""
+    """Convert a sample for delivery, and add row indices as a column of a `Batch`."""
     batch, indices = delivery.one(sample, convert_sample)
     if isinstance(batch, Batch):
         batch[names.BATCH_INDEXES] = indices
