@@ -1,4 +1,4 @@
-"""RowTable: keyed rows that writers complete column by column and consumers take once."""
+"""RowTable: table of keyed rows, which writers complete column by column and each consumer takes once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from samplebatch.storage.buffers.state import generator_from_state, generator_st
 from samplebatch.storage.foreign.damage import name_damage
 
 MAX_ROWS: Final = 1 << 16
-"""Maximum number of rows per request, which bounds the time the lock is held."""
+"""Maximum number of rows per request; bounds the time for which a request occupies the lock."""
 
 MAX_REMOVED_KEYS: Final = 1 << 16
 """Maximum number of removed keys that a table remembers, unless its capacity is larger."""
@@ -30,7 +30,7 @@ MAX_REMOVED_KEYS: Final = 1 << 16
 _MAX_NBYTES: Final = 1 << 34
 
 _REMOVALS: Final = ("taken", "evicted", "removed")
-"""How rows leave a table."""
+"""Reasons why a row was removed."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Selection:
     """A request for complete rows.
 
     - `n`: maximum number of rows.
-    - `columns`: columns that the rows must have; None for all columns of the table at that time.
-    - `at_least`: minimum number of rows; None for n.
-    - `by_group`: whether to select only entire groups.
+    - `columns`: columns that the rows must have; None for all columns that the table has during the selection.
+    - `at_least`: minimum number of rows; None for `n`.
+    - `by_group`: whether to select only complete groups.
     - `max_tokens`: maximum total number of tokens; None for no limit.
-    - `max_lag`: maximum number of versions between a row and the newest weights; None for no limit.
+    - `max_lag`: maximum number of versions by which a row is older than the newest weights; None for no limit.
     """
 
     n: int
@@ -56,8 +56,7 @@ class Selection:
     def of(cls, n: Any, options: Mapping[str, Any]) -> Selection:
         """Validate a request.
 
-        Raises ArgumentError if a number is out of range, or columns are not names. Raises CapacityError if n exceeds
-        the limit of a request.
+        Raises ArgumentError if an option is invalid or out of range. Raises CapacityError if `n` exceeds `MAX_ROWS`.
         """
         count = whole("n", n, 1)
         if count > MAX_ROWS:
@@ -75,9 +74,9 @@ class Selection:
 
 
 def check_columns(columns: Any) -> tuple[str, ...] | None:
-    """Return column names as a tuple; None stays None.
+    """Validate column names and return them as a tuple; None is returned unchanged.
 
-    Raises ArgumentError if the columns are not a list of different names.
+    Raises ArgumentError if `columns` is not a non-empty list of unique names.
     """
     if columns is None:
         return None
@@ -85,19 +84,21 @@ def check_columns(columns: Any) -> tuple[str, ...] | None:
         raise errors.ArgumentError(f"columns must be a list of names, got a {type(columns).__name__}")
     names = tuple(short_text("a column", name) for name in columns)
     if len(set(names)) < len(names) or not names:
-        raise errors.ArgumentError(f"columns must be different names, at least one, got {len(names)}")
+        raise errors.ArgumentError(
+            f"columns must be one or more unique names, got {len(names)} names, {len(set(names))} of them unique"
+        )
     return names
 
 
 @dataclass(eq=False)
 class Lease:
-    """Rows reserved for a consumer by `RowTable.lease`.
+    """Rows that `RowTable.lease` reserved for a consumer.
 
-    - `consumer`: consumer that requested the rows.
-    - `reader`, `number`: name of the client and number of its request; "" and 0 in this process.
+    - `consumer`: name of the consumer.
+    - `reader`, `number`: name of the client and number of its request; "" and 0 for requests of this process.
     - `numbers`: row numbers.
     - `gather`: function that copies the columns without the lock.
-    - `held_s`: seconds for which the request waited.
+    - `held_s`: seconds for which the table blocked the request.
     """
 
     consumer: str
@@ -111,48 +112,49 @@ class Lease:
 class RowTable:
     """Table of keyed rows: writers add columns at any time, and each consumer takes each row once.
 
-    A row is complete for a consumer once it has all columns that the consumer requests. Rows are removed once all
-    consumers have taken them. The table is thread-safe; `ReplayServer` serves it to `RowClient`.
+    A row is complete for a consumer once the row has all columns that the consumer requests. A row is removed once all
+    consumers have taken it. The table is thread-safe. A `RowClient` accesses it through a `ReplayServer`.
 
     Parameters
     ----------
     name
         Name of the table.
     capacity
-        Maximum number of rows. Puts of new rows wait while the table is full.
+        Maximum number of rows.
     consumers
-        Names of the consumers. Empty for rows that remain until they are removed.
+        Names of the consumers. If empty, rows remain in the table until they are removed explicitly.
     max_nbytes
-        Size in bytes at which puts of new rows wait. Further columns of existing rows do not wait, and are rejected
-        beyond twice this size.
+        Maximum size in bytes. Additional columns of existing rows may increase the size up to twice this limit.
     remover
-        `"none"`: puts wait while the table is full; `"fifo"`: the oldest rows are evicted, even if not taken.
+        `"none"`: `put` blocks while new rows would exceed `capacity` or `max_nbytes`. `"fifo"`: the oldest rows are
+        evicted, even if consumers have not taken them.
     group
-        Column of integers or text; rows with equal values form a group, for `by_group`.
+        Name of a column of integers or text that identifies the group of each row, for `by_group`.
     group_size
-        Number of rows of a complete group; None if the existing rows of a group are complete.
+        Number of rows in a complete group. If None, a group is complete once all of its existing rows are complete.
     version
-        Column of integers with the version of the weights that generated a row, for `max_lag`.
+        Name of an integer column: the version of the weights that generated each row, for `max_lag`.
     max_lag
-        Maximum number of versions between a row and the newest version; older rows are evicted. The newest version is
-        the highest of the column and of the published weights.
+        Maximum number of versions by which a row is older than the newest version; older rows are evicted. The newest
+        version is the maximum over the `version` column and the published weights.
     length
-        Column that determines the number of tokens for `max_tokens`: a ragged column, or an integer per row.
+        Name of the column that determines each row's number of tokens, for `max_tokens`. The column is stored as ragged
+        unless it contains one integer per row.
     ragged
-        Names of ragged columns, or a mapping of names to element dtypes. They are ragged even if all rows of a put have
-        one shape; the column of `length` is always ragged unless it has integers.
+        Names of ragged columns, or a mapping of names to element dtypes. These columns are stored as ragged even if all
+        rows of a put have the same shape.
     seed
-        Seed of the generator of `sample`; None for a random seed.
+        Seed of the random generator of `sample`; None for a random seed.
 
     Raises
     ------
     ArgumentError
-        If a number is out of range or an option is invalid.
+        If an argument is invalid or out of range.
 
     Attributes
     ----------
     name, kind, unit, remover, capacity
-        The arguments; kind and unit are `"rows"`.
+        Values of the arguments; `kind` and `unit` are always `"rows"`.
 
     Examples
     --------
@@ -192,7 +194,7 @@ class RowTable:
             raise errors.ArgumentError(f"remover must be 'none' or 'fifo', got {remover!r}")
         self.remover = remover
         if isinstance(consumers, str) or len(set(consumers)) < len(consumers):
-            raise errors.ArgumentError(f"consumers must be a list of different names, got {consumers!r}")
+            raise errors.ArgumentError(f"consumers must be a list of unique names, got {consumers!r}")
         if group_size is not None and group is None:
             raise errors.ArgumentError("group must be given with group_size, got none")
         if max_lag is not None and version is None:
@@ -210,7 +212,7 @@ class RowTable:
         self._committed = TakenNumbers()
         """Number of the latest committed take per reader."""
         self._started = TakenNumbers()
-        """Number of the latest take per reader that got rows or is void."""
+        """Number of the latest started or voided take per reader."""
         self._leases: dict[str, Lease] = {}
         """Current lease per reader."""
         self._inserted = self._sampled = self._evicted = 0
@@ -239,42 +241,48 @@ class RowTable:
         timeout_s: float | None = None,
         is_cancelled: IsCancelled | None = None,
     ) -> Ints | list[str]:
-        """Store columns of rows and create rows with unknown keys. A put is atomic.
+        """Store columns of rows and create the rows whose keys are unknown.
+
+        The operation is atomic: if an error is raised, nothing is stored.
 
         Parameters
         ----------
         keys
-            Integers or text, one per row, n keys; None to assign new integers.
+            One integer or string per row, n in total; None to assign new integers.
         columns
-            Arrays, lists, text or columns by name, or a `SampleBatch`, n rows each. Do not modify them afterwards.
+            Mapping of names to arrays, lists or columns with n rows each, or a `SampleBatch`. Arrays are not copied: do
+            not modify them afterwards.
         update
-            True if all keys must exist, False if none must; None for either.
+            True: all keys must exist. False: no key may exist. None: both are accepted.
         writer, stream, number
-            Writer, stream and sequence number of this put; a put whose number is not above the latest is a duplicate.
+            Writer, stream and sequence number of this put. A put is ignored as a duplicate if its number is not greater
+            than the stream's last number.
         timeout_s
-            Seconds to wait for room; None for no limit, 0 to not wait.
+            Maximum waiting time in seconds while the put is blocked; None to wait without limit, 0 not to wait.
         is_cancelled
-            Predicate that returns whether the caller has gone; AbandonedError is then raised.
+            Function that returns whether the caller has cancelled the put; if it returns True while the put is blocked,
+            AbandonedError is raised.
 
         Returns
         -------
-        The keys: integers as an array, shape (n,), or a list of text.
+        The keys: an integer array of shape (n,), or a list of strings.
 
         Raises
         ------
         ArgumentError
-            If a key is repeated, already has one of the columns, or exists although `update` is false.
+            If a key is repeated, a row already has one of the columns, or `update` is False and a key exists.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and a key's row was taken, evicted or removed;
+            If `update` is True and a key is unknown, or `update` is None and a key's row was taken, evicted or removed;
             pass `update=False` to create the row again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
-            If a column's length differs from `keys`, it contains Python objects, or its dtype or row shape has changed.
+            If a column does not have one row per key, contains Python objects, or differs from earlier puts in kind,
+            dtype or row shape.
         CapacityError
-            If the rows exceed the table's capacity or the limits of a request.
+            If the put has more than 65,536 rows, or exceeds the table's capacity or size limit.
         LimitTimeoutError
-            If the table is still full at the deadline.
+            If the put is still blocked after `timeout_s`.
         TableClosedError
-            If the table is closed.
+            If the table is closed, before the call or during the wait.
         """
         write = self._rows.prepare(keys, columns)
         limit = min(MAX_ROWS, self.capacity)
@@ -298,7 +306,7 @@ class RowTable:
             removed = self._removed_of(write, update)
             if removed:
                 raise errors.RowIndexError(
-                    f"keys must not be keys of former rows, got {len(removed)} of {write.count}, first "
+                    f"keys must not belong to removed rows, got {len(removed)} of {write.count}, first "
                     f"{removed[0]!r}, which was {self._removed_keys[removed[0]]}; put the others, or pass update=False "
                     "to create the rows again"
                 )
@@ -322,7 +330,7 @@ class RowTable:
             return stored
 
     def _removed_of(self, write: Write, update: bool | None) -> list[Any]:
-        """Return the keys of removed rows in a put; empty if `update` is not None."""
+        """Return the keys of a put whose rows were removed; an empty list if `update` is not None."""
         if update is not None or not self._removed_keys:
             return []
         return [key for key in write.keys or () if key in self._removed_keys]
@@ -339,7 +347,7 @@ class RowTable:
         return None
 
     def _evict(self) -> None:
-        """Remove rows older than `max_lag`, and with remover `"fifo"` the oldest rows above the limits."""
+        """Remove rows that exceed `max_lag`; with remover `"fifo"`, also the oldest rows until the limits are met."""
         rows = self._rows
         if self._max_lag is not None and self._version != UNKNOWN:
             versions = rows.fact("version")
@@ -359,19 +367,19 @@ class RowTable:
         self._remember(keys, "evicted")
 
     def _remember(self, keys: Ints | list[str], removal: str) -> None:
-        """Remember the keys of removed rows, so that a late column does not create them again."""
+        """Remember the keys of removed rows, so that columns that arrive later do not create the rows again."""
         self._removed_keys.update(dict.fromkeys(keys if isinstance(keys, list) else keys.tolist(), removal))
         excess = len(self._removed_keys) - max(MAX_REMOVED_KEYS, self.capacity)
         for key in list(islice(self._removed_keys, max(excess, 0))):
             del self._removed_keys[key]
 
     def reserve_keys(self, count: int) -> int:
-        """Reserve `count` consecutive integer keys for a writer and return the first.
+        """Reserve `count` consecutive integer keys for a writer and return the first key.
 
         Raises
         ------
         ArgumentError, CapacityError
-            If `count` is not an integer from 1 to the limit of a put.
+            If `count` is not an integer from 1 to 65,536.
         """
         if whole("count", count, 1) > MAX_ROWS:
             raise errors.CapacityError(f"count must be at most {MAX_ROWS} keys, got {count}")
@@ -381,12 +389,12 @@ class RowTable:
             return first
 
     def taken(self, writer: str, stream: str = "") -> int:
-        """Return the number of the latest stored put of a writer's stream; 0 if there is none."""
+        """Return the number of the last stored put of a writer's stream; 0 if the stream has no puts."""
         with self._lock:
             return self._written.last(writer, stream)
 
     def set_version(self, version: int) -> None:
-        """Set the version of the newest weights and evict rows that exceed `max_lag`."""
+        """Record the version of published weights and evict rows that exceed `max_lag`."""
         with self._lock:
             self._version = max(self._version, version)
             self._evict()
@@ -403,30 +411,30 @@ class RowTable:
         reader: str = "",
         is_cancelled: IsCancelled | None = None,
     ) -> Ints | list[str]:
-        """Wait until rows have columns.
+        """Wait until rows have the requested columns.
 
         Parameters
         ----------
         keys_or_count
-            Keys of rows, which need not exist yet, or a number of arbitrary rows.
+            Keys of the rows, which need not exist yet; or a number of rows with arbitrary keys.
         columns
-            Columns that the rows must have; None for all columns of the table at that time.
+            Columns that the rows must have; None for all columns that the table has during the check.
         timeout_s
-            Seconds to wait; None for no limit, 0 to not wait.
+            Maximum waiting time in seconds; None to wait without limit, 0 not to wait.
         reader, is_cancelled
             As in `lease`.
 
         Returns
         -------
-        The given keys, or the keys of the oldest complete rows.
+        The keys that were passed; if a number was passed, the keys of the oldest complete rows.
 
         Raises
         ------
         LimitTimeoutError
-            If rows are incomplete at the deadline; the message contains the missing columns with the number of rows per
+            If too few rows are complete after `timeout_s`; the message contains the number of rows that lack each
             column.
         ArgumentError, CapacityError, TableClosedError
-            As in `take`.
+            In the same cases as `take`.
         """
         names = check_columns(columns)
         keys: list[Any] | None = None
@@ -436,7 +444,7 @@ class RowTable:
             keys = _some_keys(keys_or_count)
             count = len(keys)
         if count > MAX_ROWS:
-            raise errors.CapacityError(f"wait must be for at most {MAX_ROWS} rows, got {count}")
+            raise errors.CapacityError(f"keys_or_count must be at most {MAX_ROWS} rows, got {count}")
         selected: list[Ints] = []
         with self._lock:
             self._room.admit(
@@ -484,13 +492,13 @@ class RowTable:
         n
             Maximum number of rows.
         columns
-            Columns to return, which the rows must have; None for all columns of the table at that time.
+            Columns to return, which the rows must have; None for all columns that the table has during the selection.
         consumer
-            One of the table's consumers.
+            Name of one of the table's consumers.
         timeout_s
-            Seconds to wait; None for no limit, 0 to not wait.
+            Maximum waiting time in seconds; None to wait without limit, 0 not to wait.
         **options
-            Further fields of a request, as in `RowClient.take`: `at_least`, `by_group`, `max_tokens`, `max_lag`.
+            `at_least`, `by_group`, `max_tokens` and `max_lag`, as in `RowClient.take`.
 
         Returns
         -------
@@ -500,14 +508,15 @@ class RowTable:
         Raises
         ------
         LimitTimeoutError
-            If there are not enough rows at the deadline; the message contains the missing columns with the number of
-            rows per column.
+            If too few rows are complete after `timeout_s`; the message contains the number of rows that lack each
+            column.
         ArgumentError
-            If an argument is out of range, or the table lacks the consumer or the column of an option.
+            If an argument is invalid or out of range, or the table was created without the column that an option
+            requires.
         CapacityError
-            If the oldest row or group alone exceeds a limit.
+            If `n` exceeds 65,536, or a single row or group exceeds `n` or `max_tokens`.
         TableClosedError
-            If the table is closed.
+            If the table is closed, before the call or during the wait.
         """
         lease = self.lease(Selection.of(n, {"columns": columns, **options}), consumer, timeout_s=timeout_s)
         batch: SampleBatch[Any] = lease.gather()
@@ -525,29 +534,29 @@ class RowTable:
         is_cancelled: IsCancelled | None = None,
         max_nbytes: int | None = None,
     ) -> Lease:
-        """Reserve rows for the consumer until `commit` or `release`.
+        """Reserve rows for a consumer until `commit` or `release` is called.
 
         Parameters
         ----------
         selection, consumer, timeout_s
             As in `take`.
         reader, number
-            Name of the client and increasing number of its request; 0 for none.
+            Name of the client and sequence number of its request; 0 for a request without a number.
         is_cancelled
             As in `put`.
         max_nbytes
-            Maximum number of bytes of the rows; None for no limit.
+            Maximum estimated size of the rows in bytes; None for no limit.
 
         Raises
         ------
         AbandonedError
-            If the reader has sent another request in the meantime.
+            If the reader has already sent this request or a later request, or `is_cancelled` returns True.
         SampleBatchError
-            As in `take`.
+            In the same cases as `take`; CapacityError also if the rows exceed `max_nbytes`.
         """
         if consumer not in self._rows.consumers:
             raise errors.ArgumentError(
-                f"consumer must be one of table {self.name!r}, got {consumer!r}; "
+                f"consumer must be a consumer of table {self.name!r}, got {consumer!r}; "
                 f"{errors.near_names(consumer, self._rows.consumers)}"
             )
         result: list[Ints | errors.SampleBatchError] = []
@@ -566,18 +575,18 @@ class RowTable:
             return lease
 
     def _start_take(self, reader: str, number: int) -> None:
-        """Record a take of a reader; rows of its uncommitted lease are returned."""
+        """Record a take of a reader and release the reader's uncommitted lease."""
         if not number:
             return
         if self._started.includes(reader, "", number):
             raise errors.AbandonedError(f"table {self.name!r} received a repeated request")
         self._started.note(reader, "", number)
-        earlier = self._leases.get(reader)
-        if earlier is not None:
-            self._return(earlier)
+        previous_lease = self._leases.get(reader)
+        if previous_lease is not None:
+            self._return(previous_lease)
 
     def commit(self, lease: Lease) -> bool:
-        """Mark leased rows as taken; return whether the lease was still valid."""
+        """Mark leased rows as taken; return whether the lease was valid."""
         with self._lock:
             if lease.number and self._leases.pop(lease.reader, None) is not lease:
                 return False
@@ -588,7 +597,7 @@ class RowTable:
             return True
 
     def release(self, lease: Lease) -> None:
-        """Return rows of an uncommitted lease to the table."""
+        """Make the rows of an uncommitted lease available again."""
         with self._lock:
             if not lease.number or self._leases.get(lease.reader) is lease:
                 self._return(lease)
@@ -599,7 +608,7 @@ class RowTable:
         self._room.wake()
 
     def settle(self, reader: str, number: int) -> bool:
-        """Return whether a take of a reader was committed; otherwise void it."""
+        """Return whether a reader's take was committed; an uncommitted take becomes void."""
         with self._lock:
             if self._committed.last(reader, "") >= number:
                 return True
@@ -629,14 +638,14 @@ class RowTable:
         n, columns, timeout_s, **options
             As in `take`.
         seed
-            Seed of a generator for this sample only; None for the table's generator.
+            Seed of a random generator for this sample only; None to use the table's generator.
         reader, is_cancelled, max_nbytes
             As in `lease`.
 
         Raises
         ------
         SampleBatchError
-            As in `take`.
+            In the same cases as `lease`.
         """
         selection = Selection.of(n, {"columns": columns, **options})
         rng = self._rng if seed is None else np.random.default_rng(whole("seed", seed))
@@ -653,18 +662,20 @@ class RowTable:
     def get(
         self, keys: Any, *, columns: Sequence[str] | None = None, max_nbytes: int | None = None
     ) -> SampleBatch[Any]:
-        """Return columns of rows by key, in the order of the keys, without waiting; the rows remain.
+        """Return columns of the rows with the given keys, in the order of the keys; the rows remain in the table.
 
         Raises
         ------
         RowIndexError
             If a key is unknown.
         ArgumentError
-            If a row lacks a column.
+            If a row lacks a column, or `keys` is empty or invalid.
+        CapacityError
+            If there are more than 65,536 keys, or the rows exceed `max_nbytes`.
         """
         names, listed = check_columns(columns), _some_keys(keys)
         if len(listed) > MAX_ROWS:
-            raise errors.CapacityError(f"keys must be at most {MAX_ROWS}, got {len(listed)}")
+            raise errors.CapacityError(f"keys must contain at most {MAX_ROWS} keys, got {len(listed)}")
         with self._lock:
             numbers = self._rows.find(listed)
             if (numbers < 0).any():
@@ -678,7 +689,7 @@ class RowTable:
         return batch
 
     def remove(self, keys: Any) -> int:
-        """Remove rows by key, and return how many existed."""
+        """Remove rows by key; return the number of removed rows."""
         listed = _some_keys(keys)
         with self._lock:
             numbers = np.unique(self._rows.find(listed))
@@ -695,7 +706,7 @@ class RowTable:
             nbytes = self._rows.nbytes_of(numbers, columns)
             if nbytes > max_nbytes:
                 raise errors.CapacityError(
-                    f"rows must have at most {max_nbytes} bytes, got about {nbytes}; request fewer"
+                    f"rows must have at most {max_nbytes} bytes, got about {nbytes}; request fewer rows"
                 )
         return self._rows.view(numbers, columns)
 
@@ -706,11 +717,11 @@ class RowTable:
         result: list[Ints | errors.SampleBatchError],
         rng: np.random.Generator | None,
     ) -> Hold | None:
-        """Store the selected rows or an error in `result`, or return why there are not enough rows."""
+        """Store the selected rows or an error in `result`, or return why too few rows can be selected."""
         try:
             positions, why = self._find_rows(selection, consumer, rng)
         except errors.SampleBatchError as error:
-            # Raised by the request, because `info` evaluates the reasons of all waiting requests.
+            # Do not raise the error here: `info` also calls this method, for each blocked request.
             result[:] = [error]
             return None
         if why:
@@ -721,7 +732,7 @@ class RowTable:
     def _find_rows(
         self, selection: Selection, consumer: str | None, rng: np.random.Generator | None
     ) -> tuple[Ints, str]:
-        """Return the positions of selected rows, and why they are not enough, or an empty string."""
+        """Return the positions of selected rows, and the reason why these are too few or an empty string."""
         rows = self._rows
         columns = tuple(rows.forms) if selection.columns is None else selection.columns
         available = rows.candidates(consumer)
@@ -736,16 +747,16 @@ class RowTable:
         if selection.max_lag is not None and self._version != UNKNOWN:
             complete &= rows.fact("version") >= self._version - selection.max_lag
         positions, is_full = self._select(available, np.flatnonzero(complete), selection, rng)
-        enough = selection.n if selection.at_least is None else selection.at_least
-        if len(positions) >= enough or is_full:
+        required = selection.n if selection.at_least is None else selection.at_least
+        if len(positions) >= required or is_full:
             return positions, ""
-        unknown = max(enough - int(available.sum()), 0)
-        return positions, _why(enough, len(positions), rows.lacking(available, columns), unknown)
+        unknown = max(required - int(available.sum()), 0)
+        return positions, _why(required, len(positions), rows.lacking(available, columns), unknown)
 
     def _select(
         self, available: Any, ready: Ints, selection: Selection, rng: np.random.Generator | None
     ) -> tuple[Ints, bool]:
-        """Return positions of rows or groups that fit, in order, and whether the next row or group exceeds a limit."""
+        """Return positions of rows or groups within the limits, and whether a limit excluded the next row or group."""
         rows = self._rows
         if not len(ready):
             return ready, False
@@ -772,13 +783,11 @@ class RowTable:
             is_within &= np.cumsum(tokens) <= selection.max_tokens
         chosen = int(is_within.argmin()) if not is_within.all() else len(is_within)
         if not chosen:
-            unit = "a group" if selection.by_group else "a row"
+            unit = "group" if selection.by_group else "row"
             if sizes[0] > selection.n:
-                raise errors.CapacityError(
-                    f"{unit} must have at most n = {selection.n} rows, got {sizes[0]} in the next"
-                )
+                raise errors.CapacityError(f"the next {unit} must have at most n = {selection.n} rows, got {sizes[0]}")
             raise errors.CapacityError(
-                f"{unit} must have at most max_tokens = {selection.max_tokens} tokens, got {int(tokens[0])} in the next"
+                f"the next {unit} must have at most max_tokens = {selection.max_tokens} tokens, got {int(tokens[0])}"
             )
         rank = np.full(len(counts), len(order))
         rank[order[:chosen]] = np.arange(chosen)
@@ -789,7 +798,7 @@ class RowTable:
     # The table
 
     def reset(self) -> None:
-        """Remove all rows and columns and set all counters to 0."""
+        """Remove all rows and columns, void all leases and reset all counts."""
         with self._lock:
             self._rows.clear()
             self._leases.clear()
@@ -804,8 +813,8 @@ class RowTable:
         Returns
         -------
         dict
-            As in `ReplayTable.info`; in addition `consumers`, the number of `evicted` rows, the `version` of the newest
-            weights or None, and `columns` with dtype and row shape by name.
+            The entries of `ReplayTable.info`, and `consumers`, the number of `evicted` rows and the newest `version`,
+            or None. `columns` maps the name of each stored column to its dtype and row shape.
         """
         with self._lock:
             rows = self._rows
@@ -832,7 +841,7 @@ class RowTable:
     def freeze(self) -> dict[str, Any]:
         """Return a snapshot for `Checkpoints`, which gathers the columns without the lock.
 
-        Leased rows count as not taken.
+        In the snapshot, leased rows are marked as not taken.
         """
         with self._lock:
             return self._rows.freeze() | {
@@ -851,13 +860,13 @@ class RowTable:
         Raises
         ------
         ColumnMismatchError, FormatError
-            If consumers or columns of the state differ, or it is incomplete. The table is then unchanged.
+            If the state has other consumers or incompatible columns, or is incomplete. The table remains unchanged.
         """
         with self._lock, name_damage("the state of a table"):
             rows = RowStore(self._rows.consumers, self._rows.facts)
             rows.load(state)
             if len(rows) > self.capacity:
-                raise errors.FormatError(f"rows must be at most {self.capacity}, got {len(rows)}")
+                raise errors.FormatError(f"the state must have at most {self.capacity} rows, got {len(rows)}")
             written, committed = (TakenNumbers.from_state(state[name]) for name in ("written", "committed"))
             counts = [count_of("counts", count) for count in state["counts"]]
             version = UNKNOWN if state["version"] is None else whole("version", state["version"], None)
@@ -879,13 +888,12 @@ class RowTable:
         return self._room.closed
 
     def close(self) -> None:
-        """Close the table: waiting and later requests raise TableClosedError."""
+        """Close the table; blocked and later puts, waits, takes and samples raise TableClosedError."""
         with self._lock:
             self._room.close()
 
 
 def _selected(result: list[Ints | errors.SampleBatchError]) -> Ints:
-    """Return the selected rows, or raise the stored error."""
     selected = result[-1]
     if isinstance(selected, errors.SampleBatchError):
         raise selected
@@ -893,7 +901,6 @@ def _selected(result: list[Ints | errors.SampleBatchError]) -> Ints:
 
 
 def _pick(ready: Ints, n: int, rng: np.random.Generator | None) -> Ints:
-    """Return the first n rows, or n random rows."""
     if rng is None:
         return ready[:n]
     return rng.choice(ready, min(n, len(ready)), replace=False)
@@ -907,7 +914,7 @@ def _some_keys(keys: Any) -> list[Any]:
 
 
 def _why(count: int, ready: int, lacking: Mapping[str, int], unknown: int) -> str:
-    """Explain why rows are not complete: the missing columns with the number of rows per column."""
+    """Describe why too few rows are complete, including the number of rows that lack each column."""
     reasons = [f"{count} rows are requested, and {ready} are complete"]
     if lacking:
         reasons.append(_lacks(lacking))

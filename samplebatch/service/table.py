@@ -87,10 +87,8 @@ class ReplayTable:
 
     Attributes
     ----------
-    name, kind, unit, remover
+    name, kind, unit, remover, capacity
         Values of the arguments; `unit` is the value of `items`. The `kind` of a queue is `"fifo"`.
-    capacity
-        Maximum number of items.
 
     Examples
     --------

@@ -116,7 +116,7 @@ def test_each_consumer_takes_each_row_once():
     assert len(table) == 1
     with pytest.raises(LimitTimeoutError, match="1 rows are requested, and 0 are complete"):
         table.take(1, columns=["x"], consumer="critic", timeout_s=0)
-    with pytest.raises(ArgumentError, match="consumer must be one of table 'rows', got 'critc'; did you mean 'critic'"):
+    with pytest.raises(ArgumentError, match="a consumer of table 'rows', got 'critc'; did you mean 'critic'"):
         table.take(1, columns=["x"], consumer="critc")
 
 
@@ -284,7 +284,7 @@ def test_an_update_needs_keys_that_exist_or_that_do_not(rows):
         ({"n": 1, "max_lag": -1}, ArgumentError, "max_lag must be"),
         ({"n": 1, "at_least": 2}, ArgumentError, "at_least must be at most n, 1, got 2"),
         ({"n": 1, "columns": "x"}, ArgumentError, "columns must be a list of names"),
-        ({"n": 1, "columns": ["x", "x"]}, ArgumentError, "columns must be different names"),
+        ({"n": 1, "columns": ["x", "x"]}, ArgumentError, "columns must be one or more unique names"),
     ],
 )
 def test_a_request_that_is_out_of_range_is_rejected(rows, arguments, kind, message):
@@ -337,11 +337,11 @@ def test_a_group_waits_for_its_size():
 
 def test_a_group_larger_than_the_budget_is_named(rows):
     rows.put([0, 1, 2], {"uid": [4, 4, 4], "ids": [[1, 2], [3, 4], [5, 6]]})
-    with pytest.raises(CapacityError, match="a group must have at most n = 2 rows, got 3 in the next"):
+    with pytest.raises(CapacityError, match="the next group must have at most n = 2 rows, got 3"):
         rows.take(2, columns=["ids"], by_group=True)
-    with pytest.raises(CapacityError, match="a group must have at most max_tokens = 5 tokens, got 6 in the next"):
+    with pytest.raises(CapacityError, match="the next group must have at most max_tokens = 5 tokens, got 6"):
         rows.take(3, columns=["ids"], by_group=True, max_tokens=5)
-    with pytest.raises(CapacityError, match="a row must have at most max_tokens = 1 tokens, got 2 in the next"):
+    with pytest.raises(CapacityError, match="the next row must have at most max_tokens = 1 tokens, got 2"):
         rows.take(3, columns=["ids"], max_tokens=1)
     assert len(rows) == 3
     assert rows.info()["held_back"] == []
@@ -659,7 +659,7 @@ def test_a_late_column_does_not_recreate_a_row_that_left(rows, removal):
         rows.take(1, columns=["x"])
     else:
         rows.remove([1])
-    message = f"keys must not be keys of former rows, got 1 of 2, first 1, which was {removal}; put the others"
+    message = f"keys must not belong to removed rows, got 1 of 2, first 1, which was {removal}; put the others"
     with pytest.raises(RowIndexError, match=message):
         rows.put([2, 1], {"y": [2, 1]})
     with pytest.raises(RowIndexError, match="got 1 of 1 unknown, first 1"):
