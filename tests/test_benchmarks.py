@@ -128,7 +128,9 @@ def test_command_line_rejects_what_is_not_there(capsys) -> None:
     for arguments in (["nothing"], ["batch", "--filter", "nothing"]):
         with pytest.raises(SystemExit):
             main(arguments)
-    assert "there are" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "layers must be among batch, " in errors
+    assert "no row matches 'nothing'" in errors
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are pinned to cores on Linux")
