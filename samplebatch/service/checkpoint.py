@@ -1,4 +1,4 @@
-"""Checkpoints: snapshots of a service's tables in a folder, written while clients continue."""
+"""Checkpoints: snapshots of a replay service's tables in a folder, written while clients insert and sample."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ _NAME = re.compile(r"checkpoint-(\d{9,})")
 _PARTIAL = ".checkpoint-"
 _VERSION = 1
 _SAME = ("kind", "items", "remover", "capacity")
-"""Attributes that a table and its checkpoint must have in common."""
+"""Entries of a table's `info` that must equal those in its checkpoint."""
 
 _open_checkpoints: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Complete checkpoint, for logs.
+    """Summary of a complete checkpoint, for logs.
 
     Attributes
     ----------
     path
         Folder of the checkpoint.
     sizes
-        Number of items by table name.
+        Number of items in each table, by table name.
     nbytes
         Total size of the files in bytes.
     seconds
@@ -70,29 +70,31 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Checkpoints of a service in a folder, from which a server resumes after a crash.
+    """Folder of checkpoints, from which a replay service resumes after a crash.
 
     Tables are snapshotted one at a time; writes acknowledged after a table's snapshot are not in the checkpoint.
-    Inserts are blocked only while a few megabytes are copied in memory. A checkpoint is a separate folder, renamed to
-    its final name when it is complete on disk, so a killed process leaves only complete checkpoints.
+    Inserts are blocked only while a few megabytes are copied in memory. Each checkpoint is a separate folder, which is
+    renamed to its final name after all its files are on disk. A process that is killed during a write therefore leaves
+    no incomplete checkpoint that `restore` would read.
 
-    The folder is locked for one process until `close`, the deletion of the object, or the end of the process. A forked
-    child does not have the lock; it acquires the lock at its first write if its parent has ended.
+    The folder is locked for one process until `close` is called, the object is deleted, or the process ends. A forked
+    child does not inherit the lock; `write` and `restore` acquire it in the child if the parent has released it.
 
     Parameters
     ----------
     folder
-        Folder of the checkpoints; created if it does not exist.
+        Path of the folder, which is created if it does not exist.
     keep
         Number of newest checkpoints to retain.
     allow_pickle
-        Whether restoring tables may unpickle columns without an Arrow type.
+        Whether `restore` may unpickle columns that have no Arrow type.
 
     Raises
     ------
     ArgumentError
         If `keep` is not a positive integer.
-    StorageError If the folder is a file, contains other files, or is used by another process.
+    StorageError
+        If the path is a file, or the folder contains other files or is used by another process.
 
     Examples
     --------
@@ -134,7 +136,7 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        """Release the folder for another process. Calling it again does nothing."""
+        """Release the lock on the folder; idempotent."""
         with self._lock:
             self._closed = True
             self._release()
@@ -157,27 +159,27 @@ class Checkpoints:
         return sorted(paths, key=lambda path: int(path.name.rpartition("-")[2]))
 
     def write(self, tables: Iterable[ReplayTable | RowTable], weights: PublishedWeights | None = None) -> Checkpoint:
-        """Write all tables, then remove outdated checkpoints. Concurrent calls are serialized.
+        """Write a checkpoint, then remove all but the newest `keep` checkpoints. Concurrent calls are serialized.
 
         Parameters
         ----------
         tables
             Tables of a service.
         weights
-            Weights of the service, `ReplayServer.weights`, to write with their versions; None to omit them.
+            Published weights of the service (`ReplayServer.weights`), written with their versions; None to omit them.
 
         Raises
         ------
         ColumnTypeError
             If a column contains objects that cannot be pickled.
         OSError
-            If the disk is full or fails. Older checkpoints are retained.
+            If the disk is full or fails. Existing checkpoints are retained.
         StorageError
             If another process uses the folder, or this object is closed.
         """
         with self._lock, _name_failure(self.folder):
             self._claim()
-            begun = time.monotonic()
+            started = time.monotonic()
             self._drop_partial()
             partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
             partial.mkdir()
@@ -191,10 +193,10 @@ class Checkpoints:
                 raise
             sync(self.folder)
             for older in paths[: len(paths) + 1 - self._keep]:
-                # Renamed first, so that no reader sees a partial checkpoint.
+                # Rename before the removal, so that no reader sees an incomplete checkpoint.
                 shutil.rmtree(older.rename(self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"), ignore_errors=True)
             nbytes = sum(file.stat().st_size for file in path.iterdir())
-            return Checkpoint(path, sizes, nbytes, time.monotonic() - begun)
+            return Checkpoint(path, sizes, nbytes, time.monotonic() - started)
 
     def _fill(
         self, folder: Path, tables: Iterable[ReplayTable | RowTable], weights: PublishedWeights | None
@@ -222,14 +224,15 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def restore(self, tables: Iterable[ReplayTable | RowTable], weights: PublishedWeights | None = None) -> Path | None:
-        """Restore tables from the newest checkpoint; tables that it does not contain are unchanged.
+        """Restore tables from the newest checkpoint; tables that are not in the checkpoint remain unchanged.
 
         Parameters
         ----------
         tables
             Tables of a service.
         weights
-            Receives the weights of the checkpoint and their versions, for `ReplayServer`; ignored if None.
+            Object that receives the weights of the checkpoint and their versions, for `ReplayServer`; None to ignore
+            them.
 
         Returns
         -------
@@ -240,10 +243,10 @@ class Checkpoints:
         FormatError
             If the checkpoint is damaged.
         ColumnMismatchError
-            If the kind, capacity or options of a table differ from the checkpoint.
+            If the kind, capacity or an option of a table differs from the value in the checkpoint.
         StorageError
-            If the checkpoint has a table that is not in `tables`, whose items the next checkpoint would discard; if
-            another process uses the folder, or this object is closed.
+            If the checkpoint contains a table that is not in `tables`, because the next checkpoint would discard this
+            table's items. Also if another process uses the folder, or this object is closed.
         UntrustedPickleError
             If a column is pickled and `allow_pickle` is false.
         """
@@ -283,7 +286,7 @@ class Checkpoints:
 
 
 def _write_weights(folder: Path, state: Mapping[str, Published]) -> list[dict[str, Any]]:
-    """Write weights, one file per name, and return their entries of the manifest."""
+    """Write one file per name of weights, and return the manifest entries."""
     entries = []
     for number, (name, (version, epoch, stream)) in enumerate(state.items()):
         path = folder / f"weights-{number}.arrow"
@@ -319,7 +322,7 @@ def _is_own(path: Path) -> bool:
 
 @contextmanager
 def _name_failure(folder: Path) -> Iterator[None]:
-    """Add the folder and the cause to the error if a checkpoint cannot be written."""
+    """Convert an OSError of a write to a StorageError that contains the folder and the cause."""
     try:
         yield
     except errors.StorageError:
@@ -333,7 +336,7 @@ def _name_failure(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _name_damage(folder: Path, what: str) -> Iterator[None]:
-    """Convert errors about values of a checkpoint to an error that contains its path."""
+    """Convert errors about invalid values in a checkpoint to an error that contains the checkpoint's path."""
     try:
         with name_damage(repr(str(folder))):
             yield
@@ -358,7 +361,9 @@ _LEFT = "left"
 
 
 def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
-    """Write the frozen state of a table to files named after `stem`, and return the remaining parts.
+    """Write the frozen state of a table to files whose names start with `stem`.
+
+    Return the state with file names in place of the written data, for `read_state`.
 
     Raises ColumnTypeError if a column contains objects that cannot be pickled. Raises OSError if a file cannot be
     written.
@@ -374,7 +379,7 @@ def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
 
 
 def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Plain:
-    """Return the state of a table from its files.
+    """Read the state of a table from the result of `write_state` and the files.
 
     Raises FormatError if a file is damaged, was replaced, or is outside the folder. Raises UntrustedPickleError if a
     column is pickled and `allow_pickle` is false. Raises OSError if a file cannot be read.
@@ -391,7 +396,7 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
 def file_in(folder: Path, name: str) -> Path:
     """Return the path of a file in a folder; raises FormatError if the path is outside the folder."""
     if Path(name).name != name:
-        raise errors.FormatError(f"the files of a table must be in its folder, {name!r} is not")
+        raise errors.FormatError(f"the files of a table must be in its folder, got {name!r}")
     return folder / name
 
 
@@ -403,7 +408,7 @@ def _write_fragments(fragments: Iterable[Any], folder: Path, stem: str) -> Plain
     with ExitStack() as stack:
         for fragment in fragments:
             table = to_table(fragment).combine_chunks()
-            # Metadata of batches, such as numbers of steps, differ between fragments.
+            # The metadata of batches, such as the number of steps, differs between fragments.
             schema = table.schema.remove_metadata()
             form = schema.serialize().to_pybytes()
             if form not in files:
@@ -429,8 +434,8 @@ def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -
         table = file.read([groups[number]], file.schema.names, bound)
         groups[number] += 1
         table = table.replace_schema_metadata(plain["about"][about])
-        must = f"{file.name!r} must be of fragments of a table"
-        fragments.append(batch_in(table, metadata_of(table.schema), must, bound, allow_pickle=allow_pickle))
+        requirement = f"{file.name!r} must be of fragments of a table"
+        fragments.append(batch_in(table, metadata_of(table.schema), requirement, bound, allow_pickle=allow_pickle))
     if any(file.num_groups != count for (file, _), count in zip(files, groups, strict=True)):
         raise errors.FormatError("the files of a table must have the fragments that its state lists, got more or fewer")
     return fragments

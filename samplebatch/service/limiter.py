@@ -1,4 +1,4 @@
-"""RateLimiter: limits the ratio of samples to inserts, and the size below which a table cannot be sampled."""
+"""RateLimiter: ratio of samples to inserts, and minimum size of a table for sampling."""
 
 from __future__ import annotations
 
@@ -17,46 +17,48 @@ if TYPE_CHECKING:
 
 
 class RateLimiter:
-    """Limits of a replay table, in items: the minimum size for sampling, and the ratio of samples to inserts.
+    """Rate limiter of a replay table: minimum size for sampling, and ratio of samples to inserts.
 
-    Each insert beyond the first `min_size` earns `samples_per_insert` samples. The difference between earned and drawn
-    samples is at most `error_buffer`, in both directions. A request starts when its first item satisfies this limit,
-    and is then completed, so that fragments and batches of any size cannot cause a deadlock.
+    Inserts and samples are counted in items of the table (steps or fragments). Each insert after the first `min_size`
+    inserts earns `samples_per_insert` samples. A request is blocked while its first item would make earned and drawn
+    samples differ by more than `error_buffer`. Once admitted, a request completes, so fragments and batches of any size
+    cannot cause a deadlock.
 
     Parameters
     ----------
     min_size
-        Minimum number of items for sampling. Inserts into a smaller table are never blocked.
+        Minimum number of items for sampling. The limiter never blocks inserts into a table with fewer items.
     samples_per_insert
-        Samples that each insert earns; None for no limit.
+        Number of samples that each insert earns; None for no limit.
     error_buffer
-        Maximum number of samples ahead or behind. Default: a tenth of the samples that `min_size` inserts earn, but at
-        least two samples and at least the samples that two inserts earn.
+        Maximum difference between earned and drawn samples, in either direction. The default is
+        `max(2, 2 * samples_per_insert, 0.1 * samples_per_insert * min_size)`.
 
     Raises
     ------
     ArgumentError
-        If `min_size` is not a positive integer, `samples_per_insert` is not a positive finite number, `error_buffer`
-        is less than 1 or `samples_per_insert`, or `error_buffer` is passed without `samples_per_insert`.
+        If `min_size` is not a positive integer, or `samples_per_insert` is not a positive finite number. Also if
+        `error_buffer` is less than 1 or less than `samples_per_insert`, is not finite, or is passed without
+        `samples_per_insert`.
 
     Attributes
     ----------
     min_size, samples_per_insert, error_buffer
-        The arguments.
+        Limits in effect; None for no limit.
     inserted, sampled
-        Number of items inserted and sampled.
+        Number of inserted items and number of sampled items.
 
     Examples
     --------
     >>> limiter = RateLimiter(2, samples_per_insert=1.0, error_buffer=2.0)
     >>> limiter.why_not_sample(0)
-    'sampling needs 2 items, and there are 0'
+    'sampling requires 2 items, and there are 0'
     >>> limiter.count_inserts(4)
     >>> limiter.why_not_insert(4)
-    'samples are 2 behind and may be 2: 0 were drawn for 4 inserts'
+    'samples are 2 behind, with a limit of 2: 0 were drawn for 4 inserts'
     >>> limiter.count_samples(4)
     >>> limiter.why_not_sample(4)
-    'samples are 2 ahead and may be 2: 4 were drawn for 4 inserts'
+    'samples are 2 ahead, with a limit of 2: 4 were drawn for 4 inserts'
     """
 
     def __init__(
@@ -88,32 +90,32 @@ class RateLimiter:
 
     @property
     def _due(self) -> float:
-        """Samples that are earned but not drawn; negative if more are drawn than earned."""
+        """Number of earned samples minus number of drawn samples."""
         inserts, samples = self._origin
         return (self.samples_per_insert or 0.0) * (self.inserted - inserts) - (self.sampled - samples)
 
     def why_not_insert(self, size: int) -> str:
-        """Return which limit blocks an insert into a table of `size` items; an empty string if none does."""
+        """Describe the limit that blocks an insert into a table of `size` items; return "" if no limit does."""
         if self.samples_per_insert is None or self.error_buffer is None or size < self.min_size:
             return ""
         num_due = self._due
         if num_due + self.samples_per_insert <= self.error_buffer:
             return ""
-        return f"samples are {num_due:g} behind and may be {self._so_far()}"
+        return f"samples are {num_due:g} behind, {self._describe_limit()}"
 
     def why_not_sample(self, size: int) -> str:
-        """Return which limit blocks a sample of a table of `size` items; an empty string if none does."""
+        """Describe the limit that blocks a sample from a table of `size` items; return "" if no limit does."""
         if size < self.min_size:
-            return f"sampling needs {self.min_size} items, and there are {size}"
+            return f"sampling requires {self.min_size} items, and there are {size}"
         if self.samples_per_insert is None or self.error_buffer is None:
             return ""
         num_due = self._due
         if num_due - 1.0 >= -self.error_buffer:
             return ""
-        return f"samples are {-num_due:g} ahead and may be {self._so_far()}"
+        return f"samples are {-num_due:g} ahead, {self._describe_limit()}"
 
-    def _so_far(self) -> str:
-        return f"{self.error_buffer:g}: {self.sampled} were drawn for {self.inserted} inserts"
+    def _describe_limit(self) -> str:
+        return f"with a limit of {self.error_buffer:g}: {self.sampled} were drawn for {self.inserted} inserts"
 
     def count_inserts(self, n: int) -> None:
         """Count n inserts."""
@@ -126,39 +128,40 @@ class RateLimiter:
     def set_limits(self, size: int, limits: Mapping[str, Any]) -> None:
         """Change some limits of a table with `size` items; an error leaves all limits unchanged.
 
-        A new ratio counts inserts and samples after the change, once the table has `min_size` items. It resets
-        `error_buffer` to its default.
+        If `min_size` or `samples_per_insert` is passed, inserts earn samples only after the change and once the table
+        has `min_size` items. If `samples_per_insert` is passed without `error_buffer`, the error buffer is reset to its
+        default.
 
         Raises
         ------
         ArgumentError
-            If the class would reject the limits.
+            If `RateLimiter` would reject the limits.
         """
         self._use(**self._with(limits))
         if not limits.keys().isdisjoint(("min_size", "samples_per_insert")):
             self._origin = (self.inserted + max(self.min_size - size, 0), self.sampled)
 
     def _with(self, limits: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all limits after a change; limits that are derived from a changed limit are reset."""
+        """Return all limits after a change; `samples_per_insert` without `error_buffer` resets the error buffer."""
         merged = self.limits
         if "samples_per_insert" in limits:
             merged["error_buffer"] = None
         return merged | dict(limits)
 
     def changed(self, limits: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all limits that `set_limits` would set.
+        """Return all limits, by name, that would be in effect after `set_limits`.
 
         Raises
         ------
         ArgumentError
-            If the class would reject the limits.
+            If `RateLimiter` would reject the limits.
         """
         merged = self._with(limits)
         return type(self)(merged.pop("min_size"), **merged).limits
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The limits by name."""
+        """Limits in effect by name."""
         return {name: getattr(self, name) for name in ("min_size", "samples_per_insert", "error_buffer")}
 
     def reset(self) -> None:
@@ -181,7 +184,7 @@ class RateLimiter:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Create a limiter from a state.
+        """Create a limiter from the result of `state_dict`.
 
         Raises
         ------
@@ -201,7 +204,7 @@ Action = Literal["insert", "sample"]
 IsCancelled = Callable[[], bool]
 
 _CANCELLATION_INTERVAL_S = 0.2
-"""Seconds between two checks whether a blocked request was cancelled."""
+"""Seconds between two checks of whether a blocked request was cancelled."""
 _PAUSE_S = 1e-4
 """Seconds for which the lock is released between two portions of a request."""
 
@@ -211,15 +214,13 @@ class Hold(NamedTuple):
 
     why: str
     needs_items: bool = False
-    """Whether only more items can admit it; meanwhile the ratio does not block inserts."""
+    """Whether the request can start only after an insert; until then the ratio does not block inserts."""
     needs_room: bool = False
-    """Whether only removing an item by sampling can admit it; meanwhile the ratio does not block samples."""
+    """Whether the request can start only after sampling removes items; until then the ratio does not block samples."""
 
 
 @dataclass
 class _Waiting:
-    """Blocked request."""
-
     who: str
     action: Action
     since: float
@@ -229,10 +230,10 @@ class _Waiting:
 
 
 class WaitingRoom:
-    """Blocked requests of a table: its back-pressure.
+    """Back-pressure of a table: the requests that its limits block.
 
-    - `name`: the table's name.
-    - `lock`: the table's lock, which `admit` releases while it waits.
+    - `name`: name of the table.
+    - `lock`: lock of the table, which `admit` releases while it waits.
     """
 
     def __init__(self, name: str, lock: RLock) -> None:
@@ -243,12 +244,12 @@ class WaitingRoom:
 
     @property
     def needs_items(self) -> bool:
-        """Whether a sample waits for items only."""
+        """Whether a blocked request waits only for inserts; see `Hold.needs_items`."""
         return any(waiting.needs_items for waiting in self._waiting.values())
 
     @property
     def needs_room(self) -> bool:
-        """Whether an insert waits for room only."""
+        """Whether a blocked request waits only for the removal of items; see `Hold.needs_room`."""
         return any(waiting.needs_room for waiting in self._waiting.values())
 
     def admit(
@@ -264,15 +265,15 @@ class WaitingRoom:
         Parameters
         ----------
         who
-            The name of the writer or reader.
+            Name of the writer or reader that sent the request.
         action
-            The request.
+            Kind of request.
         hold
-            Returns the reason why the request is blocked; None if it is not.
+            Function that returns the reason why the request is blocked, or None if the request may start.
         timeout_s
-            Maximum waiting time in seconds; unlimited if None, no waiting if 0.
+            Maximum seconds to wait; None for no limit, 0 for no waiting.
         is_cancelled
-            Returns whether the caller no longer waits; None if it always waits.
+            Function that returns whether the caller has cancelled the request; None if it cannot be cancelled.
 
         Returns
         -------
@@ -283,7 +284,7 @@ class WaitingRoom:
         LimitTimeoutError
             If the request is still blocked after `timeout_s`.
         TableClosedError
-            If the table is closed, before the call or during the wait.
+            If the table was closed before the call, or is closed during the wait.
         AbandonedError
             If the caller cancels the request.
         """
@@ -296,8 +297,8 @@ class WaitingRoom:
         self._waiting[id(waiting)] = waiting
         try:
             while reason is not None:
-                left = None if timeout_s is None else started + timeout_s - time.monotonic()
-                if left is not None and left <= 0.0:
+                remaining_s = None if timeout_s is None else started + timeout_s - time.monotonic()
+                if remaining_s is not None and remaining_s <= 0.0:
                     whose = f" of {who!r}" if who else ""
                     raise LimitTimeoutError(
                         f"table {self._name!r} blocked the {action}{whose} for {time.monotonic() - started:.1f} s: "
@@ -306,11 +307,11 @@ class WaitingRoom:
                         waiting.since,
                     )
                 if (reason.needs_items and not waiting.needs_items) or (reason.needs_room and not waiting.needs_room):
-                    # Admit requests of the other side that the ratio blocked. Only once: otherwise two waiting
-                    # requests would wake each other forever.
+                    # Admit opposite requests (inserts for a sample, samples for an insert) that the ratio blocked.
+                    # Only once: otherwise two blocked requests would wake each other forever.
                     self.wake()
                 waiting.needs_items, waiting.needs_room = reason.needs_items, reason.needs_room
-                self._changed.wait(_shortest(left, None if is_cancelled is None else _CANCELLATION_INTERVAL_S))
+                self._changed.wait(_shortest(remaining_s, None if is_cancelled is None else _CANCELLATION_INTERVAL_S))
                 self._check_open()
                 if is_cancelled is not None and is_cancelled():
                     raise AbandonedError(f"table {self._name!r} blocked a request that its client has cancelled")
@@ -320,12 +321,12 @@ class WaitingRoom:
         return time.monotonic() - started
 
     def pause(self, is_cancelled: IsCancelled | None = None) -> None:
-        """Release the lock temporarily during a request, so that other threads can proceed (lock held).
+        """Release and reacquire the lock during a request, so that other threads can proceed (lock held).
 
         Raises TableClosedError if another thread closes the table. Raises AbandonedError if the caller cancels the
         request.
         """
-        # Another thread acquires the lock only if it remains free for a moment.
+        # Another thread can acquire the lock only if the lock remains free for a moment.
         self._changed.wait(_PAUSE_S)
         self._check_open()
         if is_cancelled is not None and is_cancelled():
@@ -341,12 +342,15 @@ class WaitingRoom:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wake all waiters, which raise, and reject new requests (lock held)."""
+        """Wake all waiters, which then raise TableClosedError, and reject later requests (lock held)."""
         self.closed = True
         self._changed.notify_all()
 
     def held_back(self) -> list[dict[str, Any]]:
-        """List blocked requests, oldest first: `who`, `action`, `why` and `since` in Unix seconds (lock held)."""
+        """List blocked requests, oldest first (lock held).
+
+        Each entry contains `who`, `action`, `why`, and `since`, the start of the wait in Unix seconds.
+        """
         requests = []
         for waiting in sorted(self._waiting.values(), key=lambda waiting: waiting.since):
             hold = waiting.hold()

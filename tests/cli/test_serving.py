@@ -323,7 +323,7 @@ def test_top_shows_tables_and_who_is_blocked_until_ctrl_c() -> None:
         thread.start()
         top = Process("top", uri, "--interval", "0.2")
         top.wait_for(r"replay +│ +9 steps")
-        top.wait_for(r"replay: the sample of .* blocked for .* sampling needs 20 items, and there are 9")
+        top.wait_for(r"replay: the sample of .* blocked for .* sampling requires 20 items, and there are 9")
         assert top.end() == 130
         assert not any("Traceback" in line for line in top.lines)
         assert top.popen.stdout is not None

@@ -437,10 +437,10 @@ def test_limits_are_changed_and_who_is_blocked_is_reported(client: ReplayClient,
     client.set_limits(min_size=10)
     with (
         ReplayClient(server.uri, "replay", timeout_s=0.2) as hasty,
-        pytest.raises(LimitTimeoutError, match="sampling needs 10 items, and there are 4") as caught,
+        pytest.raises(LimitTimeoutError, match="sampling requires 10 items, and there are 4") as caught,
     ):
         hasty.sample(2)
-    assert caught.value.why == "sampling needs 10 items, and there are 4"
+    assert caught.value.why == "sampling requires 10 items, and there are 4"
     assert caught.value.since > 0.0
     client.set_limits(min_size=1)
     assert len(client.sample(2)[1]) == 2

@@ -210,7 +210,7 @@ def test_a_fifo_table_that_is_read_once_is_a_queue() -> None:
         table.extend(fragment(3), timeout_s=0)
     assert [table.sample(1).indices.item() for _ in range(3)] == [0, 1, 2]
     assert len(table) == 0
-    with pytest.raises(LimitTimeoutError, match="sampling needs 1 items, and there are 0"):
+    with pytest.raises(LimitTimeoutError, match="sampling requires 1 items, and there are 0"):
         table.sample(1, timeout_s=0)
 
 

@@ -166,7 +166,7 @@ def put(raw: Any, rows: pa.RecordBatch, metadata: bytes | None = None, path: Any
         (b'{"table": "replay", "seed": "x"}', "seed must be a whole number from 0"),
         (b'{"table": "replay", "padded": 1, "mode": "sequences", "length": 2}', "padded must be true or false"),
         (b'{"table": "queue", "batch_size": 11}', "batch_size must be at most 10"),
-        (b'{"table": "queue", "timeout_s": 0.05}', "sampling needs 1 items, and there are 0"),
+        (b'{"table": "queue", "timeout_s": 0.05}', "sampling requires 1 items, and there are 0"),
     ],
 )
 def test_bad_tickets(raw: Any, ticket: bytes, why: str) -> None:

@@ -44,7 +44,7 @@ def test_requests_are_admitted_as_reverb_admits_their_first_item(
 def test_without_a_ratio_only_the_least_size_blocks() -> None:
     limiter = RateLimiter(3)
     limiter.count_samples(1_000_000)
-    assert limiter.why_not_sample(2) == "sampling needs 3 items, and there are 2"
+    assert limiter.why_not_sample(2) == "sampling requires 3 items, and there are 2"
     assert not limiter.why_not_sample(3)
     assert not limiter.why_not_insert(1_000)
 
@@ -56,9 +56,9 @@ def test_a_new_ratio_counts_from_the_change() -> None:
     assert (limiter.samples_per_insert, limiter.error_buffer) == (4.0, 8.0)
     assert not limiter.why_not_insert(1000)
     limiter.count_inserts(2)
-    assert limiter.why_not_insert(1002) == "samples are 8 behind and may be 8: 0 were drawn for 1002 inserts"
+    assert limiter.why_not_insert(1002) == "samples are 8 behind, with a limit of 8: 0 were drawn for 1002 inserts"
     limiter.count_samples(16)
-    assert limiter.why_not_sample(1002) == "samples are 8 ahead and may be 8: 16 were drawn for 1002 inserts"
+    assert limiter.why_not_sample(1002) == "samples are 8 ahead, with a limit of 8: 16 were drawn for 1002 inserts"
 
 
 def test_a_new_error_buffer_keeps_the_count() -> None:

@@ -418,7 +418,7 @@ def test_a_reset_table_is_empty_and_counts_from_the_beginning() -> None:
     table.sample(3)
     table.reset()
     assert (len(table), table.info()["inserted"], table.info()["sampled"]) == (0, 0, 0)
-    with pytest.raises(LimitTimeoutError, match="sampling needs 1 items, and there are 0"):
+    with pytest.raises(LimitTimeoutError, match="sampling requires 1 items, and there are 0"):
         table.sample(1, timeout_s=0)
     table.extend(episode(1, range(4)), writer="b")
     assert len(table.sample(8, timeout_s=0).indices) == 8

@@ -56,10 +56,10 @@ def test_a_sample_waits_until_there_are_items_and_learns_the_reason() -> None:
     with running(lambda: table.sample(2, reader="learner-0")) as (sampling,):
         (held,) = wait_for_held(table, 1)
         assert (held["who"], held["action"]) == ("learner-0", "sample")
-        assert held["why"] == "sampling needs 3 items, and there are 0"
+        assert held["why"] == "sampling requires 3 items, and there are 0"
         assert begun <= held["since"] <= time.time()
         table.extend(episode(0, range(2)))
-        assert wait_for_held(table, 1)[0]["why"] == "sampling needs 3 items, and there are 2"
+        assert wait_for_held(table, 1)[0]["why"] == "sampling requires 3 items, and there are 2"
         table.extend(episode(1, range(2)))
         sample = sampling.result(5)
     assert len(sample.indices) == 2
@@ -186,7 +186,7 @@ def test_a_full_table_is_sampled_until_there_is_room_for_any_ratio(kind: Any) ->
     for number in range(4):
         table.extend(fragment(number), timeout_s=0)
     table.sample(4, timeout_s=0)
-    with pytest.raises(LimitTimeoutError, match="samples are 4 ahead and may be 4"):
+    with pytest.raises(LimitTimeoutError, match="samples are 4 ahead, with a limit of 4"):
         table.sample(1, timeout_s=0)
     assert len(table) == 4
 
@@ -245,7 +245,7 @@ def test_a_time_that_is_over_is_reported_with_the_reason_and_since_when() -> Non
     ) as told:
         table.sample(1, reader="l", timeout_s=0.1)
     assert time.time() - begun >= 0.1
-    assert told.value.why == "sampling needs 1 items, and there are 0"
+    assert told.value.why == "sampling requires 1 items, and there are 0"
     assert begun <= told.value.since <= time.time()
     again = pickle.loads(pickle.dumps(told.value))
     assert (str(again), again.why, again.since) == (str(told.value), told.value.why, told.value.since)
