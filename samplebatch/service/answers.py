@@ -1,4 +1,4 @@
-"""AnswerReader and InterruptibleCalls: calls that block in Flight, while signal handlers continue to run."""
+"""AnswerReader and InterruptibleCalls: blocking Flight calls during which signal handlers run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ T = TypeVar("T")
 
 
 class AnswerReader(Generic[T]):
-    """Answers of a service's stream in order, received by one retained thread.
+    """Ordered answers of a service's stream, received by a background thread.
 
-    Signals interrupt a thread that waits for an answer, such as Ctrl-C the main thread; no answer is lost. The
-    receiving thread ends at the first error, which is raised after the answers before it.
+    A signal such as Ctrl-C can interrupt a wait for an answer; no answer is lost. The receiving thread stops at the
+    first error. `next` raises this error after all answers received before the error.
 
-    - `read`: function that blocks until it returns the next answers; it must not refer to the owner of this object.
+    - `read`: function that blocks until it returns the next answers. The function must not reference the owner of this
+      reader, because the thread would keep the owner alive.
     - `end`: function that ends the stream without waiting, so that a blocked `read` returns or raises.
-    - `close`: function that closes the ended stream. The receiving thread calls it, because gRPC may wait in it, and in
-      destructors.
+    - `close`: function that closes the ended stream. The receiving thread calls `close`, because gRPC may block while a
+      stream is closed or deleted.
 
     >>> sent = queue.SimpleQueue()
     >>> answers = AnswerReader(lambda: [sent.get()], lambda: None, lambda: None)
@@ -35,8 +36,8 @@ class AnswerReader(Generic[T]):
     >>> sent.put("second")
     >>> answers.next()
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: an answer of a service must have a request, got 2 answers to
-        requests of 1
+    samplebatch.errors.FormatError: an answer of a service must have a request, got 2 answers to 1
+        requests
     >>> answers.is_broken
     True
     """
@@ -52,17 +53,17 @@ class AnswerReader(Generic[T]):
         threading.Thread(target=_receive, args=arguments, name="samplebatch-read", daemon=True).start()
 
     def expect(self, count: int) -> None:
-        """Announce requests before they are sent, with one answer each; further answers are an error."""
+        """Allow `count` more answers, before their requests are sent; an answer without a request is an error."""
         self._inbox.expected += count
 
     def wait(self) -> None:
-        """Wait until there is an answer, or an error has ended the stream."""
+        """Wait until an answer is available or an error has ended the stream."""
         inbox = self._inbox
         while not inbox.answers and inbox.error is None:
             inbox.arrival.acquire()
 
     def next(self) -> T:
-        """Return the next answer; raise the error that ended the stream if there are no answers before it."""
+        """Wait for and return the next answer; after the last answer, raise the error that ended the stream."""
         self.wait()
         if not self._inbox.answers:
             assert self._inbox.error is not None
@@ -84,7 +85,7 @@ class AnswerReader(Generic[T]):
 
 
 class _Inbox:
-    """State that a receiving thread shares with its AnswerReader, which may be deleted meanwhile."""
+    """State shared by a receiving thread and its AnswerReader; the thread may outlive the reader."""
 
     __slots__ = ("answers", "arrival", "closed", "error", "expected", "received")
 
@@ -92,9 +93,9 @@ class _Inbox:
         self.answers: deque[Any] = deque()
         self.error: BaseException | None = None
         self.arrival = threading.Lock()
-        """Released by the thread when there is something to read."""
+        """Released by the receiving thread when an answer or an error is available."""
         self.closed = threading.Lock()
-        """Released when the stream is no longer used."""
+        """Released by the reader when the stream is no longer used."""
         self.closed.acquire()
         self.expected = self.received = 0
 
@@ -106,11 +107,11 @@ def _receive(read: Callable[[], Sequence[Any]], close: Callable[[], Any], inbox:
             inbox.received += len(answers)
             if inbox.received > inbox.expected:
                 raise FormatError(
-                    f"an answer of a service must have a request, got {inbox.received} answers to requests of "
-                    f"{inbox.expected}"
+                    f"an answer of a service must have a request, got {inbox.received} answers to {inbox.expected} "
+                    "requests"
                 )
             inbox.answers.extend(answers)
-            # The thread must not keep the memory of an answer while it waits for the next one.
+            # Release the memory of these answers before waiting for the next answer.
             del answers
         except BaseException as error:  # raised by `AnswerReader.next`
             inbox.error = error
@@ -118,15 +119,16 @@ def _receive(read: Callable[[], Sequence[Any]], close: Callable[[], Any], inbox:
             inbox.arrival.release()
     inbox.closed.acquire()
     with suppress(Exception):
-        # The error that ended the stream was raised before.
+        # The error that ended the stream is raised by `AnswerReader.next`.
         close()
 
 
 class InterruptibleCalls:
-    """Calls of functions that block in Flight, one after the other.
+    """Sequential calls of functions that block in Flight.
 
-    The main thread lets a retained thread call the function, so that signal handlers run meanwhile; other threads call
-    the function themselves. After an interrupt the call continues: see `finish`.
+    In the main thread, a background thread executes the call, so signal handlers run while the main thread waits. In
+    other threads, the function is called directly. If a signal interrupts the main thread, the call continues in the
+    background thread: see `finish`.
 
     >>> calls = InterruptibleCalls()
     >>> calls.call(lambda: print(threading.current_thread().name))
@@ -138,7 +140,7 @@ class InterruptibleCalls:
         self._calls: queue.SimpleQueue[_Call | None] | None = None
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Call a function without arguments, and raise its error; its result is discarded."""
+        """Call a function without arguments; errors of the function are raised and its result is discarded."""
         if threading.current_thread() is not threading.main_thread():
             function()
             return
@@ -152,10 +154,10 @@ class InterruptibleCalls:
             raise call.error
 
     def finish(self, function: Callable[[], Any]) -> None:
-        """Call a function without waiting after a call that was interrupted; its errors are ignored.
+        """Schedule a final function after an interrupted call, without waiting; errors of the function are ignored.
 
-        Without a retained thread the function is called at once. The thread ends afterwards; later calls start another
-        one.
+        The background thread ends after this function; a later `call` starts another thread. If no background thread
+        is running, the function is called directly.
         """
         calls, self._calls = self._calls, None
         if calls is None:

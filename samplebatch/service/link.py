@@ -18,9 +18,9 @@ from samplebatch.service.protocol import Draw, LostError, header, read_error, re
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-"""Initial and maximum seconds of a pause between attempts, which doubles after each failure."""
+"""Initial and maximum pause between attempts, in seconds; the pause doubles after each failure."""
 _OPTIONS: Final = [
-    # A local pool, so that this client does not wait for another client's connection.
+    # With a shared pool, this client would wait for the connections of other clients.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -29,11 +29,11 @@ _OPTIONS: Final = [
 
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
-"""gRPC's messages for an untrusted certificate, or a certificate for another address."""
+"""Parts of gRPC's messages about a certificate that is untrusted or was issued for another address."""
 
 
 class _Errors:
-    """Error translation for the calls of a link.
+    """Context that translates Flight errors of a link into library errors.
 
     Raises LostError if the connection was lost during the call. Raises AccessError if the service's certificate is not
     trusted. Raises SampleBatchError if the service rejected the call.
@@ -45,7 +45,7 @@ class _Errors:
         self._uri = uri
 
     def __enter__(self) -> None:
-        """Do nothing; errors are translated when the call ends."""
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, flight.FlightError):
@@ -54,10 +54,10 @@ class _Errors:
                 raise read_error(_read(details, error)) from None
             sentence = _sentence(error)
             if any(sign in sentence for sign in _UNTRUSTED):
-                # A retry cannot succeed.
+                # Not LostError: a retry would fail again.
                 raise AccessError(
                     f"the certificate of the service at {self._uri} must be issued for this address and verified by "
-                    f"tls_root_certs, got another: {sentence}"
+                    f"tls_root_certs, got another certificate: {sentence}"
                 ) from error
             raise LostError(sentence) from error
         if isinstance(error, pa.ArrowException):
@@ -65,10 +65,10 @@ class _Errors:
 
 
 class Patience:
-    """Exponential backoff with jitter for an unreachable service.
+    """Exponential backoff with jitter between calls to an unreachable service.
 
-    - `uri`: address for the error.
-    - `reconnect_s`: maximum waiting time in seconds, from the first failure.
+    - `uri`: address of the service, for the error message.
+    - `reconnect_s`: maximum number of seconds since the first failure.
     """
 
     def __init__(self, uri: str, reconnect_s: float) -> None:
@@ -78,20 +78,19 @@ class Patience:
     def wait(self, error: LostError) -> None:
         """Pause after a failure.
 
-        Raises ServiceError if `reconnect_s` has elapsed; the message contains the waiting time and the number of
-        attempts.
+        Raises ServiceError if at least `reconnect_s` seconds have elapsed since the first failure.
         """
         self._failures += 1
         if self._failures == 1:
-            # The call itself does not count: limits may have blocked it for long before its connection was lost.
+            # The time before the first failure is excluded: table limits may have blocked the call for a long time.
             self._started = time.monotonic()
         waited_s = time.monotonic() - self._started
         if waited_s >= self._reconnect_s:
             raise ServiceError(
                 f"the replay service at {self._uri} must be reachable, got no answer for {waited_s:.0f} s in "
-                f"{self._failures} tries: {error}"
+                f"{self._failures} attempts: {error}"
             ) from error
-        # Jitter, so that the clients of a lost service do not all reconnect at once.
+        # Jitter prevents all clients of a lost service from reconnecting at the same time.
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         time.sleep(min(pause_s, self._reconnect_s - waited_s))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -102,11 +101,12 @@ class Link:
 
     - `uri`: address of the service.
     - `token`: token that the service requires; None if it requires none.
-    - `tls_root_certs`: PEM certificates that verify the service's certificate; None for the system's certificates.
-    - `reconnect_s`: maximum seconds of retries while the service is unreachable.
+    - `tls_root_certs`: content of a PEM file with the certificates that verify the service's certificate; None for the
+      system's certificates.
+    - `reconnect_s`: seconds for which an unreachable service is retried.
 
     Raises ArgumentError if the address is invalid, or `tls_root_certs` contains no certificate. Raises OwnershipError
-    if this process was forked from one that used Flight.
+    if this process was forked from a process that used Flight.
     """
 
     def __init__(self, uri: str, token: str | None, tls_root_certs: bytes | None, reconnect_s: float) -> None:
@@ -119,10 +119,12 @@ class Link:
         self._arguments: dict[str, Any] = {"generic_options": _OPTIONS}
         if tls_root_certs is not None:
             if _CERTIFICATE not in tls_root_certs:
-                raise ArgumentError("tls_root_certs must be a file with certificates in PEM, got a file without one")
+                raise ArgumentError(
+                    "tls_root_certs must be a file with PEM certificates, got a file without a certificate"
+                )
             self._arguments["tls_root_certs"] = tls_root_certs
         self.errors = _Errors(uri)
-        """Context that translates Flight errors into library errors."""
+        """Context manager for Flight calls."""
         self._client = self._connect()
 
     def _connect(self) -> Any:
@@ -138,14 +140,14 @@ class Link:
     def retry(
         self, call: Callable[[], T], on_lost: Callable[[], None] | None = None, patience: Patience | None = None
     ) -> T:
-        """Repeat a call until the service can be reached.
+        """Repeat a call until the service can be reached, and return the result.
 
         - `call`: function without arguments.
-        - `on_lost`: called after each failure.
-        - `patience`: result of `recover` after a first failure.
+        - `on_lost`: function that is called after each failure.
+        - `patience`: result of `recover` if the call has already failed once.
 
-        Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Raises SampleBatchError if the
-        call raises it.
+        Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Raises any other
+        SampleBatchError of the call.
         """
         while True:
             try:
@@ -156,7 +158,7 @@ class Link:
     def recover(
         self, error: LostError, on_lost: Callable[[], None] | None = None, patience: Patience | None = None
     ) -> Patience:
-        """Pause after a failed call and reconnect; raises ServiceError in the same cases as `retry`."""
+        """Pause after a failed call, then reconnect; raises ServiceError in the same cases as `retry`."""
         if on_lost is not None:
             on_lost()
         patience = patience or Patience(self.uri, self._reconnect_s)
@@ -166,11 +168,11 @@ class Link:
         return patience
 
     def patience(self) -> Patience:
-        """Create the backoff for a service that cannot be reached."""
+        """Create the backoff for a series of failed calls."""
         return Patience(self.uri, self._reconnect_s)
 
     def act(self, action: str, body: Any = b"") -> list[Any]:
-        """Call an action of the service; return the bodies of the results.
+        """Execute a Flight action of the service and return the bodies of its results.
 
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the action.
         """
@@ -178,14 +180,14 @@ class Link:
             return [result.body for result in self._client.do_action(flight.Action(action, body), self._call)]
 
     def put(self, path: tuple[str, ...], schema: pa.Schema) -> tuple[Any, Any]:
-        """Open a stream of fragments; return its writer and the reader of acknowledgements."""
+        """Open a stream of fragments; return the writer of fragments and the reader of acknowledgements."""
         with self.errors:
             stream: tuple[Any, Any] = self._client.do_put(flight.FlightDescriptor.for_path(*path), schema, self._call)
         flight_process.register(*stream)
         return stream
 
     def exchange(self, draw: Draw) -> tuple[Any, Any]:
-        """Open a session of a learner; return its writer and its reader."""
+        """Open a sampling session; return the writer of requests and the reader of answers."""
         with self.errors:
             descriptor = flight.FlightDescriptor.for_command(draw.write())
             stream: tuple[Any, Any] = self._client.do_exchange(descriptor, self._call)
@@ -193,7 +195,7 @@ class Link:
         return stream
 
     def close(self) -> None:
-        """Close the connection, unless this process is a forked child."""
+        """Close the connection; do nothing in a forked child."""
         if self._process == os.getpid():
             self._client.close()
 

@@ -1,4 +1,4 @@
-"""RemoteActors: trainers' source of steps from actors that write to a queue of a replay service."""
+"""RemoteActors: source of training steps from actors that write to a queue of a replay service."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from samplebatch.workers.workers import BufferWriter
 
 
 class RemoteActors:
-    """Actors on any machine that write fragments to a queue of a replay service, for an asynchronous trainer.
+    """Source of steps for an asynchronous trainer, from actors that write to a queue of a replay service.
 
-    Each actor is a `Collector(policy, env, client, weights=client, worker_index=i)` that collects in a loop. The
-    learner publishes weights to the service, and its updates use the fragments in the order in which they arrive.
-    Actors may start and stop at any time. A full queue blocks them; the learner waits for fragments.
+    Actors may run on any machine. Each actor is a `Collector(policy, env, client, weights=client, worker_index=i)` that
+    collects in a loop. The learner publishes weights to the service and trains on fragments in order of arrival. Actors
+    may start and stop at any time. A full queue blocks the actors; an empty queue blocks the learner.
 
     Parameters
     ----------
     client
         Client of a table of kind `"queue"`; `RemoteActors` does not close it.
     buffer
-        Buffer of the steps for the next update: a single-agent buffer with one ring per `env_id` of all actors, or a
-        `MultiAgentReplayBuffer`.
+        Buffer that stores the steps for the next update: a single-agent buffer with one ring per environment id of all
+        actors, or a `MultiAgentReplayBuffer`.
     max_lag
-        Maximum age of a fragment's weights in publications; older fragments are discarded and counted. None for no
-        limit.
+        Maximum age of a fragment's weights, in publications of the learner; fragments with older weights are discarded.
+        None for no limit.
 
     Attributes
     ----------
     client, buffer, max_lag
-        The arguments.
+        Values of the arguments.
     version
-        Version of the newest weights published by this object; 0 before the first.
+        Version of the newest weights published by this object; 0 before the first publication.
     stale_fragments, stale_steps
-        Number of fragments that were discarded because of `max_lag`, and number of their environment steps.
+        Numbers of fragments and of environment steps that were discarded because of `max_lag`.
 
     Raises
     ------
     ArgumentError
-        If `client` is not a `ReplayClient`, or `max_lag` is not an integer from 0.
+        If `client` is not a `ReplayClient`, or `max_lag` is not a non-negative integer.
 
     Examples
     --------
@@ -77,35 +77,36 @@ class RemoteActors:
         self._fragments: Iterator[Any] | None = None
 
     def publish(self, weights: Mapping[str, Any]) -> int:
-        """Publish weights for all actors; return their version.
+        """Publish weights for all actors and return the version of the weights.
 
         Raises
         ------
         ColumnTypeError, CapacityError, ServiceError
-            As `ReplayClient.publish`.
+            As in `ReplayClient.publish`.
         """
         self.version = self.client.publish(weights)
         return self.version
 
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
-        """Receive fragments into the buffer until at least `n_step` environment steps have arrived; return statistics.
+        """Receive fragments until at least `n_step` environment steps are added to the buffer; return statistics.
 
         Parameters
         ----------
         n_step
-            Minimum number of steps; the last fragment is received entirely. None returns empty statistics.
+            Minimum number of environment steps; the last fragment is added entirely. With None, no fragment is received
+            and the statistics are empty.
 
         Raises
         ------
         ArgumentError
-            If `n_step` is not an integer from 1, or the buffer has no ring for an `env_id`.
+            If `n_step` is not a positive integer, or the buffer has no ring for an environment id.
         ColumnNotFoundError
-            If `max_lag` is set and a fragment has no column `weights_version`: its collector does not use published
-            weights.
+            If `max_lag` is set and a fragment has no column `weights_version`, because its collector does not use
+            published weights.
         ServiceError
             If the service cannot be reached.
         """
-        began, count = time.perf_counter(), StepCount()
+        start_s, count = time.perf_counter(), StepCount()
         min_steps = 0 if n_step is None else whole("n_step", n_step, 1)
         if self._fragments is None and min_steps:
             self._fragments = self.client.stream()
@@ -118,10 +119,10 @@ class RemoteActors:
                 continue
             count.add(fragment, ended)
             self._writer.add(fragment)
-        return count.report(time.perf_counter() - began)
+        return count.report(time.perf_counter() - start_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and the statistics of open episodes, without the states of the buffer and of actors."""
+        """Return the counts and the statistics of open episodes; the buffer and the actors are not included."""
         return {
             "stale": (self.stale_fragments, self.stale_steps),
             "rings": self._writer.state_dict(),
@@ -131,7 +132,7 @@ class RemoteActors:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the result of `state_dict`, which contains no pickles; `allow_pickle` has no effect."""
+        """Restore the state from a `state_dict`. The state contains no pickles, so `allow_pickle` has no effect."""
         self.stale_fragments, self.stale_steps = state["stale"]
         self._writer.load_state_dict(state["rings"])
         self._episodes.load_state_dict(state["episodes"])
@@ -143,7 +144,7 @@ class RemoteActors:
         for steps in batches:
             if names.WEIGHTS_VERSION not in steps:
                 raise ColumnNotFoundError(
-                    f"fragments must have the column {names.WEIGHTS_VERSION!r} for max_lag; give their collectors "
+                    f"fragments must have the column {names.WEIGHTS_VERSION!r} for max_lag; create collectors with "
                     "weights=client"
                 )
             if len(steps) and self.version - int(np.min(np.asarray(steps[names.WEIGHTS_VERSION]))) > self.max_lag:

@@ -83,7 +83,7 @@ def test_answers_without_a_request_are_an_error_and_do_not_fill_the_memory() -> 
         ReplayClient(f"grpc://127.0.0.1:{service.port}", "replay", shared_memory=False) as client,
     ):
         assert client.sample(2).batch.obs.tolist() == [5, 6]
-        with pytest.raises(FormatError, match=r"must have a request, got \d+ answers to requests of \d+"):
+        with pytest.raises(FormatError, match=r"must have a request, got \d+ answers to \d+ requests"):
             [client.sample(2) for _ in range(1000)]
         assert client.sample(2).batch.obs.tolist() == [5, 6]
         assert service.sessions == 2

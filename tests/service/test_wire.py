@@ -278,7 +278,7 @@ def test_a_service_with_tls_talks_to_those_who_check_its_certificate(tmp_path: P
             with pytest.raises(AccessError, match="the certificate of the service at grpc"):
                 ReplayClient(uri, "replay", token="sesame", tls_root_certs=roots).info()
         with pytest.raises(
-            ArgumentError, match="tls_root_certs must be a file with certificates in PEM, got a file without one"
+            ArgumentError, match="tls_root_certs must be a file with PEM certificates, got a file without a certificate"
         ):
             ReplayClient(server.uri, "replay", token="sesame", tls_root_certs=key)
         with pytest.raises(ServiceError):
