@@ -133,9 +133,9 @@ def _check_names(nodes: Sequence[Node], prefix: str) -> None:
 def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = "") -> Node:
     """Apply a function to corresponding leaves of all batches among the arguments.
 
-    Other arguments are passed unchanged. Reserved names stay reserved. Raises ColumnMismatchError if the batches differ
-    in their names; the message lists the names that exist in only one batch. Raises ColumnTypeError if the function
-    rejects a leaf.
+    Other arguments are passed unchanged. Reserved names stay reserved. Raises ColumnMismatchError if the batches do not
+    have the same names; the message lists the names that exist in only one batch. Raises ColumnTypeError if the
+    function rejects a leaf.
     """
     positions = [position for position, arg in enumerate(args) if KINDS[type(arg)] == NODE]
     nodes = [args[position] for position in positions]
@@ -162,10 +162,10 @@ def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = 
 
 
 def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any, prefix: str = "") -> None:
-    """Apply an in-place operator to every leaf of a batch; the other operand is a number, or a batch matched by name.
+    """Apply an in-place operator to every leaf of a batch; the other operand is a number or a batch with equal names.
 
-    Raises ColumnMismatchError if the batches differ in their names. Raises ColumnTypeError if a leaf cannot store the
-    result. The leaves before the rejected leaf are already updated then.
+    Raises ColumnMismatchError if the batches do not have the same names. Raises ColumnTypeError if a leaf cannot store
+    the result. If a leaf is rejected, the preceding leaves remain updated.
     """
     matched = KINDS[type(other)] == NODE
     nodes = [target, other] if matched else [target]
@@ -185,7 +185,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
 
 
 def _on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Extend a function of arrays to ragged columns of equal row shapes by applying it to their elements."""
+    """Wrap a function of arrays so that it also accepts ragged columns of equal row shapes."""
 
     def compute(*leaves: Any) -> Any:
         ragged = [leaf for leaf in leaves if KINDS[type(leaf)] == RAGGED]
@@ -344,14 +344,14 @@ _FIRST_OBJECT = np.dtype(object).num
 
 
 class _Shape:
-    """Descriptor of `Batch.shape`: unlike a property, it is hidden by a column named `shape`."""
+    """Non-data descriptor of `Batch.shape`; a column named `shape` overrides the descriptor."""
 
     def __get__(self, batch: Any, owner: type) -> list[int]:
         return shape_of(batch) if batch is not None else []
 
 
 class _Unit:
-    """Descriptor of `Batch.action_unit`; a column of that name hides it."""
+    """Non-data descriptor of `Batch.action_unit`; a column named `action_unit` overrides the descriptor."""
 
     def __get__(self, batch: Any, owner: type) -> ActionUnit | None:
         return unit_of(batch)
@@ -362,7 +362,7 @@ def _has_leaves(source: Node) -> bool:
 
 
 class _OtherName:
-    """Attribute of other libraries' batches: raises AttributeError with a suggestion, unless a column has its name."""
+    """Attribute that only other libraries' batches have; access raises AttributeError unless a column has this name."""
 
     # Without `__set__`, the values of a batch come first.
     def __init__(self, name: str, way_out: str = "") -> None:
@@ -395,16 +395,16 @@ class Batch(Node):
     """Named values in a tree: arrays, tensors, distributions, objects and further batches.
 
     Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other NumPy index
-    selects rows of all values at once. An empty `Batch()` as a value reserves its name.
+    selects rows of all values at once. An empty `Batch()` as a value reserves a name for a later value.
 
     Parameters
     ----------
     batch_dict
         Values by name: a dict, Batch, named tuple, dataclass, or another library's batch (with `keys` and `items`, or
-        Tianshou's). A sequence or array of such entries is stacked. Nested entries become batches, lists become arrays,
-        and numbers become 0-d arrays. Arrays and tensors are stored without a copy.
+        Tianshou's). A sequence or array of such objects is stacked into one batch. Nested entries become batches, lists
+        become arrays, and numbers become 0-d arrays. Arrays and tensors are stored without a copy.
     copy
-        Whether to copy all values, objects included.
+        Whether to copy all values, including objects.
     **kwargs
         Further values by name.
 
@@ -506,7 +506,7 @@ class Batch(Node):
         return self.__dict__.keys()
 
     def get_keys(self) -> KeysView[str]:
-        """Return the names; for batches with a column named `keys`."""
+        """Return the names, also if the batch has a column named `keys`."""
         return self.__dict__.keys()
 
     def values(self) -> ValuesView[Any]:
@@ -592,7 +592,7 @@ class Batch(Node):
         return format_tree(self)
 
     def empty_(self, index: Any = None) -> Self:
-        """Reset all rows, or the indexed ones, in place: numbers to zero, objects to None.
+        """Reset all or the indexed rows in place: numbers become zero, objects become None.
 
         >>> Batch(a=[1, 2], b=["x", "y"]).empty_(1)
         Batch(
@@ -605,7 +605,7 @@ class Batch(Node):
 
     @staticmethod
     def empty(batch: Batch, index: Any = None) -> Batch:
-        """Return a copy with all rows, or the indexed ones, reset as by `empty_`."""
+        """Return a copy in which all or the indexed rows are reset, as by `empty_`."""
         return Batch.empty_(cast("Batch", copy_tree(batch)), index)
 
     # Joining and splitting
@@ -614,8 +614,8 @@ class Batch(Node):
     def stack(batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0, *, missing: Missing = "zero") -> Batch:
         """Stack n batches along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
-        Raises ColumnMismatchError if a name is a nested batch in only some batches, or names differ with
-        `missing="error"`. Raises ColumnTypeError if a name has both tensors and arrays, or tensors of different shapes.
+        Raises ColumnMismatchError if a name is a nested batch in only some batches, or if `missing="error"` and a batch
+        lacks a name. Raises ColumnTypeError if a name has both tensors and arrays, or tensors of different shapes.
 
         Parameters
         ----------
@@ -624,8 +624,8 @@ class Batch(Node):
         axis
             Position of the new axis. Missing names can only be padded along axis 0.
         missing
-            Padding for a name that a batch lacks or only reserves: `"zero"` for zeros, False or None; `"nan"` for NaN,
-            NaT or None (other dtypes raise); `"error"` raises.
+            Padding for a name that a batch lacks or only reserves: `"zero"` pads with zeros, False or None; `"nan"`
+            pads with NaN, NaT or None (other dtypes raise); `"error"` raises.
 
         Warns
         -----
@@ -655,8 +655,8 @@ class Batch(Node):
         """Concatenate batches: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
         Raises ColumnMismatchError if row shapes differ, a value has no rows, a name is a nested batch in only some
-        batches, or names differ with `missing="error"`. Raises ColumnTypeError if a name has both tensors and arrays,
-        ArgumentError if the batches are several arguments.
+        batches, or if `missing="error"` and a batch lacks a name. Raises ColumnTypeError if a name has both tensors and
+        arrays. Raises ArgumentError if the batches are passed as separate arguments.
 
         Parameters
         ----------
@@ -699,7 +699,7 @@ class Batch(Node):
         size
             Rows per batch; -1 for all rows.
         shuffle
-            Whether to draw the rows in random order, copying them. Otherwise the batches are views.
+            Whether to copy the rows in random order. Without shuffling, the batches are views.
         merge_last
             Whether to merge a shorter last batch into the previous one.
         rng
@@ -725,7 +725,7 @@ class Batch(Node):
         Parameters
         ----------
         values_transform
-            Function of one leaf, None and objects included; its result is converted as on assignment.
+            Function of one leaf, which can also be None or an object. Its result is converted as on assignment.
         inplace
             Whether to update this batch and return None instead of returning a new batch.
 
@@ -781,7 +781,7 @@ class Batch(Node):
         non_blocking: bool = False,
         keep_objects: bool = False,
     ) -> Self:
-        """Return a batch of tensors that share memory with the arrays where torch allows it.
+        """Return a batch of tensors that share memory with the arrays if torch supports their layout.
 
         Only read-only arrays, arrays in foreign byte order or with negative strides, and leaves that change device or
         dtype are copied. None and distributions are unchanged. Raises ColumnTypeError if torch has no dtype for a leaf.
@@ -910,16 +910,16 @@ class Batch(Node):
         return cast("Self", conversions.to_at_least_2d(self))
 
     def as_sample_batch(self, convention: Convention | None = None) -> SampleBatch:
-        """Return a flat batch over the same arrays and tensors; nested batches become nested columns.
+        """Return a flat batch that shares arrays and tensors with this batch; nested batches become nested columns.
 
-        C-contiguous arrays in native byte order are shared; others are copied once. Reserved names and None are
+        C-contiguous arrays in native byte order are shared; other arrays are copied once. Reserved names and None are
         omitted.
 
         Parameters
         ----------
         convention
             `"rllib"` renames columns to RLlib's names: `rew` becomes `rewards`, `obs_next` becomes `new_obs`.
-            `"tianshou"` does the reverse; None keeps all names.
+            `"tianshou"` renames columns to Tianshou's names; None keeps all names.
 
         Raises
         ------
@@ -1019,7 +1019,7 @@ class Batch(Node):
     ) -> None:
         """Set a column, or some of its rows.
 
-        Raises ColumnLengthError if `index` is None and the array's length differs from the batch's. Raises
+        Raises ColumnLengthError if `index` is None and the array's length differs from the length of the batch. Raises
         ColumnMismatchError if the name is a nested batch. Raises ColumnTypeError if a new column needs a default and
         its dtype has no missing value.
 
@@ -1071,7 +1071,7 @@ def _make_with_unit(cls: type[Batch], unit: ActionUnit | None) -> Batch:
 
 
 def _with_common_unit(batch: Batch, parts: Sequence[Any]) -> Batch:
-    """Set the common action unit of the joined parts; raises the same errors as `common_unit`."""
+    """Set the common action unit of the concatenated parts; raises the same errors as `common_unit`."""
     units = [unit for part in parts if (unit := getattr(part, "_action_unit", None)) is not None]
     if units:
         set_unit(batch, cast("ActionUnit", common_unit(units)))

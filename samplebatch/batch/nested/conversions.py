@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _map_leaves(source: Node, function: Any) -> Node:
-    """Return a tree of `function(leaf, kind)` for every leaf."""
+    """Return a tree in which every leaf is replaced by `function(leaf, kind)`."""
     results = {}
     for name, value in source.__dict__.items():
         kind = KINDS[type(value)]
@@ -50,7 +50,7 @@ def to_dict(source: Node) -> dict[str, Any]:
 
 
 def summary_lines(source: Node, prefix: str) -> list[summary.Line]:
-    """Summarise the leaves of a tree; leaves without rows have only a type."""
+    """Summarize the leaves of a tree; the line of a leaf without rows contains only its name and type."""
     lines: list[summary.Line] = []
     for name, value in source.__dict__.items():
         path, kind = prefix + name, KINDS[type(value)]

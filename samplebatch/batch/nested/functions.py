@@ -28,7 +28,7 @@ def _parse(value: Any) -> tuple[Any, int]:
 
 
 def to_numpy(x: Any) -> Any:
-    """Convert a value to an array, or dicts, batches and lists of dicts to a batch of arrays.
+    """Convert a value to an array; dicts, batches and lists of dicts become a batch of arrays.
 
     Tensors on the host share their memory with the array.
 
@@ -46,7 +46,7 @@ def to_numpy(x: Any) -> Any:
 
 
 def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch.device = "cpu") -> Any:
-    """Convert a value to a tensor, or dicts, batches and lists of dicts to a batch of tensors.
+    """Convert a value to a tensor; dicts, batches and lists of dicts become a batch of tensors.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
     Parameters
     ----------
     rows
-        One Batch or dict per row, or one Batch of all rows, which a `DataLoader` over a Batch passes.
+        One Batch or dict per row, or one Batch of all rows, as a `DataLoader` passes if its dataset is a Batch.
 
     Examples
     --------

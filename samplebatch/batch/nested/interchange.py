@@ -1,4 +1,4 @@
-"""Interchange: nested batches in pickles, as pytrees, in torch's loaders and processes, and in Tianshou's protocol.
+"""Interchange of nested batches: pickles, pytrees, torch's data loaders and processes, and Tianshou's protocol.
 
 The class `Batch` is registered with each library after both are imported, in either order.
 """
@@ -18,7 +18,7 @@ from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, PEER_CLASSES, TENS
 
 
 def register_where_loaded(cls: type[Any], libraries: Iterable[str]) -> None:
-    """Register a class with each library, at once if it is imported, otherwise after its import.
+    """Register a class with each library: immediately if the library is imported, otherwise after its import.
 
     A failed registration only emits a warning, so that the library's import succeeds.
     """
@@ -216,7 +216,7 @@ def _restore_tensor(values: npt.NDArray[Any], requires_grad: bool) -> Any:
 
 
 def values_to_pickle(source: Node) -> dict[str, Any]:
-    """Return the values of one node for pickling: tensors on the host as arrays."""
+    """Return the values of one node for pickling; tensors on the host are converted to arrays."""
     columns = source.__dict__
     if all(KINDS[type(value)] in (ARRAY, NODE) for value in columns.values()):
         return columns

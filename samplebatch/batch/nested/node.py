@@ -184,7 +184,7 @@ def fault(path: str, doing: str, error: Exception) -> NoReturn:
 
 
 def copy_tree(source: Node, memo: dict[int, Any] | None = None) -> Node:
-    """Deep-copy a tree: arrays, tensors and objects."""
+    """Deep-copy a tree, including its arrays, tensors and objects."""
     if memo is None:
         memo = {}
     copies: dict[str, Any] = {}
@@ -304,7 +304,7 @@ class Selection:
         return index is not None and (not isinstance(index, _ndarray) or index.ndim <= 1)
 
     def of_tensor(self, tensor: Any) -> Any:
-        """Return the index for torch, which has no descending slices."""
+        """Return the index for torch, which does not support slices with a negative step."""
         if self.torch_index is None:
             self.torch_index = self._for_torch()
         if self.torch_index is not _DESCENDING:

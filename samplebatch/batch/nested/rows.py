@@ -226,7 +226,7 @@ def _assign(target: Node, selection: Selection, new_values: Mapping[str, Any], p
 
 
 def zero(target: Node, index: Any = ...) -> None:
-    """Reset all or the indexed rows of every leaf in place: numbers to zero, objects to None."""
+    """Reset all or the indexed rows of every leaf in place: numbers become zero, objects become None."""
     _zero_all(target, Selection(index), "")
 
 
@@ -358,8 +358,8 @@ def stack_nodes(
 def concatenate_nodes(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> Node:
     """Concatenate batches or dicts: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
-    Raises ColumnMismatchError if row shapes differ, a value has no rows, or names differ and `missing` does not allow
-    it. Raises ColumnTypeError if a name has both tensors and arrays.
+    Raises ColumnMismatchError if row shapes differ, a value has no rows, or a batch lacks a name and `missing` does not
+    permit padding. Raises ColumnTypeError if a name has both tensors and arrays.
     """
     _check_missing(missing)
     entries = _entries_of(batches, "concatenated")
@@ -406,7 +406,7 @@ def list_batches(batches: Iterable[Any]) -> list[Any]:
 
 
 def list_one_or_more(batches: Any) -> list[Any]:
-    """Return batches as a list; a single batch becomes a list of one."""
+    """Return batches as a list; a single batch becomes a list of one batch."""
     return [batches] if values_of(batches) is not None else list_batches(batches)
 
 

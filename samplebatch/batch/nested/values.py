@@ -7,7 +7,7 @@ value                                   stored as
 ======================================  ======================================================================
 array of numbers, bool, dates           itself
 array of strings or bytes               array of dtype object
-array of dicts and the like, shape (n,) one batch: they are stacked
+array of dicts or batches, shape (n,)   one batch, stacked from the elements
 0-d array with an object                the object
 number                                  0-d array
 dict                                    batch
@@ -15,10 +15,10 @@ named tuple, dataclass, foreign batch   batch
 batch, tensor, distribution             itself
 ragged column                           itself
 list of numbers, strings, None          array; strings and mixtures have dtype object
-list of dicts, batches and the like     one batch: they are stacked
-list of arrays of one shape             one array: they are stacked
+list of dicts, batches or records       one batch, stacked from the elements
+list of arrays of one shape             one array, stacked from the elements
 list of arrays that differ in length    array of dtype object
-list of tensors of one shape            one tensor: they are stacked
+list of tensors of one shape            one tensor, stacked from the elements
 anything else                           NumPy array; a single object is itself
 ======================================  ======================================================================
 """
@@ -99,7 +99,7 @@ def parse_items(values: Mapping[Any, Any], make: type[Node], prefix: str) -> dic
 
 
 def join_name(name: Any, prefix: str) -> str:
-    """Join a prefix and a name to a dotted name.
+    """Join a prefix and a name into a dotted name.
 
     Raises ColumnTypeError if the name is not a string.
     """
@@ -180,7 +180,7 @@ def _settle(array: npt.NDArray[Any], make: type[Node], path: str) -> Any:
 
 
 def transform_leaves(source: Node, function: Callable[[Any], Any], make: type[Node], prefix: str = "") -> Node:
-    """Return a tree of the function's results for every leaf."""
+    """Return a tree in which every leaf is replaced by the function's result."""
     changed = {}
     for name, value in source.__dict__.items():
         path = prefix + name
@@ -361,7 +361,7 @@ def any_null(source: Node) -> bool:
 
 
 def complete_rows(source: Node, length: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of those of the first n rows without missing elements in any leaf; shape (n,)."""
+    """Return a mask of the first n rows, True for rows without missing elements in any leaf; shape (n,)."""
     complete = np.ones(length, np.bool_)
     for value in source.__dict__.values():
         if KINDS[type(value)] == NODE:
