@@ -1,4 +1,4 @@
-"""TableConnection: streams, requests and pending fragments of a client at one service."""
+"""TableConnection: connection of a client to a table of one replay service."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Environment = int | None
 
 
 class OpenSteps:
-    """Single steps of a client, collected into fragments per environment.
+    """Buffer of single steps, from which fragments are created per environment.
 
-    - `count`: steps per fragment of an environment; the end of an episode completes a shorter fragment.
+    - `count`: number of steps of an environment in a fragment; the end of an episode completes a shorter fragment.
 
     >>> steps = OpenSteps(3)
     >>> for t in range(3):
@@ -57,18 +57,18 @@ class OpenSteps:
         return sum(map(len, self._rows.values()))
 
     def fits(self, rows: SampleBatch) -> bool:
-        """Return whether rows have the same columns, dtypes and shapes as the collected steps."""
+        """Return whether rows have the same columns, dtypes and shapes as the buffered steps."""
         return not self._rows or self._form == _form_of(rows)
 
     def add(self, rows: SampleBatch) -> None:
-        """Add a step, one row per environment; rows are not copied."""
+        """Add a step with one row per environment; the rows are not copied."""
         self._form = _form_of(rows)
         numbered = names.ENV_ID in rows
         self._added = rows[names.ENV_ID].tolist() if numbered else [None]
-        ended = rows[names.DONES].tolist()
-        for row, (environment, over) in enumerate(zip(self._added, ended, strict=True)):
+        dones = rows[names.DONES].tolist()
+        for row, (environment, done) in enumerate(zip(self._added, dones, strict=True)):
             self._rows.setdefault(environment, []).append(rows[row : row + 1])
-            if over:
+            if done:
                 self._ended.add(environment)
 
     def undo(self) -> None:
@@ -83,18 +83,18 @@ class OpenSteps:
         self._added = []
 
     def complete(self) -> list[Environment]:
-        """Return the environments with a complete fragment: enough steps, or the end of an episode."""
+        """Return the environments with a complete fragment, i.e. `count` steps or the end of an episode."""
         full = [environment for environment, rows in self._rows.items() if len(rows) >= self._count]
         return sorted({*full, *self._ended}, key=str)
 
     def groups(self) -> list[list[Environment]]:
-        """Group all environments by fragment."""
+        """Return the environments whose steps may share a fragment: [None], and all with a number."""
         single: list[Environment] = [None] if None in self._rows else []
         numbered: list[Environment] = [environment for environment in self._rows if environment is not None]
         return [group for group in (single, numbered) if group]
 
     def join(self, environments: list[Environment]) -> SampleBatch:
-        """Join the steps of environments in order."""
+        """Concatenate the steps of environments in the given order."""
         return join([row for environment in environments for row in self._rows[environment]])
 
     def drop(self, environments: list[Environment]) -> None:
@@ -122,11 +122,11 @@ _MAX_DRAWS: Final = 64
 _MAX_SESSIONS: Final = 4
 """Maximum number of open sessions of a client."""
 _END_S: Final = 1.0
-"""Seconds for which `end` waits for other threads."""
+"""Time in seconds for which `close` and `end` wait for other threads to release the lock."""
 
 
 class TableConnection:
-    """Connection of a `ReplayClient` to a table of one service, with the arguments of the client; thread-safe."""
+    """Connection of a `ReplayClient` to a table of one service; thread-safe. Parameters as in `ReplayClient`."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class TableConnection:
         self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
         """Sessions by request, the most recently used last."""
         self._streaming: set[SampleSession] = set()
-        """Sessions of streams, which their readers use without the lock."""
+        """Sessions of streams; readers use these sessions without the lock."""
         self._nonce: str | None = None
         self._nonce_is_read = not shared_memory
         self._holds_steps: bool | None = None
@@ -181,7 +181,7 @@ class TableConnection:
         return Link(self.uri, self._token, self._certificates, self._reconnect_s)
 
     def check_open(self) -> None:
-        """Raise an error if the client is closed or belongs to another process."""
+        """Raise ServiceError if the client is closed, or OwnershipError in a forked child."""
         if self._closed:
             raise errors.ServiceError("the client must be open, got a closed one")
         if self._process != os.getpid():
@@ -197,19 +197,19 @@ class TableConnection:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that created the client."""
+        """Whether this process was forked from the process that created the client."""
         return self._process != os.getpid()
 
     # Closing
 
     def close(self) -> None:
-        """Wait until all fragments are acknowledged, and close the connection; raises the same errors as `flush`."""
+        """Wait until all fragments are acknowledged, then close the connection; raises the same errors as `flush`."""
         if self._ended or self.is_forked:
             return
         self.cancel_draws(idle=False)
         try:
             if not self._lock.acquire(timeout=_END_S):
-                # Another thread has requested a sample meanwhile.
+                # Another thread has requested a sample after `cancel_draws`.
                 self.cancel_draws()
                 self._lock.acquire()
             try:
@@ -221,9 +221,9 @@ class TableConnection:
             self.end()
 
     def cancel_draws(self, *, idle: bool = True) -> None:
-        """Reject new calls, and interrupt threads that wait for a sample, so that they release the lock.
+        """Reject new calls, and interrupt threads that hold the lock while they wait for a sample.
 
-        - `idle`: whether to cancel idle sessions, too; their updates in transit are lost.
+        - `idle`: whether to also cancel idle sessions; their in-flight updates are lost.
         """
         if self.is_forked:
             return
@@ -233,7 +233,7 @@ class TableConnection:
                 session.cancel()
 
     def end(self) -> None:
-        """Close the connection, and discard fragments that are not acknowledged."""
+        """Close the connection and discard unacknowledged fragments."""
         if self.is_forked:
             return
         self.cancel_draws()
@@ -266,9 +266,9 @@ class TableConnection:
         return self._writer.counts
 
     def add(self, batch: Any, buffer_ids: Any, columns: dict[str, Any]) -> None:
-        """Send a step, or retain it until a fragment is complete."""
+        """Send a step, or buffer the step until its fragment is complete."""
         rows = step_rows(batch, buffer_ids, columns)
-        # A copy, because the caller may overwrite the values before they are acknowledged.
+        # The rows are copied, because the caller may overwrite the values before the service acknowledges them.
         rows = rows if buffer_ids is None else rows.copy()
         if self._fragment_steps == 1:
             self._put(self._encoder.encode(rows), Fragment())
@@ -292,7 +292,7 @@ class TableConnection:
         self._put(rows, Fragment(key=key, priority=single))
 
     def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send a fragment of a collector; in tables of steps, infos become separate columns."""
+        """Send a fragment from a collector; for a table of steps, infos are converted to separate columns."""
         with self._lock:
             if self._holds_steps is None:
                 self._holds_steps = self.table_info()["items"] == "steps"
@@ -308,19 +308,19 @@ class TableConnection:
                 self._send(rows, Fragment(0, self._timeout_s, fragment.key, fragment.priority))
 
     def _send_steps(self, groups: list[list[Environment]]) -> None:
-        """Send the retained steps, one fragment per list of environments."""
+        """Send the buffered steps as one fragment per group of environments."""
         for environments in groups:
             rows = self._encoder.encode(self._open_steps.join(environments))
-            sent = self._writer.counts.sent
+            num_sent = self._writer.counts.sent
             try:
                 self._send(rows, Fragment(timeout_s=self._timeout_s))
             finally:
-                # The error may concern an earlier fragment, while this one is in transit.
-                if self._writer.counts.sent > sent:
+                # An error may concern an earlier fragment, although this fragment was sent.
+                if self._writer.counts.sent > num_sent:
                     self._open_steps.drop(environments)
 
     def _send(self, rows: Any, fragment: Fragment) -> None:
-        """Send a fragment after earlier priority updates; then raise the error of a rejected update."""
+        """Wait for earlier priority updates, send a fragment, and raise the error of a rejected update."""
         try:
             self._settle_updates()
         except errors.ServiceError:
@@ -345,8 +345,8 @@ class TableConnection:
     # Sampling
 
     def _find_draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Draw:
-        """Validate a request with the rules of the service; equal requests are validated once."""
-        # The key contains types: True equals 1, but is rejected.
+        """Validate a request as the service does; equal requests are validated once."""
+        # The cache key contains types: True equals 1, but is invalid as a number.
         arguments = batch_size, type(batch_size), mode, *options.items(), *map(type, options.values())
         try:
             return self._draws[arguments]
@@ -360,7 +360,7 @@ class TableConnection:
             return checked
 
     def sample(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
-        """Return the next sample of a session, which is opened on first use."""
+        """Return the next sample for a request; the first call with equal arguments opens a session."""
         draw = self._find_draw(batch_size, mode, options)
         with self._lock:
             self.check_open()
@@ -371,10 +371,10 @@ class TableConnection:
             return self._link.retry(lambda: self._session(draw).next(), self._drop_sessions, patience)
 
     def update_weight(self, indices: Any, priorities: Any, generations: Any) -> None:
-        """Send new priorities after the last drawn sample.
+        """Send new priorities in the session of the last sample.
 
-        With prefetching, or after an interrupted sample, a separate session carries updates: limits may block the
-        requested samples, and the next insert waits for the update.
+        With prefetching, or after an interrupted sample, updates are sent in a separate session. In the same session,
+        an update would wait for requested samples that limits may block, while the next insert waits for the update.
         """
         with self._lock:
             self.check_open()
@@ -384,7 +384,7 @@ class TableConnection:
             self._link.retry(lambda: self._session(draw).update(indices, priorities, generations), self._drop_sessions)
 
     def _session(self, draw: Draw) -> SampleSession:
-        """Return the open session of a request, after sending fragments and settling other updates."""
+        """Return the session of a request after flushing fragments; without prefetching, also settle other updates."""
         if self._open_steps or self._writer.pending:
             self._flush()
         sessions = self._sessions
@@ -411,13 +411,13 @@ class TableConnection:
         return session
 
     def _drop_sessions(self) -> None:
-        """Close the sessions of a lost connection and discard the nonce: the service may have been restarted."""
+        """Close the sessions of a lost connection and discard the nonce; a restarted service has another nonce."""
         self._close_sessions()
         self._nonce_is_read = not self._shared_memory
         self._nonce = None
 
     def _settle_updates(self) -> None:
-        """Wait until the service has applied all updates; updates of a lost connection are discarded."""
+        """Wait until the service has applied all updates; updates are discarded if the connection is lost."""
         if any(session.has_updates for session in self._sessions.values()):
             self._link.retry(self._settle_sessions, self._drop_sessions)
 
@@ -439,7 +439,8 @@ class TableConnection:
     ) -> Generator[Sample[Any, Any], None, None]:
         """Yield the samples of a separate session; open another session if the connection is lost.
 
-        The session has a separate connection: a thread may hold the lock while its fragments wait for this reader.
+        The session has its own connection. Another thread may hold the client's lock while its fragments are blocked
+        until this reader draws samples.
         """
         draw = self._find_draw(batch_size, mode, options)
         self.check_open()
@@ -467,9 +468,9 @@ class TableConnection:
             link.close()
 
     def _open_stream(self, link: Link, draw: Draw, ahead: int) -> SampleSession:
-        """Open the session of a stream, after the service has answered."""
+        """Open the session of a stream once the service is reachable."""
         self.check_open()
-        # A session can be opened without a service, and a restarted service has another secret.
+        # Opening a session succeeds even if no service is running, and a restarted service has another secret.
         link.retry(lambda: link.act("info", write_json({"table": self.table})))
         nonce = link.retry(lambda: read_nonce(link)) if self._shared_memory else None
         session = link.retry(lambda: SampleSession(link, draw, ahead, nonce))
@@ -483,7 +484,7 @@ class TableConnection:
             session.close()
 
     def _find_nonce(self) -> str | None:
-        """Return the secret that proves that client and service share a machine; None on another machine."""
+        """Return the secret that proves that client and service run on the same machine; None if they do not."""
         if not self._nonce_is_read:
             self._nonce = self._link.retry(lambda: read_nonce(self._link))
             self._nonce_is_read = True
@@ -497,17 +498,17 @@ class TableConnection:
             return self.publish_packed(pack_weights(weights, name, self._known_weights.get(name, (0, ""))[0]), name)
 
     def publish_packed(self, packed: Any, name: str) -> int:
-        """Publish the result of `pack_weights`; return its version."""
+        """Publish the result of `pack_weights`; return the version of the weights."""
         with self._lock:
             self._known_weights[name] = version = _read_version(self._act("publish", packed))
         return version[0]
 
     def weights_version(self, name: str) -> int:
-        """Return the version of the service's newest weights, or 0."""
+        """Return the version of the service's newest weights; 0 if the service has no weights."""
         return _read_version(self._act("latest", write_json({"name": name, "version_only": True})))[0]
 
     def latest(self, newer_than: int, name: str) -> Publication | None:
-        """Return the newest weights if they are newer than a version."""
+        """Return the newest weights; None if version `newer_than` is still the newest."""
         with self._lock:
             self.check_open()
             request = {"name": name, "newer_than": whole("newer_than", newer_than)}
@@ -534,16 +535,16 @@ class TableConnection:
         return self._act("info", write_json({"table": self.table}))
 
     def reset(self) -> None:
-        """Empty the table."""
+        """Remove all items of the table."""
         self.flush()
         self._act("reset", write_json({"table": self.table}))
 
     def set_limits(self, limits: Mapping[str, Any]) -> dict[str, Any]:
-        """Change limits of the table; return its state."""
+        """Change limits of the table; return the state of the table."""
         return self._act("limits", write_json({"table": self.table, **limits}))
 
     def checkpoint(self) -> str:
-        """Make the service write a checkpoint of all tables; return its path."""
+        """Request a checkpoint of all tables from the service; return the path of the checkpoint."""
         self.flush()
         return str(self._act("checkpoint")["path"])
 
@@ -562,6 +563,6 @@ def _read_version(answer: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def read_nonce(link: Link) -> str | None:
-    """Read the secret of a service from its shared memory; None on another machine."""
+    """Read the secret of a service from shared memory; None if the service runs on another machine."""
     (raw,) = link.act("attach")
     return read_secret(read_json(raw, "an answer"))

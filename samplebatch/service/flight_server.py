@@ -1,4 +1,4 @@
-"""Arrow Flight server of a replay service, and its sessions with clients; imports `pyarrow.flight`."""
+"""FlightServer: Arrow Flight server of a replay service, and sessions of its clients; imports `pyarrow.flight`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _OPTIONS: Final = ("columns", "at_least", "by_group", "max_tokens", "max_lag")
 
 
 class RowSession:
-    """Requests of one client to a row table, answered in order.
+    """Session that answers the requests of one client to a row table in order.
 
-    Taken rows are leased until the client confirms receipt; unconfirmed rows return to the table.
+    Rows that the client takes are leased until it confirms receipt; unconfirmed rows return to the table.
 
-    - `service`, `table`: the service and its table.
-    - `writer`: stream of answers.
-    - `memory`: shared memory for rows; None to send them inline.
+    - `service`, `table`: the request handler and the row table.
+    - `writer`: Flight stream to which answers are written.
+    - `memory`: shared memory for rows; None to send all rows in messages.
     - `context`: Flight's call context.
     """
 
@@ -67,7 +67,7 @@ class RowSession:
             self._memory.close()
 
     def answer(self, chunk: Any) -> None:
-        """Answer one request. An error is sent as an answer, and the session continues."""
+        """Answer one request; an error is sent as the answer, and the session remains open."""
         try:
             request = protocol.read_request(chunk.app_metadata or b"", "the request")
             keys = None if chunk.data is None else self._read_keys(chunk.data)
@@ -84,18 +84,18 @@ class RowSession:
         except errors.AbandonedError:
             raise
         except (errors.SampleBatchError, pa.ArrowInvalid) as error:
-            ours = (
+            rejection = (
                 error
                 if isinstance(error, errors.SampleBatchError)
                 else errors.FormatError(f"keys must be Arrow data: {error}")
             )
-            self._write_answer(protocol.describe_error(ours))
+            self._write_answer(protocol.describe_error(rejection))
 
     def _read_keys(self, rows: pa.RecordBatch) -> Any:
-        """Return the keys attached to a request.
+        """Validate and return the keys attached to a request.
 
-        Raises SampleBatchError if the data are not valid keys or exceed the size limit. Raises pyarrow.ArrowInvalid if
-        the buffers do not fit the schema.
+        Raises SampleBatchError if the rows are not valid keys or exceed the size limit. Raises pyarrow.ArrowInvalid if
+        the buffers of the rows do not fit the schema.
         """
         self._service.check_nbytes("keys", rows.nbytes)
         rows.validate()
@@ -190,7 +190,7 @@ class RowSession:
     # Answers
 
     def _send(self, batch: SampleBatch[Any]) -> None:
-        """Send the shared-memory address of the rows, or the rows inline."""
+        """Copy rows to shared memory and send their address; without free shared memory, send the rows."""
         stream = samples.RowsStream(as_record_batch(batch.to_arrow()))
         self._service.check_nbytes("rows", stream.nbytes)
         address = None if self._memory is None else self._memory.put(stream)
@@ -217,9 +217,9 @@ def _require_keys(keys: Any) -> Any:
 
 
 _AHEAD_NBYTES: Final = 1 << 18
-"""Size of a sample in bytes from which a separate thread sends it while the next one is drawn."""
+"""Minimum size in bytes of a sample that a separate thread sends while the next sample is drawn."""
 
-_ONE: Final = b"{}"
+_ONE_SAMPLE: Final = b"{}"
 """Request for one sample, the most common request."""
 
 _NOT_ARROW: Final = "the message must be complete Arrow data, got invalid data: {}"
@@ -230,13 +230,13 @@ _log = logging.getLogger(__name__)
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Flight server of a replay service, for `ReplayServer`.
 
-    Each call has its own thread, so a slow reader does not delay other clients, and holds at most two samples or one
-    fragment in memory.
+    Each call runs in its own thread, so a slow reader does not delay other clients. A call holds at most two samples or
+    one fragment in memory.
 
     - `service`: handler of the requests.
     - `location`: address as a URI.
-    - `token`: token that each call must have; None for no authentication.
-    - `tls`: certificate and private key, in PEM; None to serve in plain text.
+    - `token`: token that each call must contain; None for no authentication.
+    - `tls`: certificate and private key in PEM format; None to serve without encryption.
 
     Raises OwnershipError if this process was forked from a process that used Flight.
     """
@@ -254,30 +254,30 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         flight_process.register(self)
 
     def close(self) -> None:
-        """Release the memory shared with clients."""
+        """Release the memory that is shared with clients."""
         self._secret.close()
 
     # Fragments
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Insert the fragments of a writer, and acknowledge each fragment."""
+        """Insert the fragments of a writer and acknowledge each fragment."""
         with _flight_errors():
-            target, decoder = self._place(descriptor), FragmentDecoder()
+            target, decoder = self._parse_path(descriptor), FragmentDecoder()
             while (chunk := _next(reader)) is not None:
                 fragment = protocol.Fragment.read(chunk.app_metadata)
                 try:
                     acknowledgement = self._service.insert(*target, chunk.data, fragment, context.is_cancelled, decoder)
                 except (errors.SampleBatchError, pa.ArrowException) as error:
-                    refusal = _ours(error)
-                    refusal.fragment = fragment.number  # type: ignore[attr-defined]
-                    raise refusal from None
+                    rejection = _as_library_error(error)
+                    rejection.fragment = fragment.number  # type: ignore[attr-defined]
+                    raise rejection from None
                 # Release the fragment before waiting for the next one.
                 del chunk
                 if not _acknowledge(writer, acknowledgement):
                     return
 
-    def _place(self, descriptor: Any) -> tuple[Any, str, str]:
-        """Parse table, writer and stream from the path of a descriptor."""
+    def _parse_path(self, descriptor: Any) -> tuple[Any, str, str]:
+        """Return table, writer and stream from the path of a descriptor."""
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if not 1 <= len(path) <= 3:
             raise errors.FormatError(
@@ -289,7 +289,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     # Samples
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """Stream samples, one record batch each."""
+        """Stream samples, one record batch per sample."""
         with _flight_errors():
             draw = protocol.Draw.read(ticket.ticket, "the ticket")
             first = self._draw(draw, context)
@@ -301,24 +301,24 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def _samples(
         self, draw: protocol.Draw, first: samples.Packed, context: Any
     ) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        """Yield samples, drawing each while the previous one is sent."""
-        left = draw.count
+        """Yield samples; the next sample is drawn while the current sample is sent."""
+        remaining = draw.count
         with _flight_errors(), ThreadPoolExecutor(1, "samplebatch-draw") as pool:
             sample = first
             while True:
-                left = None if left is None else left - 1
-                ahead = pool.submit(self._draw, draw, context) if left != 0 else None
+                remaining = None if remaining is None else remaining - 1
+                next_sample = pool.submit(self._draw, draw, context) if remaining != 0 else None
                 schema = sample.batch.schema
                 if not samples.have_same_columns(schema, first.batch.schema):
                     raise errors.FormatError("the columns of the table have changed; open another stream")
                 metadata = {**sample.metadata, "batch": samples.batch_text(schema, first.batch.schema)}
                 yield sample.batch, pa.py_buffer(protocol.write_json(metadata))
-                if ahead is None:
+                if next_sample is None:
                     return
-                sample = ahead.result()
+                sample = next_sample.result()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answer the requests of a learner in order: draws and batches of priorities."""
+        """Answer the requests of a learner or of a row table's client in order, in one session."""
         with _flight_errors():
             draw = protocol.Draw.read(descriptor.command or b"", "the command")
             memory = self._secret.open(draw.nonce, self._service.bounds.shared_nbytes) if draw.nonce else None
@@ -354,14 +354,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             return iter([self._describe(name) for name in self._service.tables])
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        """Describe the table of a descriptor."""
+        """Describe the table that a descriptor names."""
         with _flight_errors():
-            return self._describe(self._place(descriptor)[0].name)
+            return self._describe(self._parse_path(descriptor)[0].name)
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        """Return the schema of a table's fragments, empty before the first fragment."""
+        """Return the schema of a table's last fragment; the schema is empty before the first fragment."""
         with _flight_errors():
-            return flight.SchemaResult(self._service.schema(self._place(descriptor)[0].name))
+            return flight.SchemaResult(self._service.schema(self._parse_path(descriptor)[0].name))
 
     def _describe(self, name: str) -> Any:
         table = self._service.table(name)
@@ -376,10 +376,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class _Session:
-    """Requests of one learner, answered in order.
+    """Session that answers the requests of one learner in order.
 
-    If the learner requests samples ahead, a separate thread sends a large sample while the next one is drawn; at most
-    one sample is being sent and one is waiting. Small samples of one request share a message.
+    If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. At most one sample
+    is being sent while another sample waits. Small samples of one request share a message.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class _Session:
         self._samples = samples.SampleWriter()
         self._small: list[samples.Stream] = []
         """Drawn samples that will share a message."""
-        self._at_once = replace(draw, timeout_s=0.0)
+        self._nonblocking_draw = replace(draw, timeout_s=0.0)
         self._pool = ThreadPoolExecutor(1, "samplebatch-send")
         self._sending: Future[None] | None = None
 
@@ -408,50 +408,50 @@ class _Session:
             self._memory.close()
 
     def answer(self, chunk: Any) -> None:
-        """Answer one request. An error is sent as an answer, and the session continues."""
+        """Answer one request; an error is sent as the answer, and the session remains open."""
         if chunk.data is not None:
             self._answer("update", lambda: self._update(chunk))
             return
         try:
             count = _read_count(chunk.app_metadata)
         except errors.SampleBatchError as error:
-            self._tell({**protocol.describe_error(error), "of": "sample"})
+            self._write_answer({**protocol.describe_error(error), "of": "sample"})
             return
         for _ in range(count):
             self._answer("sample", lambda: self._send(self._next_sample()))
         self._send_small()
 
     def _answer(self, of: str, answer: Callable[[], None]) -> None:
-        """Answer a part of a request; send an error if it is rejected."""
+        """Answer one part of a request; a rejected part is answered with an error."""
         try:
             answer()
         except (errors.SampleBatchError, pa.ArrowInvalid) as error:
             if isinstance(error, flight.FlightError):
                 raise
-            self._tell({**protocol.describe_error(_ours(error)), "of": of})
+            self._write_answer({**protocol.describe_error(_as_library_error(error)), "of": of})
 
     def _update(self, chunk: Any) -> None:
         metadata = protocol.read_request(chunk.app_metadata or b"{}", "the metadata of an update")
-        anyhow = metadata.get("any_generation") is True
-        self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
+        any_generation = metadata.get("any_generation") is True
+        self._write_answer({"updated": self._service.update(self._table, chunk.data, any_generation=any_generation)})
 
     def _next_sample(self) -> Sample:
-        """Draw a sample; if it is blocked, send the samples that are already drawn before waiting."""
+        """Draw a sample; if a limit blocks the draw, send the samples that are already drawn and wait."""
         peer, is_cancelled = self._context.peer(), self._context.is_cancelled
         if self._small:
             try:
-                return self._service.sample(self._at_once, peer, is_cancelled)
+                return self._service.sample(self._nonblocking_draw, peer, is_cancelled)
             except errors.LimitTimeoutError:
                 self._send_small()
         return self._service.sample(self._draw, peer, is_cancelled)
 
     def _send(self, sample: Sample) -> None:
-        """Answer with the sample's address in shared memory, or with its stream."""
+        """Answer with the address of a sample in shared memory; without free shared memory, with the sample."""
         stream, metadata = self._samples.prepare(sample)
         self._service.check_nbytes("a sample", stream.nbytes)
         address = None if self._memory is None else self._memory.put(stream)
         if address is not None:
-            self._tell({**metadata, "at": address})
+            self._write_answer({**metadata, "at": address})
         elif metadata or stream.nbytes >= _AHEAD_NBYTES:
             self._send_streams([stream], metadata)
         else:
@@ -460,13 +460,13 @@ class _Session:
                 self._send_small()
 
     def _send_small(self) -> None:
-        """Send the small samples in one message."""
+        """Send the pending small samples in one message."""
         small, self._small = self._small, []
         if small:
             self._write_streams(small, {})
 
     def _send_streams(self, streams: list[samples.Stream], metadata: Mapping[str, Any]) -> None:
-        """Send the small samples, then the others; a thread sends large samples if the learner requests ahead."""
+        """Send pending small samples, then `streams`; a thread sends large streams if the learner prefetches."""
         self._send_small()
         if self._draw.ahead and streams[0].nbytes >= _AHEAD_NBYTES:
             self._wait()
@@ -481,21 +481,21 @@ class _Session:
     def _write_message(self, streams: list[samples.Stream], metadata: Mapping[str, Any]) -> None:
         self._writer.write_metadata(pa.py_buffer(samples.inline(streams, metadata)))
 
-    def _tell(self, answer: Mapping[str, Any]) -> None:
+    def _write_answer(self, answer: Mapping[str, Any]) -> None:
         self._send_small()
         self._wait()
         self._writer.write_metadata(pa.py_buffer(protocol.write_json(answer)))
 
     def _wait(self) -> None:
-        """Wait until the current sample is sent; raises if that failed."""
+        """Wait until the thread has sent the current sample; raises the error of a failed send."""
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.result()
 
 
 def _read_count(raw: Any) -> int:
-    """Read the number of requested samples; raises the same errors as `read_request` and `whole`."""
-    if raw is None or (raw.size == len(_ONE) and raw.to_pybytes() == _ONE):
+    """Return the number of requested samples; raises the same errors as `read_request` and `whole`."""
+    if raw is None or (raw.size == len(_ONE_SAMPLE) and raw.to_pybytes() == _ONE_SAMPLE):
         return 1
     request = protocol.read_request(raw, "the metadata of a request")
     protocol.check_names(request, ("count",), "the metadata of a request")
@@ -506,7 +506,7 @@ def _read_count(raw: Any) -> int:
 
 
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Rejects calls without the token."""
+    """Flight middleware that rejects calls without the token."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
@@ -515,15 +515,15 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def start_call(self, info: Any, headers: Mapping[str, Any]) -> None:
         values: Any = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
         if not values or not hmac.compare_digest(str(values[0]).encode(), self._expected):
-            refusal = errors.AccessError(
+            rejection = errors.AccessError(
                 f"a call must have the token of the service, got {'another token' if values else 'no token'}; "
                 "pass it to the client as token="
             )
-            raise flight.FlightUnauthenticatedError(str(refusal), protocol.write_error(refusal))
+            raise flight.FlightUnauthenticatedError(str(rejection), protocol.write_error(rejection))
 
 
 def _acknowledge(writer: Any, acknowledgement: Mapping[str, Any]) -> bool:
-    """Acknowledge a fragment; return whether its writer was still connected."""
+    """Acknowledge a fragment; return whether the writer is still connected."""
     try:
         writer.write(pa.py_buffer(protocol.write_json(acknowledgement)))
     except OSError:
@@ -533,35 +533,35 @@ def _acknowledge(writer: Any, acknowledgement: Mapping[str, Any]) -> bool:
 
 
 def _next(reader: Any) -> Any:
-    """Read the next message of a stream; None after the client has closed its side."""
+    """Read the next message of a stream; None if the client has closed its side of the stream."""
     try:
         return reader.read_chunk()
     except StopIteration:
         return None
     except OSError as error:
-        # Arrow's error for an incomplete schema.
+        # Arrow raises OSError for an incomplete schema.
         raise errors.FormatError(_NOT_ARROW.format(_first_line(error))) from error
 
 
 @contextmanager
 def _flight_errors() -> Iterator[None]:
-    """Translate errors into Flight errors that contain only the library's class and message."""
+    """Translate errors into Flight errors that describe a library error and contain no traceback."""
     try:
         yield
     except flight.FlightError:
         raise
     except (errors.SampleBatchError, pa.ArrowException) as error:
-        translated = _ours(error)
+        translated = _as_library_error(error)
         kind = flight.FlightTimedOutError if isinstance(translated, TimeoutError) else flight.FlightServerError
         raise kind(protocol.describe_error(translated)["message"], protocol.write_error(translated)) from None
     except Exception as error:
         _log.exception("a call of a client failed")
-        failure = errors.ServiceError(f"the service failed with a {type(error).__name__}; its log says where")
+        failure = errors.ServiceError(f"the service failed with a {type(error).__name__}; see the service's log")
         raise flight.FlightInternalError(str(failure), protocol.write_error(failure)) from None
 
 
-def _ours(error: Exception) -> errors.SampleBatchError:
-    """Translate an error into a library error; bytes that Arrow rejects raise FormatError."""
+def _as_library_error(error: Exception) -> errors.SampleBatchError:
+    """Return a library error unchanged; convert an error from Arrow to FormatError."""
     if isinstance(error, errors.SampleBatchError):
         return error
     return errors.FormatError(_NOT_ARROW.format(_first_line(error)))

@@ -1,4 +1,4 @@
-"""Fragments as Arrow record batches over the memory of their columns."""
+"""Conversion between fragments and Arrow record batches, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from samplebatch.errors import ArgumentError, ColumnLengthError, FormatError
 
 
 def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgentBatch:
-    """Return a batch as the rows of a fragment, without a copy.
+    """Convert a batch to the rows of a fragment, without a copy where possible.
 
-    - `batch`: as in `ReplayBuffer.extend`.
+    - `batch`: batch of n rows, of any type that `ReplayBuffer.extend` accepts.
     - `priorities`: priority of each row, shape (n,); None for the default priority.
 
-    Raises ColumnTypeError if the value is not a batch. Raises ArgumentError if priorities are passed for a batch of
+    Raises ColumnTypeError if `batch` is not a batch. Raises ArgumentError if priorities are passed with a batch of
     several policies. Raises ColumnLengthError if the number of priorities is not n.
 
     >>> fragment_rows({"obs": [1, 2], "rew": [0.5, 1.0]}, [1.0, 2.0]).column_names
@@ -40,22 +40,23 @@ def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgen
     if isinstance(batch, MultiAgentBatch):
         if priorities is not None:
             raise ArgumentError(
-                "priorities must be for the steps of one policy, the batch has several; add them one by one"
+                "priorities must be for the steps of one policy, got a batch of several policies; "
+                "add the steps of each policy separately"
             )
         return batch
     several = hasattr(batch, "policy_batches")
     rows = join([as_flat(part) for part in batch.policy_batches.values()]) if several else as_flat(batch)
     if priorities is not None:
-        given = np.asarray(priorities, np.float64).reshape(-1)
-        if len(given) != rows.count:
-            raise ColumnLengthError(f"priorities must be {rows.count}, one per row, got {len(given)}")
+        values = np.asarray(priorities, np.float64).reshape(-1)
+        if len(values) != rows.count:
+            raise ColumnLengthError(f"priorities must have {rows.count} values, one per row, got {len(values)}")
         rows = rows.copy(shallow=True)
-        rows[names.PRIORITY] = given
+        rows[names.PRIORITY] = values
     return rows
 
 
 def with_info_columns(fragment: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
-    """Convert the infos of a collector's steps to separate columns, as in buffers.
+    """Convert the infos of a collector's steps to separate columns, as replay buffers do.
 
     >>> infos = np.array([{"lives": 3}, {}], object)
     >>> with_info_columns(SampleBatch(obs=[1, 2], infos=infos)).column_names
@@ -78,7 +79,7 @@ def _with_info_columns(steps: SampleBatch) -> SampleBatch:
 
 
 def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns: dict[str, Any]) -> SampleBatch:
-    """Return a step of one or several environments as rows; parameters as in `ReplayBuffer.add`.
+    """Convert a step of one or several environments to rows; parameters as in `ReplayBuffer.add`.
 
     Raises SampleBatchError in the same cases as `ReplayBuffer.add`.
 
@@ -101,20 +102,20 @@ def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns:
 
 
 def as_record_batch(table: pa.Table) -> pa.RecordBatch:
-    """View a table as one record batch."""
+    """Convert a table to one record batch; only columns of several chunks are copied."""
     chunks = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(chunks, schema=table.schema)
 
 
 def with_batch_text(rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
-    """Replace the description of the batch in the metadata of a schema; None leaves it unchanged."""
+    """Replace the batch description in the schema metadata of `rows`; None leaves the metadata unchanged."""
     if text is None:
         return rows
     return rows.replace_schema_metadata({**(rows.schema.metadata or {}), METADATA_KEY: text.encode()})
 
 
 def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
-    """View a record batch as a fragment.
+    """Convert a record batch to a fragment without a copy.
 
     Raises SampleBatchError in the same cases as `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow`.
     """
@@ -129,11 +130,11 @@ def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
 
 
 _MAX_FORMS: Final = 8
-"""Maximum number of cached fragment forms per client."""
+"""Maximum number of cached fragment layouts per client."""
 
 
-class _Form(NamedTuple):
-    """Layout of fragments: the parts of a batch that are not columns, and the plan of its record batches."""
+class _Layout(NamedTuple):
+    """Layout of fragments: structure, flags and the plan to encode and decode record batches."""
 
     nested: dict[str, Structure]
     flags: Flags
@@ -141,7 +142,7 @@ class _Form(NamedTuple):
 
 
 class FragmentEncoder:
-    """Encoder of a client's fragments that caches the plan of each layout; thread-safe.
+    """Thread-safe encoder of a client's fragments, with one cached plan per fragment layout.
 
     >>> encoder = FragmentEncoder()
     >>> for rows in (2, 3):
@@ -151,11 +152,11 @@ class FragmentEncoder:
     """
 
     def __init__(self) -> None:
-        self._forms: tuple[_Form, ...] = ()
-        """Cached forms, the newest first."""
+        self._forms: tuple[_Layout, ...] = ()
+        """Cached layouts, newest first."""
 
     def encode(self, batch: Any, priorities: Any = None) -> pa.RecordBatch:
-        """View a batch as a fragment; parameters as in `fragment_rows`.
+        """Encode a batch as a record batch; parameters as in `fragment_rows`.
 
         Raises SampleBatchError in the same cases as `fragment_rows` and `SampleBatch.to_arrow`.
         """
@@ -170,16 +171,16 @@ class FragmentEncoder:
             if plan.fits(arrays) and rows._flags == flags and rows._nested == nested:
                 return plan.write(arrays)
         record_batch = as_record_batch(rows.to_arrow())
-        new = Plan.of(record_batch.schema)
-        if new is not None:
-            self._forms = (_Form(dict(rows._nested), rows._flags, new), *self._forms[: _MAX_FORMS - 1])
+        new_plan = Plan.of(record_batch.schema)
+        if new_plan is not None:
+            self._forms = (_Layout(dict(rows._nested), rows._flags, new_plan), *self._forms[: _MAX_FORMS - 1])
         return record_batch
 
 
 class FragmentDecoder:
-    """Decoder of the fragments of one stream, which share a schema, for the service.
+    """Decoder of the fragments of one stream; the fragments share a schema.
 
-    Arrow reads and validates the first fragment. For later fragments, only buffer sizes are validated.
+    Arrow decodes and validates the first fragment. For later fragments, only the sizes of buffers are validated.
 
     >>> encoder, decoder = FragmentEncoder(), FragmentDecoder()
     >>> for rows in (2, 3):
@@ -191,26 +192,26 @@ class FragmentDecoder:
     """
 
     def __init__(self) -> None:
-        self._form: _Form | None = None
+        self._layout: _Layout | None = None
 
     def decode(self, rows: pa.RecordBatch, text: str | None) -> SampleBatch | MultiAgentBatch:
-        """View a record batch as a fragment.
+        """Convert a record batch to a fragment without a copy.
 
-        - `rows`: the record batch.
+        - `rows`: rows of the fragment.
         - `text`: description of the batch if it differs from the description in the schema, otherwise None.
 
-        Raises SampleBatchError in the same cases as `read_fragment`. Raises pyarrow.ArrowException if the buffers do
-        not fit the schema.
+        Raises SampleBatchError in the same cases as `read_fragment`. Raises pyarrow.ArrowException if the buffers of
+        `rows` do not fit their schema.
         """
-        form = self._form
-        if form is not None and text is None:
-            arrays = form.plan.read(rows)
+        layout = self._layout
+        if layout is not None and text is None:
+            arrays = layout.plan.read(rows)
             if arrays is not None:
                 columns: dict[str, Any] = {name: TensorColumn(values) for name, values in arrays.items()}
-                return SampleBatch._of(columns, dict(form.nested), form.flags)
+                return SampleBatch._of(columns, dict(layout.nested), layout.flags)
         rows.validate()
         fragment = read_fragment(with_batch_text(rows, text))
         if text is None and isinstance(fragment, SampleBatch):
             plan = Plan.of(rows.schema)
-            self._form = None if plan is None else _Form(dict(fragment._nested), fragment._flags, plan)
+            self._layout = None if plan is None else _Layout(dict(fragment._nested), fragment._flags, plan)
         return fragment

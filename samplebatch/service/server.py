@@ -34,16 +34,16 @@ Pair = tuple[str | os.PathLike[str], str | os.PathLike[str]]
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
 _OTHER_KEY: Final = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
-"""OpenSSL's reasons for the key of another certificate; the last if only one of them is an elliptic-curve key."""
+"""OpenSSL's reasons if a key belongs to another certificate; the last if only one of the two uses elliptic curves."""
 _OUT_OF_DATE: Final = {9, 10}
-"""OpenSSL's codes for a certificate that is not valid yet and for an expired one."""
+"""OpenSSL's codes for certificates that are not yet valid or have expired."""
 
 
 def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple[bytes, bytes]:
-    """Read a certificate and its private key.
+    """Read and validate a certificate and its private key.
 
-    - `tls`: paths of both files.
-    - `names`: names of both arguments or options, for errors.
+    - `tls`: paths of the certificate and the private key.
+    - `names`: names of the two arguments or options in error messages.
 
     Raises ArgumentError if a file contains no PEM certificate or private key, or the key is encrypted or belongs to
     another certificate. Raises OSError if a file cannot be read.
@@ -72,7 +72,7 @@ def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple
 
 
 def find_expiry(tls: Pair) -> str | None:
-    """Describe why clients will reject a certificate because of its dates; None if it is valid.
+    """Return why clients will reject a certificate that is not yet valid or has expired; otherwise None.
 
     Performs an in-memory handshake with a client that trusts only this certificate.
     """
@@ -96,7 +96,7 @@ def find_expiry(tls: Pair) -> str | None:
 
 
 class _EncryptedKey(Exception):
-    """Raised instead of prompting for a passphrase in the terminal."""
+    """Raised for an encrypted private key, instead of prompting for a passphrase in the terminal."""
 
 
 def _refuse_passphrase() -> str:
@@ -116,43 +116,43 @@ def _read(path: str | os.PathLike[str], name: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        # OSError selects its subclass by the number.
+        # The constructor of OSError selects the subclass by errno.
         sentence = f"{name} must be a file that can be read, got {error.strerror}"
         raise OSError(error.errno, sentence, os.fspath(path)) from error
 
 
 _GRACE_S: Final = 0.25
-"""Seconds for which a closing server waits for the calls of clients."""
+"""Time in seconds for which a closing server waits for running calls before it shuts down their connections."""
 _DESCRIPTORS: Final = "/proc/self/fd"
 
 
 class ReplayServer:
     """Arrow Flight server of replay tables, for writers and learners on any machine.
 
-    As a context manager, or after `start`, it serves in background threads; `serve` runs in the foreground. By default
-    only processes of this machine can connect (`host`). Without a token every client that can connect may read and
-    write.
+    `start` and the context manager serve in background threads; `serve` blocks the calling thread. The default `host`
+    accepts only connections from this machine. If `token` is None, every client that can connect may read and write.
 
     Parameters
     ----------
     tables
-        Tables to serve; they are closed with the server.
+        Tables to serve; `close` also closes the tables.
     host, port
         Address of the server; port 0 selects a free port.
     token
         Access token that clients must send; None for no authentication.
     tls
-        Paths of a PEM certificate and of its private key; None to serve without encryption. An expired certificate
-        raises a warning.
+        Paths of a PEM certificate and of its private key; None to serve without encryption. If the certificate has
+        expired or is not yet valid, a warning is issued.
     checkpoint
-        Function that writes a checkpoint and returns its path, called when a client requests one; None to reject such
-        requests.
+        Function that writes a checkpoint and returns its path, called when a client requests a checkpoint; None to
+        reject requests for checkpoints.
     weights
         Initial weights, for example restored by `Checkpoints.restore`; None to start without weights.
     max_message_nbytes
-        Maximum size of a fragment, a sample or weights, in bytes; larger ones are rejected.
+        Maximum size of a fragment, a sample or weights, in bytes; larger messages are rejected.
     max_shared_nbytes
-        Maximum shared memory for the samples of one client on this machine, in bytes; further samples are sent.
+        Maximum shared memory in bytes for the samples of one client on this machine. Samples that do not fit are sent
+        over the connection.
 
     Raises
     ------
@@ -162,9 +162,9 @@ class ReplayServer:
     ServiceError
         If the server cannot listen at the address.
     OSError
-        If a file of `tls` cannot be read.
+        If the certificate or private key file of `tls` cannot be read.
     OwnershipError
-        If this process was forked from one that used a replay service: gRPC's threads do not exist here.
+        If this process was forked from a process that used a replay service; a forked child has no gRPC threads.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ class ReplayServer:
         return f"{self._scheme}://{_in_uri(self.host)}:{self.port}"
 
     def start(self) -> Self:
-        """Serve in background threads until `close` is called; a context manager does both."""
+        """Serve in background threads until `close` is called; a `with` statement calls both methods."""
         self._check_process()
         if self._thread is None:
             # Flight's `serve` would replace the signal handlers of the process.
@@ -247,14 +247,14 @@ class ReplayServer:
         self.close()
 
     def serve(self) -> None:
-        """Serve until `close` is called by another thread, or a signal ends the process."""
+        """Block and serve until another thread calls `close`, or a signal terminates the process."""
         self._check_process()
         self._endpoint.serve()
 
     def close(self) -> None:
         """Close the tables, end all calls, and stop listening. Closing again does nothing.
 
-        A forked child only discards the server; the parent continues to serve.
+        In a forked child, `close` does nothing; the parent process continues to serve.
         """
         if self._process != os.getpid():
             return
@@ -268,7 +268,7 @@ class ReplayServer:
             stopping.start()
             stopping.join(_GRACE_S)
             while stopping.is_alive():
-                # Flight waits for every open stream, and clients may keep streams open indefinitely.
+                # Flight's shutdown waits for every open stream, and clients may keep streams open indefinitely.
                 _cut_connections(self.port)
                 stopping.join(_GRACE_S)
             if self._thread is not None:
@@ -285,7 +285,7 @@ _servers: Final[weakref.WeakSet[ReplayServer]] = weakref.WeakSet()
 
 
 def _leave_sockets_to_parent() -> None:
-    """Close inherited sockets: otherwise they would accept connections after the parent has ended."""
+    """Close inherited sockets, which would otherwise accept connections after the parent process has exited."""
     ports = {server.port for server in list(_servers)}
     for descriptor, port, _ in _sockets() if ports else ():
         if port in ports:
@@ -334,15 +334,15 @@ def _listen(service: RequestHandler, location: str, token: str | None, tls: tupl
 
 
 def _cut_connections(port: int) -> None:
-    """Shut down the process's connections with a local port."""
-    for descriptor, own_port, listens in _sockets():
-        if own_port == port and not listens:
+    """Shut down this process's connections whose local port is `port`."""
+    for descriptor, local_port, listens in _sockets():
+        if local_port == port and not listens:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets() -> Iterator[tuple[int, int, bool]]:
-    """Yield the descriptor, the local port and the listening state of each TCP socket of this process."""
+    """Yield file descriptor, local port and whether the socket listens, for each TCP socket of this process."""
     if not os.path.isdir(_DESCRIPTORS):
         return
     for name in os.listdir(_DESCRIPTORS):
@@ -363,24 +363,24 @@ def _sockets() -> Iterator[tuple[int, int, bool]]:
 _CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 _FACTS = (
     ("size", "gauge", "Items in the table."),
-    ("capacity", "gauge", "Items that the table has room for."),
+    ("capacity", "gauge", "Maximum number of items in the table."),
     ("nbytes", "gauge", "Memory of the items in bytes."),
     ("inserted", "counter", "Items inserted since the table was empty."),
     ("sampled", "counter", "Items sampled since the table was empty."),
 )
 _LIMITS = (
-    ("min_size", "Items that sampling needs."),
-    ("samples_per_insert", "Samples that each insert earns."),
-    ("error_buffer", "How far samples may be ahead or behind."),
-    ("max_times_sampled", "How often each item may be sampled, 0 for any number of times."),
+    ("min_size", "Minimum number of items before sampling starts."),
+    ("samples_per_insert", "Number of samples permitted per insert."),
+    ("error_buffer", "Maximum number of samples ahead or behind."),
+    ("max_times_sampled", "Maximum number of times that each item may be sampled, 0 for no limit."),
 )
 _TIMEOUT_S = 10.0
 
 
 def render_metrics(infos: Iterable[dict[str, Any]]) -> str:
-    """Write the state of tables in Prometheus's text format.
+    """Format the state of tables in Prometheus's text format.
 
-    - `infos`: result of `ReplayTable.info` for each table.
+    - `infos`: results of `ReplayTable.info`, one per table.
 
     >>> table = ReplayTable("replay", capacity=100)
     >>> print(render_metrics([table.info()]).splitlines()[2])
@@ -397,11 +397,11 @@ def render_metrics(infos: Iterable[dict[str, Any]]) -> str:
         lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} gauge"]
         values = [(info["name"], info["limits"][name]) for info in tables]
         lines += [f"{metric}{_labels(table=table)} {value}" for table, value in values if value is not None]
-    return "\n".join([*lines, *_held_back(tables), ""])
+    return "\n".join([*lines, *_blocked_requests(tables), ""])
 
 
-def _held_back(infos: list[dict[str, Any]]) -> Iterator[str]:
-    """Write the number of blocked requests and the longest waiting time."""
+def _blocked_requests(infos: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield metrics lines for the number of blocked requests and the longest waiting time in seconds."""
     now = time.time()
     count, longest = "samplebatch_table_held_back", "samplebatch_table_held_back_seconds"
     values: dict[str, list[str]] = {count: [], longest: []}
@@ -412,7 +412,7 @@ def _held_back(infos: list[dict[str, Any]]) -> Iterator[str]:
             values[count].append(f"{count}{labels} {len(since)}")
             values[longest].append(f"{longest}{labels} {max([now - min(since, default=now), 0.0]):.3f}")
     for metric, help_text in (
-        (count, "Requests that a limit holds back."),
+        (count, "Requests that are blocked by a limit."),
         (longest, "Seconds for which the oldest blocked request has waited."),
     ):
         yield from (f"# HELP {metric} {help_text}", f"# TYPE {metric} gauge", *values[metric])
@@ -426,26 +426,26 @@ def _labels(**labels: str) -> str:
 
 
 class MetricsServer:
-    """HTTP server of the metrics of replay tables at `/metrics`, for Prometheus on this machine.
+    """HTTP server that exports metrics of replay tables at `/metrics`, for Prometheus on this machine.
 
     Parameters
     ----------
     tables
-        Tables to report.
+        Tables whose metrics are exported.
     port
         Port of the loopback interface; 0 selects a free port.
 
     Raises
     ------
     ArgumentError
-        If the port is not an integer from 0.
+        If `port` is not a non-negative integer.
     ServiceError
         If the server cannot listen at the port.
 
     Attributes
     ----------
     url
-        Address of the metrics.
+        URL of the metrics.
 
     Examples
     --------
@@ -476,7 +476,7 @@ class MetricsServer:
         self.close()
 
     def close(self) -> None:
-        """Stop listening. A forked child only discards the server."""
+        """Stop listening. In a forked child, only the inherited socket is closed."""
         if self._thread is not None and self._process == os.getpid():
             self._server.shutdown()
             self._thread.join()
@@ -485,14 +485,12 @@ class MetricsServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """HTTP handler of requests for metrics."""
-
     tables: list[ReplayTable | RowTable]
     timeout = _TIMEOUT_S
     server_version = "samplebatch"
 
     def do_GET(self) -> None:
-        """Send the metrics, or status 404 for another path."""
+        """Send the metrics for `/` and `/metrics`, and status 404 for other paths."""
         if self.path.partition("?")[0] not in ("/", "/metrics"):
             self.send_error(HTTPStatus.NOT_FOUND)
             return

@@ -1,7 +1,8 @@
-"""Conversion between weights and an Arrow stream of one record batch with one row per array; nothing is pickled.
+"""Serialization of weights as an Arrow stream of one record batch with one row per array, without pickle.
 
-The columns are `path`, the names from the outermost dict to the array; `dtype`, of NumPy (`"<f4"`) or torch
-(`"torch.bfloat16"`); `shape`; and `data`, the bytes in C order and the machine's byte order.
+The record batch has four columns. `path` contains the names from the outermost dict to the array. `dtype` is a NumPy
+dtype (`"<f4"`) or a torch dtype (`"torch.bfloat16"`). `shape` is the shape of the array. `data` contains the bytes of
+the array in C order and in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from samplebatch.service.protocol import WEIGHTS_KEY, read_request, short_text, 
 from samplebatch.transport.broadcast import MAX_DEPTH
 
 MAX_NAMES: Final = 64
-"""Maximum number of names of weights."""
+"""Maximum number of names under which weights are published."""
 
 MAX_VERSION: Final = 1 << 53
-"""Highest version that a publisher may know, exact in every JSON reader."""
+"""Highest version that a publisher may specify; every JSON parser represents it exactly."""
 
 MAX_ARRAYS: Final = 1 << 16
 """Maximum number of arrays and tensors per publication."""
@@ -55,18 +56,16 @@ _COLUMNS = "weights must have the uncompressed columns {}, without nulls".format
 
 
 class _Array(NamedTuple):
-    """Description of an array or tensor: path, dtype and shape."""
-
     path: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...]
 
 
 class Published(NamedTuple):
-    """Newest weights of one name in a service.
+    """Newest weights that a service stores under one name.
 
-    - `version`: number of the publication, increasing.
-    - `epoch`: identifier of the service process that assigned the version. Versions of different epochs cannot be
+    - `version`: version number, which increases with each publication.
+    - `epoch`: identifier of the service run that assigned the version. Versions from different epochs cannot be
       compared.
     - `stream`: the weights as an Arrow stream.
     """
@@ -77,10 +76,10 @@ class Published(NamedTuple):
 
 
 class PublishedWeights:
-    """Newest weights and versions by name, for a `ReplayServer` and its checkpoints.
+    """Store of the newest weights and their versions by name, for a `ReplayServer` and its checkpoints.
 
-    Each object has its own epoch. Weights that `load` restores retain their epoch, so that clients can identify weights
-    published after a restart.
+    Each `PublishedWeights` object has its own epoch. `load` preserves the epoch of restored weights, so that clients
+    can distinguish restored weights from weights that were published after a restart.
 
     Examples
     --------
@@ -97,7 +96,7 @@ class PublishedWeights:
         self._newest: dict[str, Published] = {}
 
     def publish(self, raw: Any) -> Published:
-        """Store weights; they replace previous weights with the same name.
+        """Store weights and replace previous weights of the same name.
 
         Parameters
         ----------
@@ -107,45 +106,45 @@ class PublishedWeights:
         Raises
         ------
         FormatError
-            If the bytes are not weights.
+            If `raw` does not contain weights.
         ArgumentError, CapacityError
-            If the name is too long, there are too many names, or the publisher's known version is invalid.
+            If the name is too long, there are too many names, or the version that the publisher specified is invalid.
         """
         about = _read(raw)[0]
         name, after = short_text("name", about["name"]), whole("after", about.get("after", 0))
         if after > MAX_VERSION:
             raise CapacityError(f"after must be at most {MAX_VERSION}, got {after}")
         with self._lock:
-            before = self._newest.get(name)
-            if before is None and len(self._newest) >= MAX_NAMES:
+            previous = self._newest.get(name)
+            if previous is None and len(self._newest) >= MAX_NAMES:
                 raise CapacityError(f"weights must have at most {MAX_NAMES} names, got {name!r} in addition")
-            version = max(after, 0 if before is None else before.version) + 1
+            version = max(after, 0 if previous is None else previous.version) + 1
             published = self._newest[name] = Published(version, self._epoch, pa.py_buffer(raw))
         return published
 
     def latest(self, name: str) -> Published | None:
-        """Return the newest weights of a name; None if there are none."""
+        """Return the newest weights with a name; None if no weights have this name."""
         with self._lock:
             return self._newest.get(name)
 
     def versions(self) -> dict[str, int]:
-        """Return the newest version of each name."""
+        """Return the newest version for each name."""
         with self._lock:
             return {name: newest.version for name, newest in self._newest.items()}
 
     def state(self) -> dict[str, Published]:
-        """Return the newest weights of each name, for `load`."""
+        """Return the newest weights for each name, to be restored by `load`."""
         with self._lock:
             return dict(self._newest)
 
     def load(self, state: Mapping[str, Published]) -> None:
-        """Replace all weights with the weights of a checkpoint; later versions continue their numbering.
+        """Replace all weights with the weights from a checkpoint; later publications continue the version numbering.
 
         Raises
         ------
         FormatError, ArgumentError, CapacityError
-            If a stream does not contain weights of its name, a version or epoch is invalid, or there are too many
-            names.
+            If a stream does not contain weights, the name in a stream differs from its key in `state`, a version or
+            epoch is invalid, or there are too many names.
         """
         if len(state) > MAX_NAMES:
             raise CapacityError(f"weights must have at most {MAX_NAMES} names, got {len(state)}")
@@ -160,15 +159,15 @@ class PublishedWeights:
 
 
 def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Buffer:
-    """Write weights, with one copy.
+    """Serialize weights with one copy of the data.
 
-    - `weights`: a dict of arrays, tensors and numbers, flat or nested.
-    - `name`: name of the publication.
-    - `after`: highest version that the publisher knows; the service assigns a higher one.
+    - `weights`: a flat or nested dict of arrays, tensors and numbers.
+    - `name`: name under which the weights are published.
+    - `after`: highest version that the publisher has received; the service assigns a higher version.
 
-    Raises ColumnTypeError if `weights` is not such a dict, dicts are nested deeper than 32, or a dtype cannot be
-    restored from bytes. Raises CapacityError if there are more than 65,536 arrays. Raises DeviceError if a tensor is
-    not in host memory.
+    Raises ColumnTypeError if `weights` is not a dict of arrays, tensors and numbers, has more than 32 levels of dicts,
+    or contains a dtype that cannot be restored from bytes. Raises CapacityError if there are more than 65,536 arrays.
+    Raises DeviceError if a tensor is not in host memory.
 
     >>> weights = {"layer.0": {"bias": np.arange(2.0)}, "step": 7}
     >>> name, weights = unpack_weights(pack_weights(weights, "policy"))
@@ -197,10 +196,12 @@ def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Bu
 
 
 def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
-    """Read the name and the weights of a publication; arrays are views of the bytes, read-only if the bytes are.
+    """Deserialize the result of `pack_weights`; return the name and the weights.
 
-    Raises FormatError if the bytes are not weights, or a dtype cannot be restored from bytes. Raises CapacityError if
-    there are more than 65,536 arrays.
+    Arrays are views of `raw`, and are read-only if `raw` is read-only. Tensors are writable copies.
+
+    Raises FormatError if `raw` does not contain weights, or a dtype cannot be restored from bytes. Raises CapacityError
+    if there are more than 65,536 arrays.
     """
     about, arrays, data = _read(raw)
     weights: dict[str, Any] = {}
@@ -208,14 +209,15 @@ def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
         try:
             _put(weights, path, _restore(values.as_buffer(), dtype, shape))
         except ColumnTypeError as error:  # the installed torch lacks the dtype
-            raise FormatError(f"weights must have dtypes that this process has: {error}") from error
+            raise FormatError(f"weights must have dtypes that this process supports: {error}") from error
     return about["name"], weights
 
 
 def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
-    """Validate weights; return their metadata, and the description and bytes of each array.
+    """Validate weights, without creating arrays or importing torch.
 
-    Does not create arrays or import torch. The bytes of each array must fit its description.
+    Return the metadata, the description of each array, and the column of bytes. The number of bytes of each array
+    matches its dtype and shape.
     """
     try:
         # Validated before reading: Arrow allocates the size that the prefix of a compressed buffer declares.
@@ -254,7 +256,7 @@ def _check_array(array: _Array, size: int) -> None:
     dtype, shape = array.dtype, array.shape
     is_tensor = dtype.startswith(_TORCH)
     itemsize = check_torch_name(dtype.removeprefix(_TORCH)) if is_tensor else named_dtype(dtype).itemsize
-    # NumPy and torch count the elements that an array without any would have along its other axes.
+    # For an array with an empty axis, NumPy and torch also limit the product of the other axes.
     if len(shape) > _MAX_AXES or min(shape, default=0) < 0 or itemsize * prod(max(1, n) for n in shape) > _MAX_NBYTES:
         raise ValueError(f"the shape must have at most {_MAX_AXES} axes of at most {_MAX_NBYTES} bytes in all")
     if not itemsize or itemsize * prod(shape) != size:
@@ -263,7 +265,7 @@ def _check_array(array: _Array, size: int) -> None:
 
 def _check_count(count: int) -> None:
     if count > MAX_ARRAYS:
-        raise CapacityError(f"weights must have at most {MAX_ARRAYS} arrays, got {count}; join small ones")
+        raise CapacityError(f"weights must have at most {MAX_ARRAYS} arrays, got {count}; concatenate small arrays")
 
 
 def _leaves(weights: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -289,7 +291,7 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[
         return _TORCH + dtype, tuple(value.shape), np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
     array = np.asarray(value) if kind in (ARRAY, NUMBER) else None
     if array is None or array.dtype.hasobject:
-        raise ColumnTypeError(f"weights must be arrays and tensors, got for {name!r} a {type(value).__name__}")
+        raise ColumnTypeError(f"weights must be arrays and tensors, got a {type(value).__name__} for {name!r}")
     dtype = array.dtype.newbyteorder("=").str
     try:
         named_dtype(dtype)
@@ -300,7 +302,7 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[
 
 
 def _restore(data: pa.Buffer, dtype: str, shape: Sequence[int]) -> Any:
-    """View the bytes of an array, or copy the bytes of a tensor, which is always writable."""
+    """Return an array that is a view of `data`, or a writable tensor that is a copy of `data`."""
     if not dtype.startswith(_TORCH):
         return memory.as_array(data, named_dtype(dtype), shape)
     torch_dtype = named_torch_dtype(dtype.removeprefix(_TORCH))
@@ -314,7 +316,7 @@ def _restore(data: pa.Buffer, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def _put(weights: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Put an array into nested dicts; raises FormatError for an empty, too long or occupied path."""
+    """Insert an array into nested dicts; raises FormatError if the path is empty, too long or already used."""
     if not 1 <= len(path) <= MAX_DEPTH:
         raise FormatError(f"an array of weights must have 1 to {MAX_DEPTH} names on its path, got {len(path)}")
     *folders, name = path
