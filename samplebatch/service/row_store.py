@@ -1,4 +1,4 @@
-"""RowStore: storage of keyed rows whose columns are written in blocks."""
+"""RowStore: storage of keyed rows, whose columns are written separately."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from samplebatch.column.text import TextColumn
 from samplebatch.service.protocol import MAX_NAME_NBYTES
 
 KEY: Final = "key"
-"""Column that contains the keys in messages and results."""
+"""Name of the column of keys in messages and results."""
 
 MAX_COLUMNS: Final = 1024
-"""Maximum number of columns per table: each column requires memory for every row."""
+"""Maximum number of columns per table; each column requires memory for every row."""
 
 UNKNOWN: Final = np.iinfo(np.int64).min
-"""Version, length or group of a row whose column has not been written."""
+"""Value of the version, length or group of a row whose column has not been written."""
 
 _FIRST_ROOM: Final = 1024
 _PORTION: Final = 4096
-"""Rows gathered at once for a checkpoint."""
+"""Maximum number of rows per fragment of a checkpoint."""
 _FREE, _LEASED, _TAKEN = 0, 1, 2
 
 Ints = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ Key = int | str
 
 @dataclass(eq=False)
 class _Block:
-    """Columns of one write, stored until no row references them."""
+    """Columns of one write, stored while rows reference them."""
 
     columns: dict[str, Column]
     nbytes: int
@@ -52,13 +52,13 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Columns used for row selection by `RowTable`; None if the table has no such column.
+class SelectionColumns:
+    """Names of the columns by which `RowTable` selects rows, and the ragged columns.
 
-    - `group`: integers or text: rows with equal values form a group.
-    - `version`: integers: version of the weights that generated a row.
-    - `length`: number of tokens per row: elements of a ragged column, or an integer.
-    - `ragged`: dtypes of columns that are ragged even if all rows of a write have equal shapes.
+    - `group`: column of integers or text; rows with equal values form a group. None if the table has no groups.
+    - `version`: integer column, the version of the weights that generated each row; None if rows have no version.
+    - `length`: ragged column, or column of one token count per row; None if tokens are not counted.
+    - `ragged`: element dtype of each column that is always stored as ragged; None to keep the dtype of the column.
     """
 
     group: str | None = None
@@ -69,7 +69,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Write:
-    """Validated write: the argument of `RowStore.write`."""
+    """Validated columns and keys for `RowStore.write`."""
 
     keys: list[Any] | None
     columns: dict[str, Column]
@@ -78,17 +78,17 @@ class Write:
 
 
 class RowStore:
-    """Keyed rows with arbitrary columns, in insertion order; all methods except `prepare` require the caller's lock.
+    """Storage of keyed rows in insertion order; the caller must hold its lock for all methods except `prepare`.
 
-    A write stores its columns as one block without copying. Each row stores, per column, a block number and a row
+    A write stores its columns as one block without copying. Each row stores, per column, a block number and a position
     within the block, so that columns of a row may originate from different writes.
 
-    - `consumers`: consumers, each with one mark per row.
-    - `facts`: columns used for row selection.
+    - `consumers`: names of the consumers; a row has one mark per consumer (free, leased or taken).
+    - `selection_columns`: names of the columns for row selection.
     """
 
-    def __init__(self, consumers: Sequence[str], facts: Facts) -> None:
-        self.facts = facts
+    def __init__(self, consumers: Sequence[str], selection_columns: SelectionColumns) -> None:
+        self.selection_columns = selection_columns
         self.consumers = tuple(consumers)
         self.next_key = 0
         self._next_number = 0
@@ -103,7 +103,7 @@ class RowStore:
             "number": np.zeros(0, np.int64),
             "alive": np.zeros(0, np.bool_),
             **{("mark", consumer): np.zeros(0, np.uint8) for consumer in self.consumers},
-            **{fact: np.zeros(0, np.int64) for fact in ("group", "version", "length")},
+            **{role: np.zeros(0, np.int64) for role in ("group", "version", "length")},
         }
         self._empty: dict[Any, Any] = {"group": UNKNOWN, "version": UNKNOWN, "length": UNKNOWN}
         self._keys = np.zeros(0, object)
@@ -122,9 +122,9 @@ class RowStore:
     # Writing
 
     def prepare(self, keys: Any, columns: Mapping[str, Any]) -> Write:
-        """Validate keys and columns; does not require the lock.
+        """Validate the keys and columns of a write; the lock is not required.
 
-        Raises ArgumentError if there are no columns, or keys are neither integers nor text, or a key is repeated.
+        Raises ArgumentError if there are no columns, a key is neither an integer nor text, or a key is repeated.
         Raises ColumnLengthError if a column's length differs from the number of keys. Raises ColumnTypeError if a
         column contains Python objects.
         """
@@ -138,8 +138,10 @@ class RowStore:
         count = len(next(iter(data.values())) if listed is None else listed)
         for name, column in data.items():
             data[name] = column = check_column(name, column, count)
-            if (name in self.facts.ragged or name == self.facts.length) and len(column.row_shape):
-                dtype = self.facts.ragged.get(name) or column.dtype
+            if (name in self.selection_columns.ragged or name == self.selection_columns.length) and len(
+                column.row_shape
+            ):
+                dtype = self.selection_columns.ragged.get(name) or column.dtype
                 data[name] = match_ragged(column, dtype, len(column.row_shape), name)
         if listed is not None and len(set(listed)) < count:
             raise errors.ArgumentError(f"keys must be unique, got {count - len(set(listed))} repeated of {count}")
@@ -150,7 +152,7 @@ class RowStore:
         return np.fromiter((self._numbers.get(key, -1) for key in keys), np.int64, len(keys))
 
     def new_rows(self, write: Write) -> int:
-        """Count the rows of a write that do not exist."""
+        """Count the rows that a write would create."""
         if write.keys is None:
             return write.count
         return write.count - sum(map(self._numbers.__contains__, write.keys))
@@ -158,9 +160,9 @@ class RowStore:
     def write(self, write: Write, update: bool | None = None) -> Ints | list[str]:
         """Store a write and return the keys of its rows; a rejected write stores nothing.
 
-        Raises ArgumentError if a row already has one of the columns, or keys exist and `update` is false. Raises
-        RowIndexError if keys are unknown and `update` is true. Raises ColumnMismatchError if a column's kind, dtype or
-        row shape has changed. Raises CapacityError if the table would exceed its maximum number of columns.
+        Raises ArgumentError if a row already has one of the columns, or a key exists and `update` is False. Raises
+        RowIndexError if a key is unknown and `update` is True. Raises ColumnMismatchError if a column differs from
+        earlier writes in kind, dtype or row shape. Raises CapacityError if the table would have too many columns.
         """
         columns = {name: self._match(name, column) for name, column in write.columns.items()}
         if len(self.forms.keys() | columns.keys()) > MAX_COLUMNS:
@@ -170,18 +172,18 @@ class RowStore:
             keys = range(self.next_key, self.next_key + write.count)
         numbers = self.find(keys)
         self._check_keys(keys, numbers, columns, update)
-        facts = self._read_facts(columns)
+        values_by_role = self._read_selection_values(columns)
         is_new = numbers < 0
-        added = int(is_new.sum())
-        if added:
+        num_added = int(is_new.sum())
+        if num_added:
             numbers[is_new] = self._append(list(compress(keys, is_new.tolist())))
         positions = self._positions(numbers)
         for name in columns:
             self._add_column(name)
             self._arrays["block", name][positions] = self._next_block
             self._arrays["row", name][positions] = np.arange(write.count)
-        for fact, values in facts.items():
-            self._arrays[fact][positions] = values
+        for role, values in values_by_role.items():
+            self._arrays[role][positions] = values
         nbytes = sum(column.nbytes for column in columns.values())
         self._blocks[self._next_block] = _Block(columns, nbytes, write.count * len(columns))
         self.nbytes += nbytes
@@ -192,7 +194,7 @@ class RowStore:
         return keys_array(keys)
 
     def _match(self, name: str, column: Column) -> Column:
-        """Convert a column to its stored kind and check dtype and row shape."""
+        """Convert a column to the kind of the stored column, and compare dtype and row shape."""
         stored = self.forms.get(name)
         if stored is None or form_of(column) == stored:
             return column
@@ -218,7 +220,8 @@ class RowStore:
             raise unknown_keys(keys, exists)
         if update is False and known_count:
             raise errors.ArgumentError(
-                f"keys must be new, got {known_count} of {len(numbers)} known, first {_nth(keys, exists)!r}"
+                f"keys must be new, got {known_count} of {len(numbers)} existing, first "
+                f"{_first_selected(keys, exists)!r}"
             )
         if not known_count:
             return
@@ -232,37 +235,44 @@ class RowStore:
                     f"with it, first {first!r}"
                 )
 
-    def _read_facts(self, columns: Mapping[str, Column]) -> dict[str, Ints]:
-        """Return groups, versions and lengths of the rows of a write.
+    def _read_selection_values(self, columns: Mapping[str, Column]) -> dict[str, Ints]:
+        """Return group, version and length of each row of a write.
 
-        Raises ColumnTypeError if a column cannot be a group, version or length.
+        Raises ColumnTypeError if a column does not contain one group, version or length per row.
         """
-        facts: dict[str, Ints] = {}
-        group, version, length = self.facts.group, self.facts.version, self.facts.length
+        values_by_role: dict[str, Ints] = {}
+        group, version, length = (
+            self.selection_columns.group,
+            self.selection_columns.version,
+            self.selection_columns.length,
+        )
         if version is not None and version in columns:
-            facts["version"] = _integers(columns[version], version)
+            values_by_role["version"] = _integers(columns[version], version)
         if length is not None and length in columns:
             column: Any = columns[length]
             is_ragged = column.kind in ("ragged", "ragged_torch")
             lengths = np.asarray(column.lengths) if is_ragged else _integers(column, length)
             if lengths.ndim != 1 or (lengths < 0).any():
-                raise errors.ColumnTypeError(f"column {length!r} must have lengths of at least 0, got others")
-            facts["length"] = lengths.astype(np.int64)
+                raise errors.ColumnTypeError(
+                    f"column {length!r} must have one non-negative length per row, got shape {lengths.shape} with "
+                    f"minimum {lengths.min(initial=0)}"
+                )
+            values_by_role["length"] = lengths.astype(np.int64)
         if group is not None and group in columns:
             column = columns[group]
             if column.kind == "text":
                 self._drop_groups()
                 codes = self._groups
                 values = column.to_objects().tolist()
-                facts["group"] = np.fromiter(
+                values_by_role["group"] = np.fromiter(
                     (codes.setdefault(value, len(codes)) for value in values), np.int64, len(values)
                 )
             else:
-                facts["group"] = _integers(column, group)
-        return facts
+                values_by_role["group"] = _integers(column, group)
+        return values_by_role
 
     def _drop_groups(self) -> None:
-        """Discard the codes of empty groups once they are numerous."""
+        """Discard the codes of text groups without rows, once there are many."""
         if len(self._groups) <= 2 * self._count + _FIRST_ROOM:
             return
         codes = self._arrays["group"][: self._used]
@@ -276,7 +286,7 @@ class RowStore:
         self._groups = {value: new[code] for value, code in self._groups.items() if code in new}
 
     def _append(self, keys: list[Any]) -> Ints:
-        """Append rows without columns and return their numbers."""
+        """Append rows without columns and return the row numbers."""
         count = len(keys)
         self._make_room(count)
         numbers = np.arange(self._next_number, self._next_number + count)
@@ -295,7 +305,7 @@ class RowStore:
         return numbers
 
     def _make_room(self, count: int) -> None:
-        """Make room at the end: compact the rows, or allocate."""
+        """Make room for `count` rows: compact the arrays, or allocate larger arrays."""
         room = len(self._keys)
         if self._used + count <= room:
             return
@@ -320,47 +330,46 @@ class RowStore:
     # Queries
 
     def _positions(self, numbers: Ints) -> Ints:
-        """Return the positions of existing rows."""
         return np.searchsorted(self._arrays["number"][: self._used], numbers)
 
     def _has(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return a mask of positions that have a column."""
+        """Return a mask of the positions whose rows have a column."""
         blocks = self._arrays.get(("block", name))
         return np.zeros(self._used, np.bool_) if blocks is None else blocks[: self._used] >= 0
 
     def candidates(self, consumer: str | None = None) -> npt.NDArray[np.bool_]:
-        """Return a mask of positions with rows, excluding those that a consumer has taken or leased."""
+        """Return a mask of positions with rows; rows that `consumer` has taken or leased are excluded."""
         alive = self._arrays["alive"][: self._used]
         return alive.copy() if consumer is None else alive & (self._arrays["mark", consumer][: self._used] == _FREE)
 
     def complete(self, rows: npt.NDArray[np.bool_], columns: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Restrict a mask of positions to rows that have all columns."""
+        """Restrict a mask of positions to the rows that have all given columns."""
         for name in columns:
             rows = rows & self._has(name)
         return rows
 
-    def fact(self, fact: str) -> Ints:
-        """Return the group, version or length of each position; UNKNOWN if the column is not written."""
-        return self._arrays[fact][: self._used]
+    def selection_values(self, role: str) -> Ints:
+        """Return the group, version or length at each position; UNKNOWN for rows without this column."""
+        return self._arrays[role][: self._used]
 
     def lacking(self, rows: npt.NDArray[np.bool_], columns: Sequence[str]) -> dict[str, int]:
-        """Count the masked rows that lack each column; columns without gaps are omitted."""
+        """Count the masked rows that lack each column; columns that all rows have are omitted."""
         counts = {name: int((rows & ~self._has(name)).sum()) for name in columns}
         return {name: count for name, count in counts.items() if count}
 
     def mask_of(self, numbers: Ints) -> npt.NDArray[np.bool_]:
-        """Return a mask over positions from row numbers."""
+        """Return a mask of the positions of rows."""
         mask = np.zeros(self._used, np.bool_)
         mask[self._positions(numbers)] = True
         return mask
 
     def numbers_at(self, positions: Ints) -> Ints:
-        """Return row numbers by position."""
+        """Return the row numbers at positions."""
         numbers: Ints = self._arrays["number"][positions]
         return numbers
 
     def existing(self, numbers: Ints) -> Ints:
-        """Return the row numbers that still exist."""
+        """Return the numbers of the rows that still exist."""
         positions = self._positions(numbers)
         inside = positions < self._used
         numbers, positions = numbers[inside], positions[inside]
@@ -369,11 +378,11 @@ class RowStore:
         return existing
 
     def keys_of(self, numbers: Ints) -> Ints | list[str]:
-        """Return the keys of rows by number."""
+        """Return the keys of rows: an integer array, shape (n,), or a list of text."""
         return keys_array(self._keys[self._positions(numbers)].tolist())
 
     def view(self, numbers: Ints, columns: Sequence[str]) -> Callable[[], SampleBatch[Any]]:
-        """Return a function that gathers columns of rows without the lock."""
+        """Return a function that gathers columns of rows and may be called without the lock."""
         positions = self._positions(numbers)
         keys = self._keys[positions].tolist()
         units: list[tuple[Ints, Any, list[str], dict[int, _Block]]] = []
@@ -396,7 +405,7 @@ class RowStore:
         return gather
 
     def nbytes_of(self, numbers: Ints, columns: Sequence[str]) -> int:
-        """Estimate the size of columns of rows in bytes from the mean row size of their blocks."""
+        """Estimate the size of some columns of rows in bytes from the mean row size in each block."""
         positions = self._positions(numbers)
         total = 8.0 * len(numbers)
         for name in columns:
@@ -409,13 +418,14 @@ class RowStore:
     # Checkpoints
 
     def freeze(self) -> dict[str, Any]:
-        """Return rows as plain values, and `fragments`, an iterator that gathers columns without the lock.
+        """Return a snapshot: `fragments`, row `numbers`, consumers' `marks` and `next_key`.
 
-        All rows of a fragment have the same columns; `numbers` and `marks` have the order of the fragments.
+        `fragments` is an iterator of batches, which gathers columns without the lock. All rows of a fragment have the
+        same columns. `numbers` and `marks` list the rows in the order of the fragments.
         """
         rows = np.flatnonzero(self._arrays["alive"][: self._used])
         names = sorted(self.forms)
-        # Rows with the same columns have the same code.
+        # Equal codes mark rows with the same columns.
         codes = np.zeros(len(rows), np.int64)
         for name in names:
             codes = np.unique(codes * 2 + self._has(name)[rows], return_inverse=True)[1]
@@ -438,9 +448,10 @@ class RowStore:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Store the rows of a state in an empty store.
+        """Restore the rows of a state into an empty store.
 
-        Raises FormatError and SampleBatchError if the parts are inconsistent or do not match this store.
+        Raises FormatError if keys, numbers and marks are inconsistent. Raises ColumnMismatchError if the store lacks a
+        consumer of the state. Raises SampleBatchError in the same cases as `prepare` and `write`.
         """
         batches: list[Any] = list(state["fragments"])
         for batch in batches:
@@ -452,7 +463,10 @@ class RowStore:
         marks = state["marks"]
         sizes = {len(numbers), *map(len, marks.values()), len(keys)}
         if len(sizes) > 1 or len(set(keys)) < len(keys) or len(np.unique(numbers)) < len(numbers):
-            raise errors.FormatError("the rows of a table must have one unique key and number and one mark each")
+            raise errors.FormatError(
+                f"rows must have a unique key, a unique number and one mark per consumer, got {len(keys)} keys and "
+                f"{len(numbers)} numbers"
+            )
         for consumer in marks:
             if consumer not in self.consumers:
                 raise errors.ColumnMismatchError(f"consumers must include {consumer!r}, got {list(self.consumers)}")
@@ -467,15 +481,15 @@ class RowStore:
     # Marks and removal
 
     def lease(self, consumer: str, numbers: Ints) -> None:
-        """Lease rows to a consumer until `commit` or `release`."""
+        """Mark rows as leased to a consumer until `commit` or `release` is called."""
         self._arrays["mark", consumer][self._positions(numbers)] = _LEASED
 
     def release(self, consumer: str, numbers: Ints) -> None:
-        """Return leased rows that still exist."""
+        """Mark leased rows as free; removed rows are ignored."""
         self._arrays["mark", consumer][self._positions(self.existing(numbers))] = _FREE
 
     def commit(self, consumer: str, numbers: Ints) -> Ints | list[str]:
-        """Mark leased rows as taken; remove rows that all consumers have taken and return their keys."""
+        """Mark leased rows as taken; remove the rows that all consumers have taken, and return their keys."""
         numbers = self.existing(numbers)
         positions = self._positions(numbers)
         self._arrays["mark", consumer][positions] = _TAKEN
@@ -487,11 +501,11 @@ class RowStore:
         return keys
 
     def oldest(self, count: int) -> Ints:
-        """Return the numbers of the oldest rows."""
+        """Return the numbers of the `count` oldest rows."""
         return self.numbers_at(np.flatnonzero(self._arrays["alive"][: self._used])[:count])
 
     def remove(self, numbers: Ints) -> None:
-        """Remove existing rows; blocks without rows are freed."""
+        """Remove existing rows, and free the blocks that no row references."""
         if not len(numbers):
             return
         positions = self._positions(numbers)
@@ -513,7 +527,7 @@ class RowStore:
 def _gather(
     blocks: Ints, rows: npt.NDArray[np.int32], names: list[str], block_map: Mapping[int, _Block]
 ) -> dict[str, Column]:
-    """Gather columns whose rows share block positions, in row order, with at most one copy."""
+    """Gather columns whose rows are stored at the same positions of the same blocks; the row order is retained."""
     order = None
     if (np.diff(blocks) < 0).any():
         order = np.argsort(blocks, kind="stable")
@@ -538,36 +552,35 @@ def _gather(
 
 
 def form_of(column: Column) -> tuple[Any, ...]:
-    """Return the common kind, dtype and row shape of a column."""
+    """Return the kind, dtype and row shape that all writes of a column must have in common."""
     if isinstance(column, TextColumn):
-        # The dtype depends on whether rows are missing.
+        # The dtype of a text column depends on whether rows are missing.
         return column.kind, column.content, ()
     return column.kind, str(column.dtype), column.row_shape
 
 
 def check_column(name: str, column: Column, count: int) -> Column:
-    """Check that a column has `count` rows and no objects; a column that contains only None becomes missing text.
+    """Validate a column and return it; a column that contains only None is converted to text with missing rows.
 
-    Raises ColumnLengthError or ColumnTypeError if a condition is not met. Raises CapacityError if the column's name is
-    too long.
+    Raises ColumnLengthError if the column does not have `count` rows. Raises ColumnTypeError if the column contains
+    Python objects. Raises CapacityError if the column's name is too long.
     """
     if isinstance(column, ObjectColumn) and len(column) and all(row is None for row in column.values.tolist()):
         column = TextColumn(pa.nulls(len(column), pa.large_string()))
     if column.kind == "object":
         raise errors.ColumnTypeError(f"column {name!r} must contain numbers, flags or text, got Python objects")
     if len(name.encode()) > MAX_NAME_NBYTES:
-        raise errors.CapacityError(
-            f"names of columns must have at most {MAX_NAME_NBYTES} bytes, got {len(name.encode())}"
-        )
+        raise errors.CapacityError(f"column names must have at most {MAX_NAME_NBYTES} bytes, got {len(name.encode())}")
     if len(column) != count:
         raise errors.ColumnLengthError(f"column {name!r} must have {count} rows, one per key, got {len(column)}")
     return column
 
 
 def list_keys(keys: Any) -> list[Any] | None:
-    """Return keys as a list of integers or text; None stays None.
+    """Validate keys and return them as a list of integers or strings; None is returned unchanged.
 
-    Raises ArgumentError if keys are neither 64-bit integers nor text. Raises CapacityError if a text key is too long.
+    Raises ArgumentError if the keys are neither text nor integers that are convertible to int64. Raises CapacityError
+    if a text key is too long.
 
     >>> list_keys(range(3)), list_keys(["a", "b"]), list_keys([0.5])
     Traceback (most recent call last):
@@ -596,14 +609,14 @@ def list_keys(keys: Any) -> list[Any] | None:
         return texts
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        what = array.dtype if array.ndim == 1 else f"shape {array.shape}"
-        raise errors.ArgumentError(f"keys must be integers or text, got {what}")
+        received = array.dtype if array.ndim == 1 else f"shape {array.shape}"
+        raise errors.ArgumentError(f"keys must be integers or text, got {received}")
     listed: list[Any] = array.tolist()
     return listed
 
 
 def keys_array(keys: Any) -> Ints | list[str]:
-    """Return keys as an array of integers, shape (n,), or as a list of text."""
+    """Return keys as an integer array, shape (n,), or as a list of strings."""
     listed = list(keys)
     return listed if listed and isinstance(listed[0], str) else np.array(listed, np.int64)
 
@@ -614,15 +627,14 @@ def _key_column(keys: list[Any]) -> Column:
 
 
 def unknown_keys(keys: Any, exists: npt.NDArray[np.bool_]) -> errors.RowIndexError:
-    """Create the error for unknown keys."""
+    """Create the error for keys that do not exist in a table."""
     count = int((~exists).sum())
     return errors.RowIndexError(
-        f"keys must exist in the table, got {count} of {len(exists)} unknown, first {_nth(keys, ~exists)!r}"
+        f"keys must exist in the table, got {count} of {len(exists)} unknown, first {_first_selected(keys, ~exists)!r}"
     )
 
 
-def _nth(keys: Any, mask: npt.NDArray[np.bool_]) -> Any:
-    """Return the first key selected by a mask."""
+def _first_selected(keys: Any, mask: npt.NDArray[np.bool_]) -> Any:
     return list(keys)[int(mask.argmax())]
 
 

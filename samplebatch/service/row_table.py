@@ -17,7 +17,16 @@ from samplebatch.buffer.table import new_lock
 from samplebatch.column.convert import Ragged, ragged_dtypes
 from samplebatch.service.limiter import Hold, IsCancelled, WaitingRoom
 from samplebatch.service.protocol import TakenNumbers, short_text
-from samplebatch.service.row_store import UNKNOWN, Facts, Ints, RowStore, Write, keys_array, list_keys, unknown_keys
+from samplebatch.service.row_store import (
+    UNKNOWN,
+    Ints,
+    RowStore,
+    SelectionColumns,
+    Write,
+    keys_array,
+    list_keys,
+    unknown_keys,
+)
 from samplebatch.storage.buffers.state import generator_from_state, generator_state
 from samplebatch.storage.foreign.damage import name_damage
 
@@ -97,7 +106,7 @@ class Lease:
     - `consumer`: name of the consumer.
     - `reader`, `number`: name of the client and number of its request; "" and 0 for requests of this process.
     - `numbers`: row numbers.
-    - `gather`: function that copies the columns without the lock.
+    - `gather`: function that gathers the columns without the lock.
     - `held_s`: seconds for which the table blocked the request.
     """
 
@@ -113,7 +122,7 @@ class RowTable:
     """Table of keyed rows: writers add columns at any time, and each consumer takes each row once.
 
     A row is complete for a consumer once the row has all columns that the consumer requests. A row is removed once all
-    consumers have taken it. The table is thread-safe. A `RowClient` accesses it through a `ReplayServer`.
+    consumers have taken it. The table is thread-safe. A `RowClient` accesses the table through a `ReplayServer`.
 
     Parameters
     ----------
@@ -203,7 +212,7 @@ class RowTable:
         self._max_lag = None if max_lag is None else whole("max_lag", max_lag)
         self._rows = RowStore(
             [short_text("a consumer", consumer) for consumer in consumers],
-            Facts(group, version, length, ragged_dtypes(ragged)),
+            SelectionColumns(group, version, length, ragged_dtypes(ragged)),
         )
         self._rng = np.random.default_rng(seed)
         self._lock = new_lock()
@@ -253,7 +262,7 @@ class RowTable:
             Mapping of names to arrays, lists or columns with n rows each, or a `SampleBatch`. Arrays are not copied: do
             not modify them afterwards.
         update
-            True: all keys must exist. False: no key may exist. None: both are accepted.
+            True: all keys must exist. False: no key may exist. None: new and existing keys are accepted.
         writer, stream, number
             Writer, stream and sequence number of this put. A put is ignored as a duplicate if its number is not greater
             than the stream's last number.
@@ -322,8 +331,8 @@ class RowTable:
             if self._removed_keys:
                 for key in write.keys or ():
                     self._removed_keys.pop(key, None)
-            if self._rows.facts.version in write.columns:
-                versions = self._rows.fact("version")[self._rows.candidates()]
+            if self._rows.selection_columns.version in write.columns:
+                versions = self._rows.selection_values("version")[self._rows.candidates()]
                 self._version = max(self._version, int(versions.max(initial=UNKNOWN)))
             self._evict()
             self._room.wake()
@@ -350,7 +359,7 @@ class RowTable:
         """Remove rows that exceed `max_lag`; with remover `"fifo"`, also the oldest rows until the limits are met."""
         rows = self._rows
         if self._max_lag is not None and self._version != UNKNOWN:
-            versions = rows.fact("version")
+            versions = rows.selection_values("version")
             is_old = rows.candidates() & (versions != UNKNOWN) & (versions < self._version - self._max_lag)
             self._drop(rows.numbers_at(np.flatnonzero(is_old)))
         if self.remover == "fifo":
@@ -389,7 +398,7 @@ class RowTable:
             return first
 
     def taken(self, writer: str, stream: str = "") -> int:
-        """Return the number of the last stored put of a writer's stream; 0 if the stream has no puts."""
+        """Return the sequence number of the last stored put of a writer's stream; 0 if there is no such put."""
         with self._lock:
             return self._written.last(writer, stream)
 
@@ -416,7 +425,7 @@ class RowTable:
         Parameters
         ----------
         keys_or_count
-            Keys of the rows, which need not exist yet; or a number of rows with arbitrary keys.
+            Keys of the rows to wait for, which need not exist yet; or the number of rows to wait for.
         columns
             Columns that the rows must have; None for all columns that the table has during the check.
         timeout_s
@@ -732,20 +741,20 @@ class RowTable:
     def _find_rows(
         self, selection: Selection, consumer: str | None, rng: np.random.Generator | None
     ) -> tuple[Ints, str]:
-        """Return the positions of selected rows, and the reason why these are too few or an empty string."""
+        """Return the positions of selected rows, and why too few are selected; an empty string if they suffice."""
         rows = self._rows
         columns = tuple(rows.forms) if selection.columns is None else selection.columns
         available = rows.candidates(consumer)
         complete = rows.complete(available, columns)
-        for option, fact in (("max_tokens", "length"), ("max_lag", "version"), ("by_group", "group")):
+        for option, role in (("max_tokens", "length"), ("max_lag", "version"), ("by_group", "group")):
             value = getattr(selection, option)
             if value is None or value is False:
                 continue
-            if getattr(rows.facts, fact) is None:
-                raise errors.ArgumentError(f"table {self.name!r} must have {fact}= to select by {option}, got none")
-            complete &= rows.fact(fact) != UNKNOWN
+            if getattr(rows.selection_columns, role) is None:
+                raise errors.ArgumentError(f"table {self.name!r} must have {role}= to select by {option}, got none")
+            complete &= rows.selection_values(role) != UNKNOWN
         if selection.max_lag is not None and self._version != UNKNOWN:
-            complete &= rows.fact("version") >= self._version - selection.max_lag
+            complete &= rows.selection_values("version") >= self._version - selection.max_lag
         positions, is_full = self._select(available, np.flatnonzero(complete), selection, rng)
         required = selection.n if selection.at_least is None else selection.at_least
         if len(positions) >= required or is_full:
@@ -761,7 +770,7 @@ class RowTable:
         if not len(ready):
             return ready, False
         if selection.by_group:
-            groups = rows.fact("group")
+            groups = rows.selection_values("group")
             codes, firsts, group_ranks, counts = np.unique(
                 groups[ready], return_index=True, return_inverse=True, return_counts=True
             )
@@ -779,7 +788,7 @@ class RowTable:
         sizes = counts[order]
         is_within = np.cumsum(sizes) <= selection.n
         if selection.max_tokens is not None:
-            tokens = np.bincount(group_ranks, rows.fact("length")[ready], len(counts))[order]
+            tokens = np.bincount(group_ranks, rows.selection_values("length")[ready], len(counts))[order]
             is_within &= np.cumsum(tokens) <= selection.max_tokens
         chosen = int(is_within.argmin()) if not is_within.all() else len(is_within)
         if not chosen:
@@ -813,8 +822,8 @@ class RowTable:
         Returns
         -------
         dict
-            The entries of `ReplayTable.info`, and `consumers`, the number of `evicted` rows and the newest `version`,
-            or None. `columns` maps the name of each stored column to its dtype and row shape.
+            The entries of `ReplayTable.info` and three others: `consumers`, the number of `evicted` rows, and the
+            newest `version` (None if unknown). `columns` maps each column name to dtype and row shape.
         """
         with self._lock:
             rows = self._rows
@@ -863,7 +872,7 @@ class RowTable:
             If the state has other consumers or incompatible columns, or is incomplete. The table remains unchanged.
         """
         with self._lock, name_damage("the state of a table"):
-            rows = RowStore(self._rows.consumers, self._rows.facts)
+            rows = RowStore(self._rows.consumers, self._rows.selection_columns)
             rows.load(state)
             if len(rows) > self.capacity:
                 raise errors.FormatError(f"the state must have at most {self.capacity} rows, got {len(rows)}")

@@ -69,9 +69,9 @@ class ReplayTable:
         `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}`, or
         the same as text, `"obs:float32[4]+actions:int64"`. Fragments of several policies require one mapping per
         policy. Fragments are rejected if a column is missing, undeclared, or has another dtype or row shape. Tables of
-        steps also accept fragments without infos. `eps_id`, `env_id`, `agent_index`, `t`, `unroll_id` and
-        `weights_version` (int64) and `eps_done` (bool) need no declaration there. By default, the first fragment
-        determines the columns.
+        steps also accept fragments without infos, or with undeclared columns `eps_id`, `env_id`, `agent_index`, `t`,
+        `unroll_id` and `weights_version` (int64) and `eps_done` (bool). By default, the first fragment determines the
+        columns.
     **options
         For a table of steps: options of its replay buffer, and the default `n_step` and `gamma` of samples. The buffer
         is a `ReplayBuffer` or `PrioritizedReplayBuffer`, or a `VectorReplayBuffer` or `PrioritizedVectorReplayBuffer`
@@ -181,8 +181,8 @@ class ReplayTable:
         if times and ratio is not None and ratio > times:
             raise ArgumentError(f"samples_per_insert must be at most max_times_sampled, {times}, got {ratio:g}")
         if self.remover == "none" and ratio is not None and ratio != times:
-            # Each removal requires `times` samples and each insert earns `ratio`: in a full table the earned samples
-            # are exhausted before an item is removed.
+            # Each removal requires `times` samples, and each insert earns `ratio` samples. In a full table, the earned
+            # samples are exhausted before an item is removed.
             raise ArgumentError(
                 f"samples_per_insert must equal max_times_sampled, {times}, if only sampling removes fragments, got "
                 f"{ratio:g}: writers and readers of a full table would wait for each other forever; pass a remover "
@@ -210,7 +210,7 @@ class ReplayTable:
         timeout_s: float | None = None,
         is_cancelled: IsCancelled | None = None,
     ) -> InsertResult:
-        """Insert a fragment, as one item or as one item per step.
+        """Insert a fragment, either as one item or as one item per step.
 
         A fragment without rows is ignored, even if a limit blocks inserts.
 
@@ -218,14 +218,14 @@ class ReplayTable:
         ----------
         rows
             The fragment. A table of steps accepts the same rows as `ReplayBuffer.extend` and copies them. A table of
-            fragments requires a batch and stores its columns without copying: do not modify them afterwards.
+            fragments requires a batch and stores the columns without copying; do not modify the columns afterwards.
         writer
-            Name of the writer. `info` lists it for blocked inserts, and tables of steps assign rings by writer.
+            Name of the writer. `info` lists the name for blocked inserts, and tables of steps assign rings by name.
         stream, number
             Name of a stream of the writer, and the fragment's sequence number in this stream; 0 for a fragment without
             a number. A fragment is ignored as a duplicate if its number is not greater than the stream's last number.
         priorities
-            Priority of the fragment, or one priority per step. Requires a prioritized table or the remover
+            Priority of the fragment, or one priority per step. Priorities require a prioritized table or the remover
             `"lowest_priority"`. The default is the largest priority so far.
         keys
             Key of the fragment, for a table of kind `"key"`.
@@ -246,7 +246,7 @@ class ReplayTable:
         CapacityError
             If the fragment has more steps than a ring has slots.
         PriorityError
-            If priorities are invalid, or the table does not use priorities.
+            If priorities are invalid, or are passed to a table that does not use priorities.
         SampleBatchError
             In the same cases as `ReplayBuffer.extend`. In particular, ColumnMismatchError is raised if the columns
             differ from the declared columns or from the columns of earlier fragments.
@@ -329,10 +329,10 @@ class ReplayTable:
         CapacityError
             If the sample would exceed `max_nbytes`; nothing is sampled.
         EmptyBufferError
-            If the table contains no complete episode, or no episode of `length` steps for unpadded sequences. Also if
-            another thread empties the table while a large sample of fragments is drawn.
+            If the table contains no complete episode, or no episode of `length` steps for unpadded sequences. Also
+            raised if another thread empties the table while a large sample of fragments is drawn.
         SampleBatchError
-            If the sampling method of `ReplayBuffer` raises it.
+            In the same cases as the sampling method of `ReplayBuffer`.
         """
         request = replace(self._request(batch_size, mode, seed, options), max_nbytes=max_nbytes)
         with self._lock:

@@ -268,7 +268,7 @@ def test_an_update_needs_keys_that_exist_or_that_do_not(rows):
     rows.put([1], {"x": [1]}, update=False)
     with pytest.raises(RowIndexError, match="got 1 of 2 unknown, first 2"):
         rows.put([1, 2], {"y": [1, 2]}, update=True)
-    with pytest.raises(ArgumentError, match="keys must be new, got 1 of 2 known, first 1"):
+    with pytest.raises(ArgumentError, match="keys must be new, got 1 of 2 existing, first 1"):
         rows.put([2, 1], {"y": [1, 2]}, update=False)
     assert len(rows) == 1
     assert "y" not in rows.info()["columns"]
