@@ -241,6 +241,9 @@ def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: 
     `rings` contains the ring of each row, shape (n,); if None, environments and episodes determine it.
     """
     rings = _rings_of(buffer, columns, count) if rings is None else rings
+    if names.EPS_ID not in columns and count and (rings == rings[0]).all():
+        # All rows are one stream, already in order.
+        return buffer.add(node(Batch, _with_end_flags(columns, count)), buffer_ids=rings)[0]
     order = np.empty(count, np.intp)
     cut = np.zeros(count, np.bool_)
     episode, agent, t = (np.asarray(columns[name]) if name in columns else None for name in _STREAM)
@@ -259,10 +262,9 @@ def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: 
         at += len(rows)
         if newest and episode is not None and t is not None and not streams.goes_on:
             ended.append(newest[0])
-    if "terminated" in columns or "done" in columns:
-        terminated, truncated = end_flags(columns, count)
-        columns.pop("done", None)
-        columns |= {"terminated": terminated, "truncated": truncated | (cut & ~terminated)}
+    columns = _with_end_flags(columns, count)
+    if "terminated" in columns:
+        columns["truncated"] = columns["truncated"] | (cut & ~columns["terminated"])
     steps = node(Batch, columns)
     if moves:
         steps = steps[order]
@@ -275,6 +277,16 @@ def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: 
     slots = np.empty(count, np.intp)
     slots[order] = added
     return slots
+
+
+def _with_end_flags(columns: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return columns with both end flags and without `done`, which the buffer computes; unchanged without flags."""
+    if "terminated" not in columns and "done" not in columns:
+        return columns
+    terminated, truncated = end_flags(columns, count)
+    flagged = {**columns, "terminated": terminated, "truncated": truncated}
+    flagged.pop("done", None)
+    return flagged
 
 
 def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:

@@ -737,11 +737,8 @@ class Rings:
 
 def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
     """Add rewards to a total in step order, so that rounding is the same as for single steps."""
-    if rew.ndim == 1:
-        for reward in rew.tolist():
-            total += reward
-        return total
-    return np.add.accumulate(np.concatenate([np.reshape(total, (1, *rew.shape[1:])), rew]))[-1]
+    sums = np.add.accumulate(np.concatenate([np.reshape(total, (1, *rew.shape[1:])), rew]))[-1]
+    return sums if rew.ndim > 1 else sums.item()
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:

@@ -130,6 +130,8 @@ def as_batch(sample_batch: SampleBatch[Any], convention: Convention | None = Non
 
 
 def _to_nested(value: Any, path: str) -> Any:
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, tuple):
         value = {str(position): item for position, item in enumerate(value)}
     if isinstance(value, Mapping):
