@@ -157,7 +157,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         return self
 
     def size_bytes(self) -> int:
-        """Return the bytes of all columns of all policies."""
+        """Return the size of all columns of all policies in bytes."""
         return sum(map(SampleBatch.size_bytes, self.policy_batches.values()))
 
     def to_device(

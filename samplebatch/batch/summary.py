@@ -250,7 +250,7 @@ class Part(NamedTuple):
 
 
 def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
-    """Draw columns over time; see `SampleBatch.plot`.
+    """Plot columns over time; see `SampleBatch.plot`.
 
     Raises MissingExtraError if matplotlib is not installed. Raises ColumnTypeError if a requested column is
     not numeric.

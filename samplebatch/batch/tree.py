@@ -221,9 +221,10 @@ _MISSING: Any = object()
 class NestedColumn(dict[str, Any]):
     """Dict of a nested column; assigning to it and deleting from it changes the batch.
 
-    A batch keeps one such dict per nested column while it is referenced, and updates it on every read. Assigned values
-    are validated like columns of the batch, under their dotted names. The dict is detached from the batch when its
-    column is replaced or deleted or the batch is freed; constructed, copied and unpickled dicts are detached as well.
+    While a nested column's dict is referenced, each read of the column from the batch returns this dict, after updating
+    it. Assigned values are validated like columns of the batch, under their dotted names. The dict is detached from the
+    batch when its column is replaced or deleted or the batch is freed; constructed, copied and unpickled dicts are
+    detached as well.
 
     Raises ColumnLengthError if an assigned column has a different number of rows than the batch. Raises ColumnTypeError
     if a key is not a string, or no column type supports the values. Raises ColumnMismatchError if two columns would

@@ -239,7 +239,7 @@ class HERReplayBuffer(ReplayBuffer):
 
     @property
     def future_k(self) -> float:
-        """Average number of sampled steps per step that keeps its goal; settable."""
+        """Average number of sampled steps per sampled step that retains its original goal, at least 1; settable."""
         return self.__dict__["future_k"]  # type: ignore[no-any-return]
 
     @future_k.setter

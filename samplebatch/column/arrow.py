@@ -74,9 +74,9 @@ def holds_objects(field: pa.Field) -> bool:
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
     """Validate chunks, and subtract the size of those that become Python objects from a memory bound.
 
-    The limit also covers strings in dictionaries and views, because their copies are larger. Numeric columns are
-    viewed; only the sizes of their buffers must have been validated before. Raises CapacityError if the bound is
-    exceeded. Raises pyarrow.ArrowException if a chunk is damaged.
+    The limit also covers strings in dictionaries and views, because decoded strings may be larger than the Arrow array.
+    Numeric columns are viewed; only the sizes of their buffers must have been validated before. Raises CapacityError if
+    the bound is exceeded. Raises pyarrow.ArrowException if a chunk is damaged.
     """
     if not (holds_objects(field) or _expands(field.type, field.metadata or {})):
         return

@@ -73,8 +73,8 @@ def as_column(values: Any, name: str) -> Column:
     Raises
     ------
     ColumnTypeError
-        If the value has no rows (a number, a string, a 0-d array), an unsupported dtype, or requires a gradient, which
-        would retain its graph in memory.
+        If the value has no rows (a number, a string, a 0-d array), has an unsupported dtype, or requires a gradient. A
+        tensor that requires a gradient would retain its graph in memory.
 
     Examples
     --------

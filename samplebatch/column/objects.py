@@ -46,8 +46,8 @@ class ObjectColumn(Column):
     """Column of Python objects of any type, such as a dict, a string or None, one per row.
 
     In Arrow, objects with a common form are stored as structs, lists and numbers, other objects as pickles; all objects
-    are restored exactly. Objects are mutable, so encoded arrays are not cached between calls: `encode` returns array
-    and metadata together.
+    are restored exactly. Objects are mutable, so encoded arrays are not cached between calls: `encode` returns the
+    array and its metadata together.
 
     Parameters
     ----------

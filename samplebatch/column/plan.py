@@ -309,7 +309,7 @@ def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> lis
 
 
 def head_of(stream: Bytes) -> bytes | None:
-    """Return the bytes of a stream up to the buffers of its second message; None if it has another structure.
+    """Return a stream's bytes up to the buffers of its second message; None if it does not start with two messages.
 
     The first message is the schema, and the second one the record batch.
 

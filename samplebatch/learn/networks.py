@@ -443,7 +443,10 @@ class Net(VectorOutput):
         *,
         linear_layer: LinearLayer = nn.Linear,
     ) -> Self:
-        """Create a network from observations of any space, flattened by `Flatten`, to features; see `MLP`."""
+        """Create a network that flattens observations of any space with `Flatten` and maps them to features.
+
+        See `MLP` for the other parameters.
+        """
         flatten = Flatten(observation_space)
         network = cls(flatten.output_dim, hidden_sizes=hidden_sizes, activation=activation, linear_layer=linear_layer)
         network.flatten = flatten

@@ -763,9 +763,10 @@ class EpisodeQuota:
         return self._to_begin + int(np.count_nonzero(self.running))
 
     def is_spent_by(self, terminateds: npt.NDArray[np.bool_], truncateds: npt.NDArray[np.bool_]) -> bool:
-        """Return whether the quota may be complete after another raw step; accumulates ends until the next `spend`.
+        """Count the episode ends of one more step of all environments, and return whether the quota may be complete.
 
-        Autoreset steps with set flags are counted as ends, so the result may be true before the quota is complete.
+        `spend` resets the count. Autoreset steps with set flags are counted as episode ends, so the result may be true
+        before the quota is complete.
         """
         if not (np.count_nonzero(terminateds) or np.count_nonzero(truncateds)):
             return False

@@ -314,8 +314,8 @@ class GAE(TrajectoryColumns):
         a policy. Alternatively, a mapping from policy ids to columns or functions; batches of other policies are
         unchanged. Collectors whose policy ids are known reject unknown ids.
     bootstrap
-        Value estimates for the next observations of steps that no step follows: a function of observations, or a
-        column. The default is `values`, if it is a function.
+        Value estimates for the next observation after the last step of a trajectory or a truncated step: a function of
+        observations, or a column. The default is `values`, if it is a function.
     gamma, lambda_
         Discount factor per step, and decay of the advantage estimate.
 

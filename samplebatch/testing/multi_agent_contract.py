@@ -21,7 +21,7 @@ EPS_DONE = "eps_done"
 
 
 def by_turn(obs: Any) -> Any:
-    """Return actions equal to the first number of observations, modulo 4."""
+    """Return one action per observation: the first element of the observation, modulo 4."""
     return (obs[:, 0] % 4).astype(np.int64)
 
 

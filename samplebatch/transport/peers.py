@@ -357,8 +357,9 @@ def exit_error() -> BaseException | None:
 def _record_run_errors() -> None:
     """Make `multiprocessing` processes retain the exception that ends their `run`.
 
-    Up to Python 3.12, exit handlers run while the exception is handled. From 3.13, they run after the exception, its
-    frames and the channel ends in their local variables were freed: a failure would look like a normal exit.
+    Up to Python 3.12, exit handlers run while the exception is handled. From Python 3.13, exit handlers run after the
+    exception, its frames and their local variables, which include channel ends, are freed. A failure would therefore
+    look like a normal exit.
     """
     bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
