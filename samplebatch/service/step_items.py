@@ -32,17 +32,17 @@ from samplebatch.storage.buffers.state import plain
 Slots = npt.NDArray[np.intp]
 
 _ROUNDS = 3
-"""Rounds of rejection sampling before draws are made from the list of all remaining steps."""
+"""Number of rejection sampling rounds before steps are drawn from a list of all steps with remaining draws."""
 
 
 class DrawsLeft:
-    """Remaining draws per slot of a buffer, for tables that limit how often a step is sampled.
+    """Remaining draws per slot of a buffer, for tables that limit how often each step is sampled.
 
     - `capacity`: number of slots.
     - `max_draws`: maximum number of draws per step.
 
     Its attributes:
-    - `counts`: remaining draws of each slot, 0 for slots without a step; shape (capacity,).
+    - `counts`: remaining draws of each slot, shape (capacity,); 0 for slots without a step.
     - `total`: sum of `counts`.
     """
 
@@ -52,7 +52,7 @@ class DrawsLeft:
         self.total = 0
 
     def renew(self, slots: Slots) -> None:
-        """Reset the draws of slots that have new steps."""
+        """Set the remaining draws of slots with new steps to `max_draws`."""
         slots = np.unique(slots)
         self.total += len(slots) * self.max_draws - int(self.counts[slots].sum())
         self.counts[slots] = self.max_draws
@@ -64,48 +64,48 @@ class DrawsLeft:
 
     @contextmanager
     def draw(self, buffer: ReplayBuffer, n: int) -> Iterator[Slots]:
-        """Draw n slots like a buffer, then remove exhausted slots from the sampler.
+        """Draw n slots from a buffer; at the end of the `with` block, remove exhausted slots from the sampler.
 
-        Gather rows within the block, where their priorities are unchanged. At least n draws must remain. An error
-        within the block undoes the draw.
+        Gather the rows within the block, because their sampling weights are unchanged there. At least n draws must
+        remain in total. An exception within the block restores the remaining draws.
         """
         sampler = buffer._sampler if isinstance(buffer._sampler, Prioritized) else None
-        drawn = np.zeros(0, np.intp)
-        spent: list[Slots] = []
+        slots = np.zeros(0, np.intp)
+        exhausted: list[Slots] = []
         weights: list[npt.NDArray[np.float64]] = []
         rounds = 0
-        while len(drawn) < n:
+        while len(slots) < n:
             rounds += 1
-            picked = self._pick(buffer, n - len(drawn), by_count=sampler is None and rounds > _ROUNDS)
-            picked = picked[_ordinals(picked) < self.counts[picked]]
-            np.subtract.at(self.counts, picked, 1)
-            drawn = np.concatenate([drawn, picked])
-            exhausted = np.unique(picked[self.counts[picked] == 0])
-            if sampler is not None and len(exhausted):
-                spent.append(exhausted)
-                weights.append(sampler.tree.get(exhausted))
-                sampler.on_remove(exhausted)
+            candidates = self._pick(buffer, n - len(slots), by_count=sampler is None and rounds > _ROUNDS)
+            accepted = candidates[_ordinals(candidates) < self.counts[candidates]]
+            np.subtract.at(self.counts, accepted, 1)
+            slots = np.concatenate([slots, accepted])
+            newly_exhausted = np.unique(accepted[self.counts[accepted] == 0])
+            if sampler is not None and len(newly_exhausted):
+                exhausted.append(newly_exhausted)
+                weights.append(sampler.tree.get(newly_exhausted))
+                sampler.on_remove(newly_exhausted)
         self.total -= n
-        if sampler is not None and spent:
-            sampler.tree.set(np.concatenate(spent), np.concatenate(weights))
+        if sampler is not None and exhausted:
+            sampler.tree.set(np.concatenate(exhausted), np.concatenate(weights))
         try:
-            yield drawn
+            yield slots
         except BaseException:
-            np.add.at(self.counts, drawn, 1)
+            np.add.at(self.counts, slots, 1)
             self.total += n
             raise
-        if sampler is not None and spent:
-            sampler.on_remove(np.concatenate(spent))
+        if sampler is not None and exhausted:
+            sampler.on_remove(np.concatenate(exhausted))
 
     def _pick(self, buffer: ReplayBuffer, n: int, *, by_count: bool) -> Slots:
-        """Draw n slots; repetitions may exceed the remaining draws unless `by_count`."""
+        """Draw n slots with replacement, ignoring remaining draws; with `by_count`, exhausted slots are excluded."""
         if by_count:
             remaining = np.flatnonzero(self.counts)
             return remaining[buffer._rng.integers(0, len(remaining), n)]
         return buffer._draw(n)
 
     def set_max_draws(self, buffer: ReplayBuffer, max_draws: int) -> None:
-        """Change the maximum number of draws per step; previous draws count towards it."""
+        """Change the maximum number of draws per step; previous draws count towards the new maximum."""
         slots = buffer._table.rings.stored_slots()
         revived = slots[self.counts[slots] == 0]
         self.counts[slots] = np.maximum(self.counts[slots] + max_draws - self.max_draws, 0)
@@ -115,7 +115,7 @@ class DrawsLeft:
             buffer._sampler.on_remove(slots[self.counts[slots] == 0])
 
     def lift(self, buffer: ReplayBuffer) -> None:
-        """Make exhausted steps available again, with the largest priority so far."""
+        """Add exhausted steps to the sampler again, with the largest priority so far."""
         slots = buffer._table.rings.stored_slots()
         if isinstance(buffer._sampler, Prioritized):
             buffer._sampler.on_add(slots[self.counts[slots] == 0])
@@ -123,7 +123,7 @@ class DrawsLeft:
     def load(self, counts: npt.NDArray[np.int64]) -> None:
         """Restore counts of remaining draws.
 
-        Raises FormatError if the counts have another length, or are not in [0, `max_draws`].
+        Raises FormatError if the shape of `counts` is not (capacity,), or a count is not from 0 to `max_draws`.
         """
         if counts.shape != self.counts.shape:
             raise FormatError(f"remaining draws must have shape {self.counts.shape}, got {counts.shape}")
@@ -136,7 +136,7 @@ class DrawsLeft:
 
 
 def _ordinals(values: Slots) -> Slots:
-    """Count the earlier occurrences of each value: [5, 2, 5, 5, 2] becomes [0, 0, 1, 2, 1]."""
+    """Count the earlier occurrences of each element's value: [5, 2, 5, 5, 2] becomes [0, 0, 1, 2, 1]."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     starts = np.flatnonzero(np.concatenate([np.ones(1, np.bool_), ordered[1:] != ordered[:-1]]))
@@ -159,21 +159,21 @@ _PRIORITIZED = {"alpha": 0.6, "beta": 0.4, "weight_norm": True, "stratified": Fa
 _N_STEP: dict[str, Any] = {"n_step": None, "gamma": 0.99}
 
 Stream = tuple[str, int]
-"""Writer, and the number of one of its environments."""
+"""Name of a writer and number of one of the writer's environments."""
 
 
 def step_options(kind: str) -> dict[str, Any]:
-    """Return options and defaults of a table of steps."""
+    """Return the options of a table of steps with their default values."""
     return {**_BUFFER, **(_PRIORITIZED if kind == "prioritized" else {}), **_N_STEP}
 
 
 class StepItems(Items):
-    """Steps of a replay table; samples equal those of a local buffer with the same seed.
+    """Steps of a replay table, sampled exactly as from a local buffer with the same seed.
 
     - `kind`: `"uniform"` or `"prioritized"`.
     - `capacity`: maximum number of steps, rounded up to a multiple of `streams`.
-    - `streams`: number of rings. Each environment of each writer has its own ring while rings are free; a further
-      environment replaces the owner of the least recently written ring.
+    - `streams`: number of rings. Each environment of each writer is assigned a free ring. If no ring is free, the least
+      recently written ring is reassigned.
     - `max_times`: maximum number of times that each step is sampled; 0 for no limit.
     - `seed`: seed of the buffer's generator.
     - `options`: options of the buffer, and the default `n_step` and `gamma` of samples.
@@ -235,7 +235,7 @@ class StepItems(Items):
         return len(self.buffer)
 
     def declare(self, columns: DeclaredColumns | None) -> None:
-        """Require these columns of later steps.
+        """Set the columns that later steps must have; None lets the first steps determine the columns.
 
         Raises ArgumentError if columns are declared by policy, or a name is declared twice.
         """
@@ -244,15 +244,17 @@ class StepItems(Items):
     # Inserting
 
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
-        """Validate a fragment of steps, and rename its columns to the names of buffers.
+        """Validate a fragment of steps and rename its columns to the column names of buffers.
 
         Raises ArgumentError if a key is passed. Raises CapacityError if the fragment has more steps than a ring has
-        slots. Raises PriorityError if the table does not use priorities, or the priorities are not finite numbers, one
-        for all steps or one per step. Raises ColumnMismatchError if the columns differ from the declared columns.
-        Raises SampleBatchError in the same cases as `ReplayBuffer.extend`.
+        slots. Raises PriorityError if priorities are passed to a uniform table, a priority is not a finite number, or
+        the number of priorities is neither 1 nor the number of steps. Raises ColumnMismatchError if the columns differ
+        from the declared columns. Raises SampleBatchError in the same cases as `ReplayBuffer.extend`.
         """
         if key is not None:
-            raise ArgumentError(f"a table of steps must get no key, got {key!r}; tables of kind 'key' have keys")
+            raise ArgumentError(
+                f"a fragment for a table of steps must have no key, got {key!r}; tables of kind 'key' have keys"
+            )
         steps, count, unit = steps_of(rows if self.declared is None else self._match(rows, self.declared))
         common_unit([self.buffer.action_unit, unit])
         if self._rings > 1:
@@ -282,11 +284,11 @@ class StepItems(Items):
         return declared.match_steps(as_flat(rows))
 
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Never block: new steps overwrite the oldest steps of a ring."""
+        """Return None: inserts are never blocked, because new steps overwrite the oldest steps of a ring."""
         return None
 
     def insert(self, ready: Any, writer: str) -> Any:
-        """Insert steps like `ReplayBuffer.extend`; return their slots, shape (n,)."""
+        """Insert steps as `ReplayBuffer.extend` does; return their slots, shape (n,)."""
         steps, count, priorities, unit = ready
         self.buffer._merge_action_unit(unit)
         slots = add_steps(self.buffer, dict(steps), count, self._rings_of(steps, count, writer))
@@ -297,7 +299,7 @@ class StepItems(Items):
         return slots
 
     def _rings_of(self, steps: Mapping[str, Any], count: int, writer: str) -> npt.NDArray[np.intp] | None:
-        """Find the ring of each row by writer and environment; None if the buffer decides."""
+        """Return the ring of each row by writer and environment; None if the buffer selects the rings."""
         if self._rings == 1 or not writer:
             return None
         environments = env_ids(steps, count)
@@ -308,7 +310,7 @@ class StepItems(Items):
         return np.array(rings, _INTP)[positions.reshape(-1)]
 
     def _ring_of(self, stream: Stream) -> int:
-        """Return the ring of a stream: its current ring, otherwise a free ring or the least recently written ring."""
+        """Return the ring of a stream: its current ring, else a free ring, else the least recently written ring."""
         ring = self._streams.pop(stream, None)
         if ring is None:
             if len(self._streams) < self._rings:
@@ -357,15 +359,15 @@ class StepItems(Items):
         return Request(batch_size, mode, merged, seed)
 
     def hold_sample(self, request: Request) -> Hold | None:
-        """Block a sample while too few draws remain."""
+        """Return why a request must wait for more draws; None if enough draws remain."""
         if self.left is None or self.left.total >= request.batch_size:
             return None
         return Hold(f"{request.batch_size} steps are requested, and {self.left.total} may be sampled", needs_items=True)
 
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw a sample like the buffer, without exhausted steps.
+        """Draw a sample as the buffer does, but without exhausted steps.
 
-        Raises CapacityError if the sample would exceed its maximum size; nothing is gathered.
+        Raises CapacityError if the sample would exceed `max_nbytes` of the request; no rows are gathered.
         """
         table = self.buffer._table
         table.max_gather_nbytes = request.max_nbytes
@@ -392,7 +394,7 @@ class StepItems(Items):
 
     @contextmanager
     def _drawing(self, request: Request) -> Iterator[None]:
-        """Use the seed and `beta` of a request for the buffer's draws."""
+        """Apply the seed and `beta` of a request to the buffer within the `with` block."""
         buffer, sampler = self.buffer, self._prioritized
         rng, beta = buffer._rng, None if sampler is None else sampler.beta
         try:
@@ -429,14 +431,14 @@ class StepItems(Items):
         return self._sample(batch, indices, starts), int(np.count_nonzero(batch.mask))
 
     def _sample(self, batch: Any, indices: Any, slots: Any, lengths: Any = None) -> Sample:
-        """Create a sample of rows; generations and weights are looked up by `slots`."""
+        """Create a sample of rows; `slots` determine the generations if the table does not use priorities."""
         columns = batch.__dict__
         if names.GENERATION in columns and self._prioritized is not None:
             return Sample(batch, indices, columns[names.GENERATION], columns[names.WEIGHT], lengths)
         return Sample(batch, indices, self.buffer._table.rings.generation(slots), None, lengths)
 
     def finish(self, drawn: Any) -> Sample:
-        """Return the sample, whose rows `draw` has gathered under the lock."""
+        """Return the sample unchanged; `draw` has already gathered its rows under the lock."""
         sample: Sample = drawn
         return sample
 
@@ -445,8 +447,8 @@ class StepItems(Items):
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
         """Set new priorities of steps; return the number of steps that still exist.
 
-        Raises PriorityError if the table does not use priorities, or a priority is invalid. Raises SampleBatchError in
-        the same cases as `PrioritizedReplayBuffer.update_weight`.
+        Raises PriorityError if the table is uniform, or a priority is invalid. Raises SampleBatchError in the same
+        cases as `PrioritizedReplayBuffer.update_weight`.
         """
         buffer: Any = self.buffer
         if self._prioritized is None:
@@ -469,9 +471,9 @@ class StepItems(Items):
         return int(np.count_nonzero(is_stored))
 
     def set_max_times(self, times: int) -> None:
-        """Change the maximum number of samples per step, counted since the limit was introduced.
+        """Change how often each step may be sampled; draws made without a limit do not count.
 
-        Raises ArgumentError if the buffer has `sample_avail`.
+        Raises ArgumentError if `times` is positive and the buffer has `sample_avail`.
         """
         if times and self.buffer.options["sample_avail"]:
             raise ArgumentError(
@@ -496,7 +498,7 @@ class StepItems(Items):
 
     @property
     def weight(self) -> float:
-        """Number of steps, or the sum of their priorities to the power of alpha."""
+        """Sum of all priorities to the power of alpha; the number of steps if the table is uniform."""
         sampler = self._prioritized
         return float(len(self)) if sampler is None else sampler.tree.total
 
@@ -508,13 +510,13 @@ class StepItems(Items):
     # Checkpoints
 
     def streams(self) -> list[list[Any]]:
-        """List writer, environment and ring of each stream, the least recently written first."""
+        """Return writer, environment and ring of each stream, the least recently written stream first."""
         return [[writer, environment, ring] for (writer, environment), ring in self._streams.items()]
 
     def set_streams(self, streams: Any) -> None:
-        """Restore the rings of streams, as returned by `streams`.
+        """Restore the assignment of rings to streams from the result of `streams`.
 
-        Raises FormatError if a ring does not exist or belongs to several streams.
+        Raises FormatError if a ring does not exist or is assigned to several streams.
         """
         rings_of_streams = OrderedDict(
             ((str(writer), int(environment)), int(ring)) for writer, environment, ring in streams
@@ -532,24 +534,24 @@ class StepItems(Items):
         return {"buffer": self.buffer.state_dict(), "streams": self.streams(), "left": left}
 
     def freeze(self) -> dict[str, Any]:
-        """Return the state with the buffer as a `LiveBuffer`, which must be closed."""
+        """Return the state with the buffer as a `LiveBuffer`, which the caller must close."""
         left = None if self.left is None else self.left.counts.copy()
         return {"buffer": LiveBuffer(self.buffer), "streams": self.streams(), "left": left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, whose buffer may be a state or a `ReplayBuffer`."""
+        """Restore a state, in which `buffer` is a `ReplayBuffer` or the `state_dict` of one."""
         buffer = state["buffer"]
         if isinstance(buffer, ReplayBuffer):
             self._check_stored(buffer)
             self._adopt(buffer)
         else:
-            before = None if self.declared is None else self.buffer.state_dict()
+            previous_state = None if self.declared is None else self.buffer.state_dict()
             self.buffer.load_state_dict(buffer)
             try:
                 self._check_stored(self.buffer)
             except ColumnMismatchError:
-                if before is not None:
-                    self.buffer.load_state_dict(before)
+                if previous_state is not None:
+                    self.buffer.load_state_dict(previous_state)
                 raise
         self.set_streams(state["streams"])
         if self.left is not None and state["left"] is not None:
@@ -563,14 +565,14 @@ class StepItems(Items):
             self.declared.check_stored(row, last_frames=buffer.options["save_only_last_obs"])
 
     def _adopt(self, buffer: ReplayBuffer) -> None:
-        """Replace the buffer with another buffer of the same class, sizes and options."""
+        """Replace the buffer with another buffer of the same class, ring sizes and options."""
         current = self.buffer
-        same = type(buffer) is type(current) and buffer.subbuffer_edges.tolist() == current.subbuffer_edges.tolist()
-        if not same or plain(buffer.options) != plain(current.options):
+        edges, current_edges = buffer.subbuffer_edges.tolist(), current.subbuffer_edges.tolist()
+        is_same_layout = type(buffer) is type(current) and edges == current_edges
+        if not is_same_layout or plain(buffer.options) != plain(current.options):
             raise ColumnMismatchError(
                 f"the buffer must have the class, ring sizes and options of the table's buffer, {current.options} with "
-                f"rings {current.subbuffer_edges.tolist()}, got {buffer.options} with rings "
-                f"{buffer.subbuffer_edges.tolist()}"
+                f"rings {current_edges}, got {buffer.options} with rings {edges}"
             )
         buffer._table.lock = self.lock
         self.buffer = buffer

@@ -184,7 +184,7 @@ def test_bad_tickets(raw: Any, ticket: bytes, why: str) -> None:
         (b'{"number": -1}', "number must be a whole number"),
         (b'{"number": null}', "number must be a whole number"),
         (b'{"key": 7}', "key must be a string"),
-        (b'{"key": "k"}', "a table of steps must get no key, got 'k'"),
+        (b'{"key": "k"}', "a fragment for a table of steps must have no key, got 'k'"),
         (b'{"priority": "high"}', "priority must be a number"),
         (b'{"priority": 1.0}', "priorities must be omitted for tables of kind 'uniform'"),
         (b'{"batch": "{}"}', "must have valid batch metadata"),

@@ -346,7 +346,7 @@ def test_invalid_samples_are_rejected(request_: dict[str, Any], error: type[Exce
             CapacityError,
             "at most 20 steps, the slots of a ring, got 21",
         ),
-        ("uniform", {"keys": "k"}, ArgumentError, "a table of steps must get no key, got 'k'"),
+        ("uniform", {"keys": "k"}, ArgumentError, "a fragment for a table of steps must have no key, got 'k'"),
         ("uniform", {"priorities": 1.0}, PriorityError, "priorities must be omitted for tables of kind 'uniform'"),
         (
             "prioritized",
