@@ -1,4 +1,4 @@
-"""DeclaredColumns: required columns of a replay table, and the validation of fragments."""
+"""DeclaredColumns: required columns of a replay table, and validation of fragments against them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeErr
 _MAX_AXES: Final = 32
 _MAX_ELEMENTS: Final = 2**31 - 1
 _MAX_NAME_NBYTES: Final = 256
-_WORDS: Final[dict[Any, str]] = {
+_NON_NUMERIC_DTYPES: Final[dict[Any, str]] = {
     **dict.fromkeys((str, "str", "text"), "text"),
     **dict.fromkeys((bytes, "bytes"), "bytes"),
     **dict.fromkeys((object, "object"), "object"),
 }
-_KNOWN: Final = (*sorted(str(dtype) for dtype in NUMBERS), "text", "bytes", "object")
+_DTYPE_NAMES: Final = (*sorted(str(dtype) for dtype in NUMBERS), "text", "bytes", "object")
 _FORM: Final = re.compile(r"(?P<dtype>.+?)(?:\[(?P<shape>[0-9?x, ]*)\])?", re.DOTALL)
 _MUST: Final = (
     "must be declared as a dtype such as 'float32', as a dtype and a row shape such as 'float32[4]' or "
@@ -42,23 +42,24 @@ _IDS: Final = {
     ),
     names.EPS_DONE: "bool",
 }
-"""Columns that a step may have without a declaration, and their dtypes, which no writer can choose."""
+"""Columns that steps may contain without a declaration, and their fixed dtypes."""
 
 _BUFFER_FLAGS: Final = (names.TERMINATEDS, names.TRUNCATEDS, names.DONES)
 _FRAMES: Final = (names.OBS, names.NEXT_OBS)
 
 Forms = dict[str, str]
-"""The dtype and row shape of each column, as text."""
+"""Dtype and row shape of each column, as text, by column name."""
 
 
 class DeclaredColumns:
-    """The columns that fragments of a replay table must have, for `ReplayTable`.
+    """Declaration of the columns that each fragment of a replay table must contain, for `ReplayTable`.
 
-    - `columns`: dtype per column, or a pair of dtype and row shape: `"float32"`, `("float32", (4,))`, or both as text,
-      `"float32[4]"`, `"uint8[84x84x3]"`. `"torch.float32[4]"` is a torch column; `"float32[?]"` has rows of varying
-      shape, with one `?` per axis. `"text"`, `"bytes"` and `"object"`, or `str`, `bytes` and `object`, are also
-      accepted. Names of nested columns contain dots. For fragments of several policies, a mapping of each policy to
-      such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, with several policies `POLICY/NAME:DTYPE[SHAPE]`.
+    - `columns`: mapping of column names to types; for fragments of several policies, one such mapping per policy. A
+      type is a dtype such as `"float32"`, or a dtype and a row shape, such as `("float32", (4,))`, `"float32[4]"` or
+      `"uint8[84x84x3]"`. `"torch.float32[4]"` declares a torch column. `"float32[?]"` declares rows of varying shape,
+      with one `?` per axis. `"text"`, `"bytes"` and `"object"`, or `str`, `bytes` and `object`, are also accepted.
+      Names of nested columns contain dots. Instead of a mapping, a string of `NAME:DTYPE[SHAPE]` entries joined by `+`
+      is accepted; for several policies, each entry is `POLICY/NAME:DTYPE[SHAPE]`.
 
     Raises ArgumentError if a dtype is unknown, a row shape is invalid, or a name is declared twice.
 
@@ -79,7 +80,7 @@ class DeclaredColumns:
             raise ArgumentError(
                 f"columns must be a mapping of names to dtypes, or NAME:DTYPE[SHAPE]+..., got {type(columns).__name__}"
                 if pairs or not isinstance(pairs, Mapping)
-                else "columns must be declared with one column or more, got none; leave them out to declare none"
+                else "columns must declare at least one column, got none; omit the argument to declare no columns"
             )
         has_policies = {isinstance(value, Mapping) for value in pairs.values()}
         if len(has_policies) > 1:
@@ -95,9 +96,9 @@ class DeclaredColumns:
 
     @classmethod
     def from_state(cls, state: Any) -> DeclaredColumns | None:
-        """Restore the columns from the result of `state`; None if it is None.
+        """Restore the declarations from the result of `state`; return None if the state is None.
 
-        Raises ArgumentError, TypeError and ValueError if the state is invalid.
+        Raises ArgumentError, TypeError or ValueError if the state is invalid.
         """
         if state is None:
             return None
@@ -105,21 +106,21 @@ class DeclaredColumns:
         return cls(pairs[None] if list(pairs) == [None] else pairs)
 
     def state(self) -> list[Any]:
-        """Return plain values from which `from_state` restores the columns."""
+        """Return plain values from which `from_state` restores the declarations."""
         return [[policy, [list(pair) for pair in forms.items()]] for policy, forms in self._policies.items()]
 
     def describe(self) -> dict[str, Any]:
-        """Return dtype and row shape of each column by name, or by policy and name, for `ReplayTable.info`."""
+        """Return the dtype and row shape of each column, as text, by column name or by policy and column name."""
         return {str(policy): dict(forms) for policy, forms in self._policies.items()} if self.by_policy else self.flat
 
     @property
     def by_policy(self) -> bool:
-        """Whether fragments have several policies."""
+        """Whether columns are declared by policy."""
         return list(self._policies) != [None]
 
     @property
     def flat(self) -> Forms:
-        """Dtype and row shape of each column by name, for fragments of a single policy."""
+        """Dtype and row shape of each column, as text, by name; requires columns that are not declared by policy."""
         return dict(self._policies[None])
 
     def __str__(self) -> str:
@@ -140,10 +141,10 @@ class DeclaredColumns:
         return hash(str(self))
 
     def for_steps(self) -> DeclaredColumns:
-        """Return the columns under RLlib's names, which tables of steps use.
+        """Return the declarations under RLlib's column names, which tables of steps use.
 
-        Raises ArgumentError if columns are declared by policy, because all policies share the columns of steps, or if
-        two columns have the same name.
+        Raises ArgumentError if columns are declared by policy, because all policies share the columns of steps. Raises
+        ArgumentError if two declared names correspond to the same RLlib name.
         """
         if self.by_policy:
             raise ArgumentError(
@@ -159,20 +160,23 @@ class DeclaredColumns:
     # Checks
 
     def match_fragment(self, fragment: SampleBatch[Any] | MultiAgentBatch[Any]) -> Any:
-        """Check that a fragment has exactly these columns.
+        """Check that a fragment contains exactly the declared columns.
 
         Returns
         -------
-        The fragment. Columns that are declared as ragged are ragged in it, even if their rows have equal shapes.
+        The fragment; columns that are declared as ragged are returned as ragged, even if their rows have equal shapes.
 
         Raises
         ------
         ColumnMismatchError
-            If a column or policy is missing or not declared, or differs from its declaration.
+            If a declared column is missing, a column or policy is undeclared, or a column differs from its declaration.
+            Also if the fragment sets `time_major` or `zero_padded`.
         """
         if isinstance(fragment, MultiAgentBatch) != self.by_policy:
-            must, got = ("have policies", "one without") if self.by_policy else ("be of one policy", "several policies")
-            raise ColumnMismatchError(f"a fragment must {must}, as the table declares, got {got}")
+            requirement, got = (
+                ("have policies", "no policies") if self.by_policy else ("be of one policy", "several policies")
+            )
+            raise ColumnMismatchError(f"a fragment must {requirement}, as the table declares, got {got}")
         if not isinstance(fragment, MultiAgentBatch):
             return _match(fragment, self.flat, _is_never, {})
         parts = {}
@@ -186,20 +190,21 @@ class DeclaredColumns:
         return MultiAgentBatch(parts, fragment.env_steps())
 
     def match_steps(self, rows: SampleBatch[Any]) -> SampleBatch[Any]:
-        """Check that steps have exactly these columns, under RLlib's or Tianshou's names.
+        """Check that steps contain exactly the declared columns, under RLlib's or Tianshou's names.
 
-        Infos may be missing. `eps_id`, `env_id`, `agent_index`, `t`, `unroll_id` and `weights_version` of int64, and
-        `eps_done` of bool, need no declaration.
+        Declared infos may be missing. The int64 columns `eps_id`, `env_id`, `agent_index`, `t`, `unroll_id` and
+        `weights_version`, and the bool column `eps_done`, are accepted without a declaration.
 
         Raises ColumnMismatchError in the same cases as `match_fragment`.
         """
         return _match(rows, self.flat, _is_info, _IDS, rename=_step_name)
 
     def check_stored(self, rows: SampleBatch[Any], *, last_frames: bool = False) -> None:
-        """Check a stored row of a replay buffer, whose flags and rewards have the dtypes of buffers.
+        """Check a stored row of a replay buffer, except its flags and rewards, whose dtypes the buffer determines.
 
-        - `rows`: the row, with RLlib's names.
-        - `last_frames`: whether the buffer stores only the last frame of each observation.
+        - `rows`: batch of the stored row, with RLlib's column names.
+        - `last_frames`: whether the buffer stores only the last frame of each observation; observations are then not
+          checked.
 
         Raises ColumnMismatchError in the same cases as `match_fragment`.
         """
@@ -234,7 +239,7 @@ def _is_info(name: str) -> bool:
 
 
 def _step_name(name: str) -> str:
-    """Return RLlib's name of a column of steps.
+    """Convert the name of a step column to RLlib's name.
 
     >>> _step_name("act"), _step_name("info.lives"), _step_name("new_obs")
     ('actions', 'infos.lives', 'new_obs')
@@ -251,17 +256,21 @@ def _match(
     where: str = "",
     rename: Callable[[str], str] = str,
 ) -> SampleBatch[Any]:
-    """Validate the columns of a batch against declared forms; return it with ragged columns where they are declared.
+    """Validate the columns of a batch against declared forms; return the batch with ragged columns as declared.
 
-    `may_lack` decides whether a declared column may be missing, `others` are forms of undeclared columns, `where` is a
-    prefix of error messages, and `rename` maps a column of the batch to its declared name.
+    - `may_lack`: returns whether a declared column may be missing.
+    - `others`: forms of the columns that are accepted without a declaration.
+    - `where`: prefix of error messages.
+    - `rename`: maps a column name of the batch to its declared name.
 
-    Raises ColumnMismatchError if a column is missing, is not declared, or differs from its declaration, or if rows are
-    padded sequences.
+    Raises ColumnMismatchError in the same cases as `DeclaredColumns.match_fragment`.
     """
     flags = batch._flags
     if (flags.time_major, flags.zero_padded) != (DEFAULT.time_major, DEFAULT.zero_padded):
-        raise ColumnMismatchError(f"{where}rows must be plain or unpadded in a table that declares columns")
+        raise ColumnMismatchError(
+            f"{where}rows must not set time_major or zero_padded in a table that declares columns, got "
+            f"time_major={flags.time_major} and zero_padded={flags.zero_padded}"
+        )
     columns = batch._all()
     missing = set(forms)
     matched: dict[str, Column] = {}
@@ -277,8 +286,8 @@ def _match(
         if _form_of(column) != form:
             fitted = _as_ragged(column, form, name)
             if fitted is None or _form_of(fitted) != form:
-                must = "as the table declares" if declared_name in forms else "as the table does not declare it"
-                raise ColumnMismatchError(f"{where}column {name!r} must be {form}, {must}, got {_form_of(column)}")
+                source = "as the table declares" if declared_name in forms else "if the table does not declare it"
+                raise ColumnMismatchError(f"{where}column {name!r} must be {form}, {source}, got {_form_of(column)}")
             matched[name] = fitted
     absent = sorted(name for name in missing if not may_lack(name))
     if absent:
@@ -289,7 +298,7 @@ def _match(
 
 
 def _as_ragged(column: Column, form: str, name: str) -> Column | None:
-    """View a column as ragged if it is declared as ragged; None otherwise."""
+    """View a column as ragged if `form` is ragged; otherwise return None."""
     dtype, _, shape = form.partition("[")
     if "?" not in shape:
         return None
@@ -304,7 +313,7 @@ def _form_of(column: Column) -> str:
     elif column.kind == "object":
         return "object"
     else:
-        # The dtype of a torch column begins with its name.
+        # The dtype of a torch column starts with "torch.".
         dtype = f"compressed {column.dtype}" if column.kind == "compressed" else str(column.dtype)
     if isinstance(column, (RaggedColumn, RaggedTorchColumn)):
         return dtype + _shape_text([None] * len(column.row_shape))
@@ -344,7 +353,7 @@ def _forms_of(columns: Mapping[Any, Any], policy: Any = None) -> Forms:
     if policy is not None and not isinstance(policy, (str, int)):
         raise ArgumentError(f"policy {policy!r} must be a string or an integer, got a {type(policy).__name__}")
     if not columns:
-        raise ArgumentError(f"{where}columns must be declared with one column or more, got none")
+        raise ArgumentError(f"{where}columns must declare at least one column, got none")
     for name in columns:
         if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_NBYTES:
             raise ArgumentError(
@@ -379,7 +388,7 @@ def _form_of_value(subject: str, value: Any) -> str:
     for extent in shape:
         is_count = isinstance(extent, int | np.integer) and not isinstance(extent, bool) and extent > 0
         if not (extent is None or is_count):
-            raise ArgumentError(f"{subject} must have extents from 1, or '?' for one that varies, got {extent!r}")
+            raise ArgumentError(f"{subject} must have extents of at least 1, or '?' if they vary, got {extent!r}")
     if is_ragged and any(extent is not None for extent in shape):
         raise ArgumentError(f"{subject} must have extents that all vary, or none that does, got {_shape_text(shape)}")
     if prod(int(extent) for extent in shape if extent is not None) > _MAX_ELEMENTS:
@@ -390,15 +399,15 @@ def _form_of_value(subject: str, value: Any) -> str:
 
 
 def _extent(text: str) -> int | str | None:
-    """Parse one extent of a row shape; invalid text is returned unchanged."""
+    """Parse one extent of a row shape; return invalid text unchanged, and None for an extent that varies."""
     text = text.strip()
     # Limit the number of digits: converting millions of digits is slow.
     return None if text == "?" else int(text) if text.isdecimal() and len(text) <= 20 else text
 
 
 def _dtype_name(subject: str, value: Any) -> str:
-    if isinstance(value, (str, type)) and value in _WORDS:
-        return _WORDS[value]
+    if isinstance(value, (str, type)) and value in _NON_NUMERIC_DTYPES:
+        return _NON_NUMERIC_DTYPES[value]
     shown = _short(value)
     try:
         if shown.startswith("torch.") and (isinstance(value, str) or type(value).__module__ == "torch"):
@@ -408,7 +417,7 @@ def _dtype_name(subject: str, value: Any) -> str:
             raise ColumnTypeError("no dtype")
         dtype = named_dtype(shown if isinstance(value, str) else str(np.dtype(value)))
     except (ColumnTypeError, TypeError, ValueError):
-        raise ArgumentError(f"{subject} {_MUST}, got {shown!r}; {near_names(shown, _KNOWN)}") from None
+        raise ArgumentError(f"{subject} {_MUST}, got {shown!r}; {near_names(shown, _DTYPE_NAMES)}") from None
     if dtype.kind in "SU":
         raise ArgumentError(f"{subject} must be declared as 'text' or 'bytes' if its rows are strings, got {shown!r}")
     return str(dtype)

@@ -1,4 +1,4 @@
-"""RequestHandler: requests of clients to the tables and weights of a replay service, independent of Flight."""
+"""RequestHandler: handler of client requests to a replay service, independent of Flight."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from samplebatch.service.table import ReplayTable
 from samplebatch.service.weights import PublishedWeights
 
 MAX_STEPS: Final = 1 << 20
-"""Steps of a sample, of sequences those with padding, of an update of priorities; episodes of a sample."""
+"""Maximum number of steps (including padding) or episodes per sample, and of steps per priority update."""
 
 MAX_FRAGMENTS: Final = 1 << 16
-"""Fragments of a sample or an update."""
+"""Maximum number of fragments per sample or priority update."""
 
 MAX_WINDOW_STEPS: Final = 1 << 28
-"""Steps of all n-step windows of a sample."""
+"""Maximum total length of the n-step windows of a sample, in steps."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +41,9 @@ _log = logging.getLogger(__name__)
 class Bounds:
     """Maximum sizes of requests and answers.
 
-    - `message_nbytes`: maximum size of a fragment, of a sample, or of weights, in bytes.
-    - `shared_nbytes`: maximum shared memory for the samples of one client, in bytes; further samples are sent.
+    - `message_nbytes`: maximum size of a fragment, of a sample, of a priority update, or of weights, in bytes.
+    - `shared_nbytes`: maximum shared memory for the samples of one client, in bytes. If it is full, samples are sent in
+      messages.
     """
 
     message_nbytes: int = 1 << 30
@@ -55,7 +56,7 @@ class RequestHandler:
     - `tables`: tables by name.
     - `bounds`: maximum sizes of requests and answers.
     - `checkpoint`: function that writes a checkpoint and returns its path; None for a service without checkpoints.
-    - `weights`: weights of the service; None for an empty collection.
+    - `weights`: published weights of the service; None for an empty collection.
     """
 
     def __init__(
@@ -84,21 +85,24 @@ class RequestHandler:
         }
 
     def replay_table(self, name: object) -> ReplayTable:
-        """Return a table of steps or fragments. Raises ArgumentError for a row table, and the errors of `table`."""
+        """Return the table of steps or fragments with a given name.
+
+        Raises ArgumentError if the table is a row table. Raises the same errors as `table`.
+        """
         table = self.table(name)
         if isinstance(table, RowTable):
             raise ArgumentError(f"table {table.name!r} must hold steps or fragments, got rows; use a RowClient")
         return table
 
     def table(self, name: object) -> ReplayTable | RowTable:
-        """Return a table.
+        """Return the table with a given name.
 
         Raises ArgumentError if the service has no table of that name. Raises SampleBatchError in the same cases as
         `short_text`.
         """
         table = self.tables.get(short_text("table", name))
         if table is None:
-            raise ArgumentError(f"table must be one of the service's, got {name!r}; {near_names(name, self.tables)}")
+            raise ArgumentError(f"table must be a table of the service, got {name!r}; {near_names(name, self.tables)}")
         return table
 
     # Fragments
@@ -115,15 +119,15 @@ class RequestHandler:
     ) -> dict[str, Any]:
         """Insert a fragment; return its acknowledgement.
 
-        - `table`: the table.
-        - `writer`: name of the writer, which selects its rings.
+        - `table`: table for the fragment.
+        - `writer`: name of the writer, which determines the rings of the fragment's steps.
         - `stream`: name of the writer's stream; each stream numbers its fragments separately.
         - `rows`, `fragment`: rows and metadata of the fragment.
         - `is_cancelled`: returns whether the writer has disconnected; a blocked fragment is then discarded.
-        - `decoder`: decoder of the stream's fragments.
+        - `decoder`: decoder of the stream's fragments; None for a new decoder.
 
         Raises SampleBatchError if the rows are not a fragment, are too large, or are rejected by the table. Raises
-        pyarrow.ArrowException if its buffers do not fit its schema.
+        pyarrow.ArrowException if the buffers of the rows do not match their schema.
         """
         if rows is None:
             raise FormatError("a fragment must have rows, got a message without rows")
@@ -159,7 +163,7 @@ class RequestHandler:
         schema: pa.Schema,
         is_cancelled: IsCancelled | None,
     ) -> dict[str, Any]:
-        """Store columns of rows under the keys in column `key`; return the acknowledgement."""
+        """Store rows under the keys in column `key`; return the acknowledgement."""
         if isinstance(columns, MultiAgentBatch):
             raise FormatError("columns of rows must be of one policy, got several policies")
         for name, value in (("key", fragment.key), ("priority", fragment.priority)):
@@ -181,13 +185,16 @@ class RequestHandler:
         return {"number": fragment.number, "inserted": len(stored)}
 
     def schema(self, table: str) -> pa.Schema:
-        """Return the schema of the last fragment of a table; empty if there is no fragment yet."""
+        """Return the schema of the last fragment inserted into a table, or an empty schema before the first insert."""
         return self._schemas.get(table, pa.schema([]))
 
     # Samples
 
     def sample(self, draw: Draw, reader: str = "", is_cancelled: IsCancelled | None = None) -> Sample:
-        """Draw a sample; raises SampleBatchError if the table rejects the request, or the sample would be too large."""
+        """Draw a sample.
+
+        Raises SampleBatchError if the table rejects the request, or if the sample would be too large.
+        """
         table = self.replay_table(draw.table)
         self._check_items(table, "a sample", draw.batch_size * (draw.length or 1))
         if table.unit == "steps":
@@ -195,7 +202,8 @@ class RequestHandler:
             window = table.capacity if draw.n_step is None else min(draw.n_step, table.capacity)
             if draw.n_step is not None and draw.batch_size * window > MAX_WINDOW_STEPS:
                 raise CapacityError(
-                    f"a sample must read at most {MAX_WINDOW_STEPS} steps, got {draw.batch_size} windows of {window}"
+                    f"a sample must read at most {MAX_WINDOW_STEPS} steps, got {draw.batch_size} windows of {window} "
+                    "steps"
                 )
         mode: Any = draw.mode
         return table.sample(
@@ -210,16 +218,24 @@ class RequestHandler:
         )
 
     def pack(self, sample: Sample) -> Packed:
-        """View a sample as a record batch; raises CapacityError if it is too large, and the errors of `pack`."""
+        """View a sample as a record batch.
+
+        Raises CapacityError if the record batch exceeds the maximum size of a message. Raises the same errors as
+        `samples.pack`.
+        """
         packed = pack(sample)
         self.check_nbytes("a sample", packed.batch.nbytes)
         return packed
 
     def update(self, table: ReplayTable, rows: pa.RecordBatch, *, any_generation: bool = False) -> int:
-        """Set priorities of rows from columns `batch_indexes`, `priority` and, if `generation` applies, `generation`.
+        """Set new priorities of items; return the number of items that still exist.
 
-        Raises SampleBatchError if columns are missing or not numbers, or the table rejects the update. Raises
-        pyarrow.ArrowException if the buffers do not fit the schema.
+        - `table`: table of the items.
+        - `rows`: columns `batch_indexes`, `priority` and, unless `any_generation` is true, `generation`.
+        - `any_generation`: whether to ignore the generations, so that overwritten rows are updated too.
+
+        Raises SampleBatchError if a column is missing or not numeric, or the table rejects the update. Raises
+        pyarrow.ArrowException if the buffers of the rows do not match their schema.
         """
         self.check_nbytes("an update", rows.nbytes)
         rows.validate()
@@ -232,7 +248,7 @@ class RequestHandler:
 
     @staticmethod
     def _check_items(table: ReplayTable, about: str, count: int) -> None:
-        """Reject a request that would hold the table's lock for too many items."""
+        """Reject a request with so many items that it would hold the table's lock for too long."""
         max_items = MAX_STEPS if table.unit == "steps" else MAX_FRAGMENTS
         if count > max_items:
             raise CapacityError(f"{about} must have at most {max_items} {table.unit}, got {count}")
@@ -264,7 +280,7 @@ class RequestHandler:
     def _write_checkpoint(self, body: Any) -> list[bytes]:
         _read(body, "checkpoint", ())
         if self._checkpoint is None:
-            raise ArgumentError("the service must have a folder for checkpoints to write one, got None")
+            raise ArgumentError("the service must have a folder for checkpoints to write a checkpoint, got None")
         try:
             path = self._checkpoint()
         except SampleBatchError:
@@ -312,10 +328,10 @@ class RequestHandler:
         if newest is None:
             return [write_json({"version": 0})]
         answer = write_json({"version": newest.version, "epoch": newest.epoch})
-        # A version above the newest is one of a service before a restart, and so is one of another epoch.
+        # A larger version or another epoch was published before the service restarted.
         has_restarted = newer_than > newest.version if epoch is None else epoch != newest.epoch
-        is_wanted = newest.version > newer_than or has_restarted
-        return [answer, newest.stream] if is_wanted and request.get("version_only") is not True else [answer]
+        is_newer = newest.version > newer_than or has_restarted
+        return [answer, newest.stream] if is_newer and request.get("version_only") is not True else [answer]
 
     def _acknowledged(self, body: Any) -> list[bytes]:
         request = _read(body, "acknowledged", ("table", "writer", "stream"))
@@ -324,16 +340,16 @@ class RequestHandler:
         return [write_json({"number": table.taken(writer, stream)})]
 
     def close(self) -> None:
-        """Close the tables, so that all blocked requests raise an error."""
+        """Close the tables, so that all blocked requests raise TableClosedError."""
         for table in self.tables.values():
             table.close()
 
 
-def _read(body: Any, action: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """Read the request of an action; an empty body is an empty request."""
+def _read(body: Any, action: str, allowed: tuple[str, ...]) -> dict[str, Any]:
+    """Read the entries of an action's request; an empty body is a request without entries."""
     about = f"the action {action!r}"
     request = read_request(body, about) if memoryview(body).nbytes else {}
-    check_names(request, known, about)
+    check_names(request, allowed, about)
     return request
 
 

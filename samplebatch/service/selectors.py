@@ -21,10 +21,10 @@ class Item:
 
     - `number`: sequence number of the insertion, which identifies the fragment.
     - `fragment`: the fragment.
-    - `priority`: priority for selectors by priority.
-    - `key`: key in a table by key.
+    - `priority`: priority, for selectors that use priorities.
+    - `key`: key of the fragment in a table by key; None in other tables.
     - `times`: number of times that the fragment was sampled.
-    - `nbytes`: size of its columns in bytes.
+    - `nbytes`: size of the fragment's columns in bytes.
     """
 
     number: int
@@ -42,7 +42,7 @@ Items = OrderedDict[int, Item]
 class Selector(ABC):
     """Item selection policy of a table; notified of insertions, updates and removals.
 
-    - `items`: fragments of the table, modified by the table.
+    - `items`: fragments of the table; the table updates this mapping.
     """
 
     by_priority: ClassVar[bool] = False
@@ -52,14 +52,14 @@ class Selector(ABC):
 
     @abstractmethod
     def pick(self, rng: np.random.Generator) -> Item:
-        """Select a fragment; requires at least one."""
+        """Select a fragment from a non-empty table."""
 
     def add(self, item: Item) -> None:
         """Add a fragment."""
         return None
 
     def change(self, item: Item) -> None:
-        """Handle a change of a fragment's priority or number of samples."""
+        """Handle a change of a fragment's `priority` or `times`."""
         return None
 
     def remove(self, item: Item) -> None:
@@ -67,13 +67,13 @@ class Selector(ABC):
         return None
 
     def state_dict(self) -> Any:
-        """Return the state of the selection, without the fragments, as plain values."""
+        """Return the state of the selector as plain values; the fragments are not included."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore a state, after `add` was called for the same fragments.
+        """Restore the result of `state_dict`; the same fragments must have been added before.
 
-        Raises FormatError if the state belongs to other fragments.
+        Raises FormatError if the state does not match the fragments.
         """
         return None
 
@@ -112,20 +112,20 @@ class AnyItem(Selector):
         self._numbers.append(item.number)
 
     def remove(self, item: Item) -> None:
-        """Remove a fragment; the last one moves to its position."""
+        """Remove a fragment; the last fragment of the internal order moves to the free position."""
         position, last = self._positions.pop(item.number), self._numbers.pop()
         if last != item.number:
             self._numbers[position] = last
             self._positions[last] = position
 
     def state_dict(self) -> list[int]:
-        """Return the internal order of the fragments, on which draws depend."""
+        """Return the numbers of the fragments in internal order, which determines later draws."""
         return list(self._numbers)
 
     def load_state_dict(self, state: list[int]) -> None:
         """Restore the internal order; see `Selector.load_state_dict`."""
         if sorted(state) != sorted(self._numbers):
-            raise FormatError("the state of a selector must have the numbers of its fragments, got others")
+            raise FormatError("the state of a selector must match the fragments of its table, got other fragments")
         self._numbers = list(state)
         self._positions = {number: position for position, number in enumerate(state)}
 
@@ -152,7 +152,7 @@ class ByPriority(Selector):
         return self._owners[int(self._sampler.tree.draw(1, rng)[0])]
 
     def weight(self, item: Item, beta: float | None) -> float:
-        """Return the importance weight of a fragment before normalization by the maximum."""
+        """Return the unnormalized importance weight of a fragment; `beta` defaults to the table's exponent."""
         table_beta = self._sampler.beta
         try:
             self._sampler.beta = table_beta if beta is None else beta
@@ -167,30 +167,30 @@ class ByPriority(Selector):
         self._set(slot, item)
 
     def change(self, item: Item) -> None:
-        """Update the weight of a fragment."""
+        """Update the sampling weight of a fragment."""
         self._set(self._slots[item.number], item)
 
     def _set(self, slot: int, item: Item) -> None:
         self._sampler.update(np.array([slot]), np.array([item.priority]))
 
     def remove(self, item: Item) -> None:
-        """Set the weight of a removed fragment to 0."""
+        """Set the sampling weight of a removed fragment to 0."""
         slot = self._slots.pop(item.number)
         del self._owners[slot]
         self._sampler.on_remove(np.array([slot]))
         self._free.append(slot)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the slots of fragments in the tree, and the smallest priority so far."""
+        """Return the slots of the fragments in the sum tree, the free slots, and the smallest priority so far."""
         slots = [self._slots[number] for number in self._items]
         return {"slots": slots, "free": list(self._free), "smallest": float(self._sampler.smallest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the slots of fragments; see `Selector.load_state_dict`."""
+        """Restore the slots of the fragments; see `Selector.load_state_dict`."""
         slots, free = list(state["slots"]), list(state["free"])
         smallest = finite("smallest", state["smallest"])
         if len(slots) != len(self._items) or sorted(slots + free) != list(range(len(slots) + len(self._free))):
-            raise FormatError("the state of a selector must have the numbers of its fragments, got others")
+            raise FormatError("the state of a selector must match the fragments of its table, got other fragments")
         self._sampler.on_remove(np.array(list(self._owners), np.intp))
         self._slots = dict(zip(self._items, slots, strict=True))
         self._owners = dict(zip(slots, self._items.values(), strict=True))
@@ -201,7 +201,7 @@ class ByPriority(Selector):
 
 
 class _Heap(Selector):
-    """Selection of the fragment with the lowest rank, the oldest of equals: a heap with lazy deletion."""
+    """Selection of the fragment with the lowest rank, by a heap with lazy deletion; ties select the oldest fragment."""
 
     def __init__(self, items: Items) -> None:
         super().__init__(items)
@@ -209,10 +209,10 @@ class _Heap(Selector):
 
     @abstractmethod
     def rank(self, item: Item) -> float:
-        """Return the rank; the fragment with the lowest rank is selected."""
+        """Return the rank of a fragment."""
 
     def pick(self, rng: np.random.Generator) -> Item:
-        """Select the fragment of lowest rank."""
+        """Select the fragment with the lowest rank."""
         while True:
             rank, number = self._heap[0]
             item = self._items.get(number)
@@ -233,7 +233,7 @@ class _Heap(Selector):
 
 
 class LowestPriority(_Heap):
-    """Selection by lowest priority, the oldest of equals."""
+    """Selection of the fragment with the lowest priority; ties select the oldest fragment."""
 
     by_priority = True
 
@@ -243,10 +243,10 @@ class LowestPriority(_Heap):
 
 
 class MostSampled(_Heap):
-    """Selection of the most sampled fragment, the oldest of equals."""
+    """Selection of the most frequently sampled fragment; ties select the oldest fragment."""
 
     def rank(self, item: Item) -> float:
-        """Return minus the number of times that the fragment was sampled."""
+        """Return the negated number of times that the fragment was sampled."""
         return -item.times
 
 
