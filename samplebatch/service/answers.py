@@ -53,7 +53,7 @@ class AnswerReader(Generic[T]):
         threading.Thread(target=_receive, args=arguments, name="samplebatch-read", daemon=True).start()
 
     def expect(self, count: int) -> None:
-        """Allow `count` more answers, before their requests are sent; an answer without a request is an error."""
+        """Register `count` requests before they are sent; an answer without a registered request is an error."""
         self._inbox.expected += count
 
     def wait(self) -> None:
@@ -63,7 +63,7 @@ class AnswerReader(Generic[T]):
             inbox.arrival.acquire()
 
     def next(self) -> T:
-        """Wait for and return the next answer; after the last answer, raise the error that ended the stream."""
+        """Wait for the next answer and return it; after the last answer, raise the error that ended the stream."""
         self.wait()
         if not self._inbox.answers:
             assert self._inbox.error is not None
@@ -126,9 +126,9 @@ def _receive(read: Callable[[], Sequence[Any]], close: Callable[[], Any], inbox:
 class InterruptibleCalls:
     """Sequential calls of functions that block in Flight.
 
-    In the main thread, a background thread executes the call, so signal handlers run while the main thread waits. In
-    other threads, the function is called directly. If a signal interrupts the main thread, the call continues in the
-    background thread: see `finish`.
+    A background thread executes the calls of the main thread, so signal handlers run while the main thread waits. Other
+    threads call the function directly. If a signal interrupts the main thread, the call continues in the background
+    thread: see `finish`.
 
     >>> calls = InterruptibleCalls()
     >>> calls.call(lambda: print(threading.current_thread().name))
@@ -154,7 +154,7 @@ class InterruptibleCalls:
             raise call.error
 
     def finish(self, function: Callable[[], Any]) -> None:
-        """Schedule a final function after an interrupted call, without waiting; errors of the function are ignored.
+        """Schedule a final function to run after an interrupted call; errors of the function are ignored.
 
         The background thread ends after this function; a later `call` starts another thread. If no background thread
         is running, the function is called directly.

@@ -70,8 +70,6 @@ class Shard:
 class Shards:
     """Services over which a `ReplayClient` shards a table.
 
-    An unreachable service is skipped and retried later.
-
     - `connections`: one connection per service.
     - `shares`: relative weight of each service in the distribution of inserts; None for equal weights.
     - `retry_s`: seconds after which an unreachable service is retried.
@@ -99,10 +97,7 @@ class Shards:
         self._owners: dict[Any, Shard] = {}
 
     def reachable(self) -> list[Shard]:
-        """Return the reachable shards, after retrying shards that failed at least `retry_s` seconds ago.
-
-        Raises ServiceError if no service can be reached.
-        """
+        """Retry lost shards after `retry_s` seconds; return reachable shards. Raises ServiceError if there are none."""
         now = time.monotonic()
         for shard in self.all:
             if shard.lost_at is not None and now - shard.lost_at >= self._retry_s:
@@ -125,7 +120,7 @@ class Shards:
         self._owners.clear()
 
     def call(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
-        """Call a shard's connection; mark the shard as lost if it cannot be reached.
+        """Call a shard's connection; mark an unreachable shard as lost.
 
         Raises ServiceError if the service cannot be reached. Raises any other SampleBatchError of the call.
         """
@@ -263,9 +258,9 @@ _SUMS: Final = ("size", "capacity", "nbytes", "weight", "inserted", "sampled")
 class ReplayClient:
     """Client of a table on one or several replay services, with the methods of a replay buffer.
 
-    Fragments are sent without waiting for their acknowledgement. `flush` and all methods that read the table wait until
-    this client's fragments are acknowledged. Without `prefetch`, each sample is drawn when it is requested; a client
-    and a local buffer with the same seed therefore return equal samples.
+    Fragments are sent without waiting for their acknowledgement. `flush` and all methods that read the table, except
+    `stream`, wait until this client's fragments are acknowledged. Without `prefetch`, each sample is drawn when it is
+    requested; a client and a local buffer with the same seed therefore return equal samples.
 
     If the client and the service run on the same machine, large samples are mapped from shared memory. All received
     arrays are read-only.
@@ -276,12 +271,13 @@ class ReplayClient:
     in the child does not affect the parent's connection. Threads may share a client.
 
     With several addresses, the table is sharded over the services. A hash assigns each environment (or each episode, if
-    there are no environment ids) to one service, in proportion to `shares`. Trajectories are split only if a service
-    becomes unreachable or returns. Each sample comes from one service, which is drawn in proportion to its table's
-    weight: the number of items, or the sum of their priorities. Each row is therefore sampled with the same probability
-    as from a single table. The client requests table weights at most once per second. An unreachable service is skipped
-    and retried later; meanwhile, the other services receive the steps of its environments. Unacknowledged fragments of
-    an unreachable service are retained and sent when the service returns: see `written`.
+    there are no environment ids) to one service, in proportion to `shares`. A trajectory is split between services only
+    if a service becomes unreachable or returns. Each sample comes from one service, which is drawn in proportion to its
+    table's weight: the number of items, or the sum of their priorities. Each row is therefore sampled with the same
+    probability as from a single table. The client requests table weights at most once per second. An unreachable
+    service is skipped and retried later; meanwhile, the other services receive the steps of its environments.
+    Unacknowledged fragments of an unreachable service are retained and resent when the service returns; `written`
+    reports how many fragments are acknowledged.
 
     Parameters
     ----------
@@ -302,10 +298,10 @@ class ReplayClient:
     max_unacknowledged
         Maximum number of unacknowledged fragments per service; further inserts block.
     timeout_s
-        Maximum seconds for which the table's limits may block an insert or a sample; unbounded by default.
+        Maximum time in seconds for which the table's limits may block an insert or a sample; unbounded by default.
     reconnect_s
-        Seconds for which an unreachable service is retried: by default 60, or 1 if there are several services. One of
-        several services is then skipped.
+        Seconds for which an unreachable service is retried: by default 60, or 1 if there are several services. With
+        several services, a service that is still unreachable is then skipped.
     fragment_steps
         Steps per environment that `add` collects into one fragment. Larger fragments cost less time per step but reach
         the table later.
@@ -335,7 +331,7 @@ class ReplayClient:
     uris
         Addresses of the services.
     table, writer
-        As passed.
+        Names of the table and of the writer.
 
     Examples
     --------
@@ -476,10 +472,10 @@ class ReplayClient:
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
         **columns: Any,
     ) -> None:
-        """Send one step, or one or more steps per environment.
+        """Send a single step, or one or more steps of each environment.
 
-        If `fragment_steps` is greater than 1, the client retains an environment's steps until there are
-        `fragment_steps` or the episode ends. The next `extend`, `flush` or read of the table also sends retained steps.
+        The client retains an environment's steps until it has `fragment_steps` steps or the episode ends, and then
+        sends one fragment. The next `extend`, `flush` or `sample` also sends retained steps.
 
         Parameters
         ----------
@@ -524,7 +520,7 @@ class ReplayClient:
         ServiceError
             If the service cannot be reached.
         LimitTimeoutError
-            If the table's limits block a fragment for `timeout_s` seconds; that fragment is not inserted.
+            If the table's limits block a fragment for `timeout_s` seconds; the blocked fragment is not inserted.
         SampleBatchError
             If the service rejects this fragment or an earlier one; the rejected fragment is not inserted. The client
             rejects values other than batches, and objects that require pickling, without sending them.
@@ -546,7 +542,7 @@ class ReplayClient:
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
         """Send a fragment of a collector or worker with its environment and episode ids; raises the errors of `extend`.
 
-        A table of steps stores infos as separate columns, as buffers do, without empty infos.
+        A table of steps stores infos as separate columns, as buffers do, and omits empty infos.
         """
         if self._only is not None:
             self._only.add_fragment(fragment)
@@ -620,7 +616,7 @@ class ReplayClient:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Any, Any]:
-        """Sample steps, or fragments from a table of fragments.
+        """Sample steps from a table of steps, or fragments from a table of fragments.
 
         Parameters
         ----------
@@ -707,8 +703,8 @@ class ReplayClient:
         prefetch
             Number of prefetched samples.
         **options
-            Further arguments of `sample`. With `mode="sequences"` or `mode="episodes"`, arguments of `sample_sequences`
-            or `sample_episodes`.
+            Further arguments of `sample`, or of `sample_sequences` or `sample_episodes` if `mode` is `"sequences"` or
+            `"episodes"`.
 
         Yields
         ------
@@ -746,8 +742,8 @@ class ReplayClient:
         index
             Indices of n sampled rows, shape (n,), or of n sequences, shape (n, length).
         new_weight
-            Priorities as an array or a tensor, shape (n,), or one number for all rows. For sequences, priorities are as
-            in `PrioritizedReplayBuffer.update_weight`.
+            Priorities as an array or a tensor, shape (n,), or one number for all rows. For sequences, see
+            `PrioritizedReplayBuffer.update_weight`.
         generation
             Column `generation` of the sampled rows, shape (n,); priorities of rows overwritten meanwhile are discarded.
         burn_in
@@ -761,7 +757,7 @@ class ReplayClient:
             If the service cannot be reached.
         SampleBatchError
             If the service rejected an earlier update. If the service rejects this update, the next insert, `flush` or
-            read of the table raises the error.
+            `sample` raises the error.
         """
         index, new_weight = rows_of_sequences(index, new_weight, burn_in)
         indices = np.ascontiguousarray(as_array(index), np.int64).reshape(-1)
@@ -838,14 +834,14 @@ class ReplayClient:
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
         """Return the newest weights if they are newer than `newer_than`.
 
-        Versions of a service that is restored from a checkpoint continue; versions of a service without a checkpoint
-        start at 1. This client receives the next publication in both cases, because weights that were published by
-        another run of the service always count as newer.
+        A service that is restored from a checkpoint continues its version numbering; a service without a checkpoint
+        restarts at version 1. This client receives the next publication after any restart, because weights that another
+        run of the service published always count as newer.
 
         Parameters
         ----------
         newer_than
-            Version of the weights that the caller uses; 0 if it uses none.
+            Version of the caller's weights; 0 if the caller has no weights yet.
         name
             Name of the weights.
 
@@ -887,7 +883,7 @@ class ReplayClient:
         dict
             State, as returned by `ReplayTable.info`. With several services, `size`, `capacity`, `nbytes`, `weight`,
             `inserted` and `sampled` are sums over the reachable services, and the lists `held_back` are concatenated.
-            `shards` then maps service addresses to table states.
+            The additional entry `shards` maps service addresses to table states.
         """
         if self._only is not None:
             return self._only.info()
@@ -937,7 +933,7 @@ def _close(connection: TableConnection) -> None:
 
 
 def _number(indices: Any, shard: Shard) -> Any:
-    """Encode a shard number in the high bits of indices of its table."""
+    """Store a shard's number in the high bits of its table's indices."""
     if isinstance(indices, list):
         return [_number(array, shard) for array in indices]
     # Padding of sequences, index -1, is unchanged.

@@ -68,7 +68,7 @@ class Patience:
     """Exponential backoff with jitter between calls to an unreachable service.
 
     - `uri`: address of the service, for the error message.
-    - `reconnect_s`: maximum number of seconds since the first failure.
+    - `reconnect_s`: maximum duration of the retries, in seconds after the first failure.
     """
 
     def __init__(self, uri: str, reconnect_s: float) -> None:
@@ -76,10 +76,7 @@ class Patience:
         self._failures, self._started, self._pause_s = 0, 0.0, _FIRST_PAUSE_S
 
     def wait(self, error: LostError) -> None:
-        """Pause after a failure.
-
-        Raises ServiceError if at least `reconnect_s` seconds have elapsed since the first failure.
-        """
+        """Pause after a failure. Raises ServiceError if `reconnect_s` seconds have elapsed since the first failure."""
         self._failures += 1
         if self._failures == 1:
             # The time before the first failure is excluded: table limits may have blocked the call for a long time.
@@ -100,7 +97,7 @@ class Link:
     """Connection of a client to one service.
 
     - `uri`: address of the service.
-    - `token`: token that the service requires; None if it requires none.
+    - `token`: access token; None if the service requires no token.
     - `tls_root_certs`: content of a PEM file with the certificates that verify the service's certificate; None for the
       system's certificates.
     - `reconnect_s`: seconds for which an unreachable service is retried.

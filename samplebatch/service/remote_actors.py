@@ -29,7 +29,7 @@ class RemoteActors:
     Parameters
     ----------
     client
-        Client of a table of kind `"queue"`; `RemoteActors` does not close it.
+        Client of a table of kind `"queue"`; `RemoteActors` does not close the client.
     buffer
         Buffer that stores the steps for the next update: a single-agent buffer with one ring per environment id of all
         actors, or a `MultiAgentReplayBuffer`.
@@ -132,7 +132,7 @@ class RemoteActors:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state from a `state_dict`. The state contains no pickles, so `allow_pickle` has no effect."""
+        """Restore the result of `state_dict`. The state contains no pickles, so `allow_pickle` has no effect."""
         self.stale_fragments, self.stale_steps = state["stale"]
         self._writer.load_state_dict(state["rings"])
         self._episodes.load_state_dict(state["episodes"])
