@@ -1,4 +1,4 @@
-"""Slicing and length of torch distributions that declare `arg_constraints` or are wrapped in `Independent`."""
+"""Slicing and length of torch distributions that declare `arg_constraints`, wrapped in `Independent` or not."""
 
 from __future__ import annotations
 

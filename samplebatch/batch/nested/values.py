@@ -328,7 +328,7 @@ _MISSING: dict[str, Any] = {"f": np.nan, "c": np.nan, "b": False, "O": None}
 
 
 def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert an object array of numbers to a numeric dtype if no value changes; return others unchanged.
+    """Convert an object array of numbers to a numeric dtype if no value changes; return other arrays unchanged.
 
     >>> narrow(np.array([1, 2.5], object)), narrow(np.array([1, "x"], object))
     (array([1. , 2.5]), array([1, 'x'], dtype=object))
