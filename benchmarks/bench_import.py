@@ -1,4 +1,4 @@
-"""`import.*`: import time of the library and of its two dependencies, in a new interpreter."""
+"""`import.*`: import time in a new interpreter, of the library and of its two dependencies (`bare`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prio.*`: prioritized buffers of a million transitions; 256 are sampled or given new priorities."""
+"""`prio.*`: prioritized buffers of a million transitions; a call samples or updates 256 of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from benchmarks.harness import Row, Way, row
 ALPHA, BETA = 0.6, 0.4
 BATCH = 256
 FAN = 16
-"""Number of weights or sums per sum of the bare way."""
+"""Number of weights or sums that each sum of `bare` covers."""
 
 RNG = np.random.default_rng(7)
 PRIORITIES = RNG.uniform(0.1, 2.0, MILLION)
-PICKED = RNG.integers(0, MILLION, (64, BATCH))
-NEW = RNG.uniform(0.1, 2.0, BATCH)
+INDICES = RNG.integers(0, MILLION, (64, BATCH))
+NEW_PRIORITIES = RNG.uniform(0.1, 2.0, BATCH)
 
 
-# Creating a buffer from existing rows, which Tianshou and cpprb copy.
+# Creating a buffer from existing rows; Tianshou and cpprb copy the rows.
 
 
 def build(lib: Any, columns: dict[str, Any]) -> Any:
@@ -42,7 +42,7 @@ def cpprb_build(lib: Any, columns: dict[str, Any]) -> Any:
 
 
 def bare_build(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
-    """Copy every column, and sum the weights."""
+    """Copy every column and sum the weights."""
     pairs = [(values, np.ones_like(values)) for values in columns.values()]
     levels = sums_of(np.ones(MILLION))
 
@@ -57,7 +57,7 @@ def bare_build(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
 
 
 def sums_of(weights: Any) -> list[Any]:
-    """Sum groups of 16 weights, and again 16 sums, with levels padded with zeros."""
+    """Sum groups of `FAN` weights, then groups of `FAN` sums; each level is padded with zeros."""
     levels = []
     for _ in range(3):
         levels.append(np.concatenate([weights, np.zeros(-len(weights) % FAN)]))
@@ -65,11 +65,11 @@ def sums_of(weights: Any) -> list[Any]:
     return levels
 
 
-# Sampling, and new priorities
+# Sampling, and updating priorities
 
 
 def with_priorities(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Set the priorities of all rows of a buffer."""
+    """Wrap `make` to set the priorities of all rows of the buffer."""
 
     def setup(lib: Any, columns: Any) -> Any:
         buffer = make(lib, columns)
@@ -80,56 +80,56 @@ def with_priorities(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
     return setup
 
 
-def sampling(buffer: Any) -> Callable[[], Any]:
+def sample_call(buffer: Any) -> Callable[[], Any]:
     return lambda: buffer.sample(BATCH)
 
 
-def updating(buffer: Any) -> Callable[[], Any]:
-    picked = cycle(PICKED)
-    return lambda: buffer.update_weight(next(picked), NEW)
+def update_call(buffer: Any) -> Callable[[], Any]:
+    indices = cycle(INDICES)
+    return lambda: buffer.update_weight(next(indices), NEW_PRIORITIES)
 
 
-def learning(buffer: Any) -> Callable[[], Any]:
+def sample_and_update_call(buffer: Any) -> Callable[[], Any]:
     def call() -> None:
         _, indices = buffer.sample(BATCH)
-        buffer.update_weight(indices, NEW)
+        buffer.update_weight(indices, NEW_PRIORITIES)
 
     return call
 
 
-def cpprb_sampling(buffer: Any) -> Callable[[], Any]:
+def cpprb_sample_call(buffer: Any) -> Callable[[], Any]:
     return lambda: buffer.sample(BATCH, beta=BETA)
 
 
-def cpprb_learning(buffer: Any) -> Callable[[], Any]:
-    return lambda: buffer.update_priorities(buffer.sample(BATCH, beta=BETA)["indexes"], NEW)
+def cpprb_sample_and_update_call(buffer: Any) -> Callable[[], Any]:
+    return lambda: buffer.update_priorities(buffer.sample(BATCH, beta=BETA)["indexes"], NEW_PRIORITIES)
 
 
-def bare_sampling(columns: dict[str, Any]) -> Callable[[], Any]:
-    """Search precomputed cumulative sums, as if priorities never changed, and gather the rows."""
+def bare_sample_call(columns: dict[str, Any]) -> Callable[[], Any]:
+    """Search precomputed cumulative sums, as if priorities never changed, and gather the rows found."""
     weights = PRIORITIES**ALPHA
-    before, rng = np.cumsum(weights), np.random.default_rng(7)
+    cumulative, rng = np.cumsum(weights), np.random.default_rng(7)
     pairs = [(values, np.ones((BATCH, *values.shape[1:]), values.dtype)) for values in columns.values()]
 
     def call() -> Any:
-        picked = np.searchsorted(before, rng.random(BATCH) * before[-1])
+        indices = np.searchsorted(cumulative, rng.random(BATCH) * cumulative[-1])
         for values, out in pairs:
-            values.take(picked, 0, out, "clip")
-        importance = weights.take(picked) ** -BETA
+            values.take(indices, 0, out, "clip")
+        importance = weights.take(indices) ** -BETA
         importance /= importance.max()
-        return picked
+        return indices
 
     return call
 
 
-def bare_updating(_: dict[str, Any]) -> Callable[[Any], Any]:
-    """Write weights, and recompute the affected sums on two levels."""
+def bare_update_call(_: dict[str, Any]) -> Callable[[Any], Any]:
+    """Write weights and recompute the affected sums on two levels."""
     weights, sums, upper = sums_of(PRIORITIES**ALPHA)
     below, above = weights.reshape(-1, FAN), sums.reshape(-1, FAN)
 
-    def call(picked: Any) -> None:
-        weights[picked] = NEW**ALPHA
-        groups = picked // FAN
+    def call(indices: Any) -> None:
+        weights[indices] = NEW_PRIORITIES**ALPHA
+        groups = indices // FAN
         sums[groups] = below.take(groups, 0).sum(1)
         groups //= FAN
         upper[groups] = above.take(groups, 0).sum(1)
@@ -137,25 +137,25 @@ def bare_updating(_: dict[str, Any]) -> Callable[[Any], Any]:
     return call
 
 
-def bare_updating_setup(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
-    update, picked = bare_updating(columns), cycle(PICKED)
-    return lambda: update(next(picked))
+def bare_update_setup(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
+    update, indices = bare_update_call(columns), cycle(INDICES)
+    return lambda: update(next(indices))
 
 
-def bare_learning_setup(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
-    sample, update = bare_sampling(columns), bare_updating(columns)
+def bare_sample_and_update_setup(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
+    sample, update = bare_sample_call(columns), bare_update_call(columns)
     return lambda: update(sample())
 
 
-def with_rows(name: str, ours: Any, theirs: Any, bare: Any) -> Row:
-    """Declare work on a full buffer.
+def row_of_full_buffer(name: str, ours: Any, cpprb: Any, bare: Any) -> Row:
+    """Declare a row that uses a full buffer.
 
-    Priority updates of cpprb alone are omitted, because it defers the sums until rows are sampled.
+    Updates without sampling omit cpprb, because cpprb defers the sums until rows are sampled.
     """
 
     def way(make: Any, call: Any) -> Way:
-        ready = with_priorities(make)
-        return Way(lambda lib, columns: call(ready(lib, columns)))
+        full_buffer = with_priorities(make)
+        return Way(lambda lib, columns: call(full_buffer(lib, columns)))
 
     return row(
         f"prio.{name}",
@@ -164,14 +164,16 @@ def with_rows(name: str, ours: Any, theirs: Any, bare: Any) -> Row:
         ours=way(build, ours),
         tianshou=way(tianshou_build, ours),
         bare=Way(bare),
-        **({"cpprb": way(cpprb_build, theirs)} if theirs else {}),
+        **({"cpprb": way(cpprb_build, cpprb)} if cpprb else {}),
     )
 
 
 ROWS = [
-    with_rows("sample256.1e6", sampling, cpprb_sampling, lambda _, columns: bare_sampling(columns)),
-    with_rows("update256.1e6", updating, None, bare_updating_setup),
-    with_rows("sample+update256.1e6", learning, cpprb_learning, bare_learning_setup),
+    row_of_full_buffer("sample256.1e6", sample_call, cpprb_sample_call, lambda _, columns: bare_sample_call(columns)),
+    row_of_full_buffer("update256.1e6", update_call, None, bare_update_setup),
+    row_of_full_buffer(
+        "sample+update256.1e6", sample_and_update_call, cpprb_sample_and_update_call, bare_sample_and_update_setup
+    ),
     row(
         "prio.build.1e6",
         a_million,

@@ -1,4 +1,4 @@
-"""`returns.*`: advantages and n-step targets of steps in a buffer, with precomputed value estimates."""
+"""`returns.*`: advantages and n-step returns of steps in a buffer, from precomputed value estimates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPISODE = 100
 
 
 def steps(rows: int) -> dict[str, Any]:
-    """Create the columns of complete episodes, and value estimates of next observations."""
+    """Create the columns of complete episodes, with value estimates of observations and next observations."""
     rng = np.random.default_rng(7)
     ends = np.arange(rows) % EPISODE == EPISODE - 1
     numbers = np.zeros(rows, np.float32)
@@ -33,15 +33,15 @@ def steps(rows: int) -> dict[str, Any]:
 
 
 def buffer_of(lib: Any, data: dict[str, Any]) -> Any:
-    """Create a buffer with all steps."""
+    """Create a buffer that contains all steps."""
     buffer = lib.ReplayBuffer.from_data(**{k: v for k, v in data.items() if "values" not in k})
-    # Tianshou's buffer assumes that the first slot is the newest.
+    # By default, Tianshou's buffer treats the first slot as the newest.
     buffer.last_index[0] = len(data["rew"]) - 1
     return buffer
 
 
 def rounded(result: Any) -> Any:
-    """Round away differences due to the order of additions."""
+    """Round results, because their last digits depend on the order of additions."""
     arrays = result if isinstance(result, tuple) else (result["returns"],)
     return [np.round(np.asarray(array).reshape(-1), 6) for array in arrays]
 
@@ -69,12 +69,12 @@ def tianshou_gae_setup(lib: Any, data: Any) -> Any:
 
 def bare_gae_setup(_: Any, data: Any) -> Any:
     shape = (len(data["rew"]) // EPISODE, EPISODE)
-    rewards, values, following = (data[k].reshape(shape) for k in ("rew", "values", "next_values"))
-    going_on = 1.0 - data["terminated"].reshape(shape)
+    rewards, values, next_values = (data[k].reshape(shape) for k in ("rew", "values", "next_values"))
+    is_continued = 1.0 - data["terminated"].reshape(shape)
     advantages, returns, scratch, decay = np.ones(shape), np.ones(shape), np.ones(shape[0]), GAMMA * LAMBDA
 
     def call() -> Any:
-        np.multiply(following, going_on, out=advantages)
+        np.multiply(next_values, is_continued, out=advantages)
         np.multiply(advantages, GAMMA, out=advantages)
         np.add(advantages, rewards, out=advantages)
         np.subtract(advantages, values, out=advantages)
@@ -87,7 +87,7 @@ def bare_gae_setup(_: Any, data: Any) -> Any:
     return call
 
 
-# Targets of a few steps
+# n-step returns
 
 
 def nstep_setup(function: Any, lib: Any, data: Any, slots: Any) -> Any:
@@ -113,22 +113,22 @@ def tianshou_nstep_setup(slots: Any, lib: Any, data: Any) -> Any:
 def bare_nstep_setup(slots: Any, _: Any, data: Any) -> Any:
     rewards, done, terminated = data["rew"], data["done"], data["terminated"]
     estimates, n = data["next_values"][: len(slots)], len(slots)
-    at, running, over, reward = slots.copy(), np.ones(n, bool), np.ones(n, bool), np.ones(n)
+    positions, is_continued, has_bootstrap, reward = slots.copy(), np.ones(n, bool), np.ones(n, bool), np.ones(n)
     returns, discount = np.ones(n), np.ones(n)
 
     def call() -> Any:
-        np.copyto(at, slots)
-        rewards.take(at, out=returns, mode="clip")
+        np.copyto(positions, slots)
+        rewards.take(positions, out=returns, mode="clip")
         discount.fill(GAMMA)
         for _ in range(STEPS - 1):
-            np.logical_not(done.take(at, out=running, mode="clip"), out=running)
-            np.add(at, running, out=at)
-            np.multiply(rewards.take(at, out=reward, mode="clip"), running, out=reward)
+            np.logical_not(done.take(positions, out=is_continued, mode="clip"), out=is_continued)
+            np.add(positions, is_continued, out=positions)
+            np.multiply(rewards.take(positions, out=reward, mode="clip"), is_continued, out=reward)
             np.multiply(reward, discount, out=reward)
             np.add(returns, reward, out=returns)
-            np.multiply(discount, GAMMA, out=discount, where=running)
-        np.logical_not(terminated.take(at, out=over, mode="clip"), out=over)
-        np.multiply(discount, over, out=discount)
+            np.multiply(discount, GAMMA, out=discount, where=is_continued)
+        np.logical_not(terminated.take(positions, out=has_bootstrap, mode="clip"), out=has_bootstrap)
+        np.multiply(discount, has_bootstrap, out=discount)
         np.multiply(discount, estimates, out=reward)
         np.add(returns, reward, out=returns)
         return {"returns": returns}
@@ -136,8 +136,8 @@ def bare_nstep_setup(slots: Any, _: Any, data: Any) -> Any:
     return call
 
 
-def targets(name: str, rows: int, slots: Any, *, traffic: bool = False) -> Row:
-    """Declare five-step targets for some slots of a buffer."""
+def nstep_row(name: str, rows: int, slots: Any, *, traffic: bool = False) -> Row:
+    """Declare a row of five-step returns of some slots of a buffer."""
     return row(
         f"returns.{name}",
         lambda: steps(rows),
@@ -159,6 +159,6 @@ ROWS = [
         tianshou=Way(tianshou_gae_setup),
         bare=Way(bare_gae_setup),
     ),
-    targets("nstep5.1e5", 100_000, np.arange(100_000), traffic=True),
-    targets("nstep5.256of1e6", 1_000_000, np.random.default_rng(3).integers(0, 999_995, 256)),
+    nstep_row("nstep5.1e5", 100_000, np.arange(100_000), traffic=True),
+    nstep_row("nstep5.256of1e6", 1_000_000, np.random.default_rng(3).integers(0, 999_995, 256)),
 ]

@@ -1,24 +1,25 @@
-"""`service.*`: writing to and sampling from a replay buffer in another process, on one machine.
+"""`service.*`: writing to and sampling from a replay buffer in another process on the same machine.
 
-Three kinds of experience: 256 steps with observations of 17 floats; 32 steps whose observations are four frames of 84
-by 84 bytes; 8 sequences of 80 of the small steps. Each step includes the next observation, so samples have about 49 KB,
-1.8 MB and 130 KB.
+There are three kinds of samples. `vectors` are 256 steps with observations of 17 floats. `frames` are 32 steps whose
+observations are four frames of 84 x 84 bytes. `sequences` are 8 sequences of 80 steps with observations of 17 floats.
+Each step includes the next observation, so samples occupy about 49 KB, 1.8 MB and 130 KB.
 
-- `sample`: a learner requests one sample and receives it. Large samples of ours are mapped from shared memory.
-- `wire`: the same without shared memory.
-- `gather`: the same as `wire`, and bare also gathers the rows of each sample.
-- `stream`: 16 samples, some drawn while earlier ones are read; without shared memory. Reverb draws all its samples
-  ahead, and has no peer here. The first samples are ready before the clock starts: this is the waiting time of a
-  learner that computes between two batches.
+- `sample`: a learner requests one sample and receives it. Our client maps large samples from shared memory.
+- `wire`: as `sample`, without shared memory.
+- `gather`: as `wire`, but bare also gathers the rows of each sample.
+- `stream`: 16 samples from a prefetching stream, without shared memory. Reverb, which prefetches all its samples, is
+  the only peer here. The first samples are ready before the clock starts: the time is the waiting time of a learner
+  that computes between two batches.
 - `sustained`: 128 samples of such a stream, read sequentially by a learner that does nothing else.
-- `insert`: 8 fragments of as many steps, in flight together, until the last is acknowledged.
-- `p99`: the 99th percentile of the seconds from sending a fragment to its acknowledgement, sequentially.
+- `insert`: 8 fragments, sent without waiting for each other, until the last fragment is acknowledged.
+- `p99`: the 99th percentile of the seconds between sending a fragment and its acknowledgement; one fragment is sent at
+  a time.
 
-Bare is Arrow Flight alone: the bytes of our samples are precomputed in the memory of its server, as many samples as
-have the bytes of our table, and received fragments are dropped. In `gather`, bare is the minimum of sampling: NumPy
-gathers the rows of each column from a ring into memory of one record batch. Peers are a Tianshou buffer in a Ray actor,
-TorchRL's `RayReplayBuffer`, and Reverb, which runs in a separate interpreter: the environment variable `REVERB_PYTHON`
-is the path of an interpreter that can import it.
+Bare is plain Arrow Flight. Its server holds precomputed samples in memory, with about as many bytes as our table, and
+discards received fragments. In `gather`, bare is the lower limit of sampling: NumPy gathers the rows of each column
+from a ring into the memory of one record batch. Peers are a Tianshou buffer in a Ray actor, TorchRL's
+`RayReplayBuffer`, and Reverb. Reverb runs in a separate interpreter: the environment variable `REVERB_PYTHON` is the
+path of an interpreter that can import Reverb.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from benchmarks.harness import Row, Way
 from benchmarks.served import EPISODE, KINDS, SIZES, STEPS, STORED, steps
 
 STREAMED, SUSTAINED, INSERTED, TIMED = 16, 128, 8, 100
-"""Per call: samples of a stream, samples of a sustained stream, fragments, and individually timed fragments."""
+"""Per call: `stream` samples, `sustained` samples, `insert` fragments, and individually timed `p99` fragments."""
 FLIGHT_BAR = 1.25
-"""80 % of Arrow Flight alone."""
+"""Largest acceptable multiple of the time of plain Arrow Flight: 80 % of its throughput."""
 
 Call = Callable[[], Any]
 
 
 class Connection:
-    """A call with its connection, which is closed when the object is deleted."""
+    """Call and its connection; the connection is closed when the object is deleted."""
 
     def __init__(self, call: Call, close: Call) -> None:
         self._call, self._close = call, close
@@ -55,29 +56,29 @@ class Connection:
         return self._call()
 
     def __del__(self) -> None:
-        # The servers may be gone when the program ends.
+        # The servers may have stopped already when the program exits.
         with contextlib.suppress(Exception):
             self._close()
 
 
 def p99(insert: Call) -> float:
-    """Return the 99th percentile of the duration of an insert in seconds."""
+    """Return the 99th percentile of the durations of inserts in seconds."""
     seconds = []
     for _ in range(TIMED):
-        began = perf_counter()
+        start = perf_counter()
         insert()
-        seconds.append(perf_counter() - began)
+        seconds.append(perf_counter() - start)
     return float(np.percentile(seconds, 99))
 
 
 def sustained(read: Call) -> float:
-    """Return the duration in seconds of many samples of a stream, after samples that were prefetched."""
+    """Return the duration in seconds of reading many samples of a stream; prefetched samples are read first."""
     for _ in range(2):
         read()
-    began = perf_counter()
+    start = perf_counter()
     for _ in range(SUSTAINED // STREAMED):
         read()
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 # Ours
@@ -119,7 +120,7 @@ def _ours_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
     return Connection(call, client.close)
 
 
-# Arrow Flight alone
+# Plain Arrow Flight
 
 
 def _connect() -> Any:
@@ -217,36 +218,36 @@ def _torchrl_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
 
 
 def _torchrl(setup: Callable[..., Call], kind: str, *kinds: str) -> Way:
-    """Declare TorchRL's way, in quick runs for some kinds only, because its actors start slowly."""
+    """Declare TorchRL's implementation; quick runs include only some kinds, because its actors start slowly."""
     return Way(setup, quick=kind in kinds)
 
 
 def _reverb(work: str) -> Way:
-    """Declare Reverb's way, which runs and measures itself in a separate interpreter."""
+    """Declare Reverb's implementation, which runs and times itself in a separate interpreter."""
     return Way(lambda lib, kind: lib.session(work, kind), clocked=True)
 
 
-def _late(setup: Callable[..., Call]) -> Way:
-    """Time the 99th percentile of single inserts."""
+def _p99_way(setup: Callable[..., Call]) -> Way:
+    """Declare the 99th percentile of single inserts."""
     return Way(lambda lib, kind: partial(p99, setup(lib, kind, 1)), clocked=True)
 
 
-def _sustained(setup: Callable[..., Call]) -> Way:
-    """Time a sustained stream."""
+def _sustained_way(setup: Callable[..., Call]) -> Way:
+    """Declare the reading of a sustained stream."""
     return Way(lambda lib, kind: partial(sustained, setup(lib, kind)), clocked=True)
 
 
 def _row(work: str, kind: str, *, bar: float | None = None, level: float = 1.0, **ways: Way) -> Row:
-    named = {name.replace("_", " "): way for name, way in ways.items()}
-    # Each contestant has its own generator.
-    return Row(f"service.{work}.{kind}", partial(str, kind), named, traffic=True, view=None, bar=bar, level=level)
+    row_ways = {name.replace("_", " "): way for name, way in ways.items()}
+    # Samples are not compared, because each contestant has its own random generator.
+    return Row(f"service.{work}.{kind}", partial(str, kind), row_ways, traffic=True, view=None, bar=bar, level=level)
 
 
 def _rows(kind: str) -> list[Row]:
     wire = partial(_ours_sample, shared_memory=False)
     return [
         _row("stream", kind, ours=Way(_ours_stream), reverb=_reverb("stream"), bare=Way(_raw_stream), bar=FLIGHT_BAR),
-        _row("sustained", kind, ours=_sustained(_ours_stream), bare=_sustained(_raw_stream), bar=FLIGHT_BAR),
+        _row("sustained", kind, ours=_sustained_way(_ours_stream), bare=_sustained_way(_raw_stream), bar=FLIGHT_BAR),
         _row("wire", kind, ours=Way(wire), bare=Way(_raw_sample), bar=FLIGHT_BAR),
         _row("gather", kind, ours=Way(wire), bare=Way(partial(_raw_sample, work="gather")), bar=FLIGHT_BAR),
         _row(
@@ -271,11 +272,11 @@ def _rows(kind: str) -> list[Row]:
         _row(
             "p99",
             kind,
-            ours=_late(_ours_insert),
-            ray_tianshou=_late(_actor_insert),
-            torchrl=replace(_late(_torchrl_insert), quick=False),
+            ours=_p99_way(_ours_insert),
+            ray_tianshou=_p99_way(_actor_insert),
+            torchrl=replace(_p99_way(_torchrl_insert), quick=False),
             reverb=_reverb("p99"),
-            bare=_late(_raw_insert),
+            bare=_p99_way(_raw_insert),
         ),
     ]
 

@@ -1,14 +1,15 @@
-"""`storage.*`: experience on disk, beside pyarrow without us and beside the files of peers.
+"""`storage.*`: experience on disk, compared with plain pyarrow (`bare`) and the files of peers.
 
-200,000 steps of a small environment: eight columns, with most bytes in observations; or the first 2,000, which RLlib
-can write in reasonable time. Every contestant reads and writes through the page cache, with its defaults. Files are in
-a temporary folder, which is removed when the process ends.
+The data are 200,000 steps of a small environment in eight columns; observations account for most bytes. The `2000
+steps` rows use the first 2,000 steps, which RLlib can write in reasonable time. Every contestant reads and writes
+through the page cache, with its defaults. Files are written to a temporary folder, which is removed when the process
+exits.
 
-Ours and bare pyarrow write a file atomically and flush it to disk before they return; in the rows of `save`, peers are
-flushed too, and in the rows `without waiting` no contestant is (`durable=False`). All start from columns; bare builds a
-table, and neither writes nor compares checksums. Random rows are read from a file that is opened for each call, in
-`in memory` rows from loaded data; bare gathers into allocated memory. `python -m benchmarks.bench_storage` prints all
-rows and the bytes on disk.
+Our library and bare write a file atomically and flush it to disk before they return. In `save` rows, the files of peers
+are also flushed to disk. In `without waiting` rows, no file is flushed (`durable=False`). All contestants start from
+columns. Bare builds a table, and neither writes nor verifies checksums. In `random rows` rows, each call opens the
+file; in `in memory` rows, calls read loaded data. There, bare gathers into allocated memory. `python -m
+benchmarks.bench_storage` prints all rows and the bytes on disk.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _load(**options: Any) -> Callable[[Any], Any]:
     return call
 
 
-# Bare pyarrow: a table of the same columns, written and read by hand
+# Plain pyarrow: a table of the same columns
 
 
 def _table(data: Any) -> Any:
@@ -83,13 +84,13 @@ def _table(data: Any) -> Any:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces the path after it is flushed to disk."""
-    beside = path.with_name(f"{path.name}.tmp")
-    with open(beside, "wb") as file:
+    """Open a temporary file, which replaces the file at `path` after it is flushed to disk."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(temporary, "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
 
 
 def _write_arrow(table: Any, path: Path) -> None:
@@ -100,7 +101,7 @@ def _write_arrow(table: Any, path: Path) -> None:
 
 
 def _write_arrow_with_crc(table: Any, path: Path) -> None:
-    """Write a file like `_write_arrow`, and the CRC-32 of each column to a second file."""
+    """Write the file of `_write_arrow`, and a second file with the CRC-32 of every buffer."""
     _write_arrow(table, path)
     checksums = {
         name: [zlib.crc32(buffer) for chunk in table.column(name).chunks for buffer in chunk.buffers() if buffer]
@@ -159,7 +160,7 @@ def _bare_random(lib: Any, data: Any) -> Any:
         return columns
 
     # Indices are in bounds; with bounds checks, NumPy would gather through a temporary buffer.
-    return views, lambda found: {name: view.take(rows, 0, outputs[name], "clip") for name, view in found.items()}
+    return views, lambda loaded: {name: view.take(rows, 0, outputs[name], "clip") for name, view in loaded.items()}
 
 
 def _bare_filtered(lib: Any, data: Any) -> Any:
@@ -171,12 +172,12 @@ def _bare_filtered(lib: Any, data: Any) -> Any:
 
 
 def _rewards(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Sum the rewards, so that a mapped column is read."""
+    """Wrap `read` to sum the rewards, so that a memory-mapped column is read."""
     return lambda state: np.asarray(read(state)["rewards"]).sum()
 
 
 def _loaded(setup: Setup) -> Way:
-    """Gather from loaded data."""
+    """Declare gathering rows from loaded data."""
 
     def read(lib: Any, data: Any) -> Any:
         read, gather = setup(lib, data)
@@ -187,7 +188,7 @@ def _loaded(setup: Setup) -> Way:
 
 
 def _opened(setup: Setup) -> Way:
-    """Read, and gather."""
+    """Declare opening a file and gathering rows."""
     return Way(setup, lambda state: state[1](state[0]()))
 
 
@@ -211,34 +212,34 @@ _PEERS: dict[str, Setup] = {**_MANY_PEERS, "rllib": peers.rllib_save}
 
 
 def _saving(name: str, data: Callable[[], Any], writers: Mapping[str, Setup]) -> list[Row]:
-    """Declare the rows in which peers flush to disk, and in which they do not."""
+    """Declare two rows: one with files flushed to disk, and one without."""
 
-    def waiting(wrap: Callable[[Setup], Setup]) -> dict[str, Way]:
-        return {who: Way(wrap(setup), lambda state: state[0]()) for who, setup in writers.items()}
+    def peer_ways(wrap: Callable[[Setup], Setup]) -> dict[str, Way]:
+        return {name: Way(wrap(setup), lambda state: state[0]()) for name, setup in writers.items()}
 
     return [
-        row(name, data, traffic=True, view=None, **_SAVE, **waiting(synced)),
+        row(name, data, traffic=True, view=None, **_SAVE, **peer_ways(synced)),
         row(
             f"{name} without waiting",
             data,
             traffic=True,
             view=None,
             ours=Way(_ours("arrow"), lambda state: state[0].save(state[1], durable=False)),
-            **waiting(lambda setup: setup),
+            **peer_ways(lambda setup: setup),
         ),
     ]
 
 
 def _reading(kind: str, data: Callable[[], Any], *, with_rllib: bool) -> list[Row]:
-    """Declare the rows of loading, of one column, of random rows and of the rows of one episode."""
+    """Declare the rows that read all data, one column, random rows or one episode."""
     rllib = {
         "load": Way(peers.rllib_save, peers.rllib_load),
         "column": Way(peers.rllib_save, _rewards(peers.rllib_load)),
         "filtered": Way(peers.rllib_filtered),
     }
 
-    def theirs(work: str) -> dict[str, Way]:
-        return {"rllib": rllib[work]} if with_rllib else {}
+    def rllib_way(operation: str) -> dict[str, Way]:
+        return {"rllib": rllib[operation]} if with_rllib else {}
 
     random = _RANDOM | ({"rllib": peers.rllib_rows} if with_rllib else {})
     return [
@@ -251,7 +252,7 @@ def _reading(kind: str, data: Callable[[], Any], *, with_rllib: bool) -> list[Ro
             tianshou=Way(peers.tianshou_save, peers.tianshou_load),
             tensordict=Way(peers.tensordict_save, peers.tensordict_load),
             minari=Way(peers.minari_load),
-            **theirs("load"),
+            **rllib_way("load"),
         ),
         row(
             f"storage.one column of eight.{kind}",
@@ -262,21 +263,21 @@ def _reading(kind: str, data: Callable[[], Any], *, with_rllib: bool) -> list[Ro
             tianshou=Way(peers.tianshou_save, lambda state: peers.tianshou_column(state).sum()),
             tensordict=Way(peers.tensordict_save, _rewards(peers.tensordict_load)),
             minari=Way(peers.minari_column, lambda read: read().sum()),
-            **theirs("column"),
+            **rllib_way("column"),
         ),
         row(
             f"storage.random rows.{kind}",
             data,
             traffic=True,
             view=None,
-            **{who: _opened(setup) for who, setup in random.items()},
+            **{name: _opened(setup) for name, setup in random.items()},
         ),
         row(
             f"storage.random rows in memory.{kind}",
             data,
             traffic=True,
             view=None,
-            **{who: _loaded(setup) for who, setup in random.items()},
+            **{name: _loaded(setup) for name, setup in random.items()},
         ),
         row(
             f"storage.filtered.{kind}",
@@ -287,7 +288,7 @@ def _reading(kind: str, data: Callable[[], Any], *, with_rllib: bool) -> list[Ro
             tianshou=Way(peers.tianshou_filtered),
             tensordict=Way(peers.tensordict_filtered),
             minari=Way(peers.minari_filtered),
-            **theirs("filtered"),
+            **rllib_way("filtered"),
         ),
     ]
 
@@ -341,7 +342,7 @@ ROWS: list[Row] = [
 
 
 def sizes() -> dict[str, int]:
-    """Return each contestant's bytes on disk for the same steps; RLlib's are extrapolated from a hundredth."""
+    """Return each contestant's bytes on disk for the same steps; for RLlib, extrapolate from 2,000 steps."""
     from types import SimpleNamespace
 
     from benchmarks.peers import library
@@ -358,13 +359,13 @@ def sizes() -> dict[str, int]:
 
 
 def show_all(arguments: list[str]) -> None:
-    """Print all rows as Markdown, measured as the command line asks, and the bytes on disk."""
+    """Measure all rows with command-line arguments, and print them and the bytes on disk as Markdown."""
     from benchmarks.__main__ import main
 
     main(["storage", "--markdown", *arguments])
     print("\n| on disk | MB |\n|---|---:|")
-    for who, nbytes in sizes().items():
-        print(f"| {who} | {nbytes / 1e6:.1f} |")
+    for contestant, nbytes in sizes().items():
+        print(f"| {contestant} | {nbytes / 1e6:.1f} |")
 
 
 if __name__ == "__main__":

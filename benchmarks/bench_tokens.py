@@ -1,4 +1,4 @@
-"""`tokens.*`: rollouts of 512 rows beside TensorDict (jagged), torch (padded), Awkward Array and plain Python."""
+"""`tokens.*`: 512 token rollouts, compared with TensorDict (jagged), torch (padded), Awkward Array and Python."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ NAMES = ("ids", *FLOATS, "mask")
 
 @cache
 def lengths() -> Any:
-    """Draw lengths typical of rollouts: most are short, a few have the maximum length."""
-    drawn = np.random.default_rng(0).lognormal(6.95, 0.95, ROWS_OF_BATCH).astype(int)
-    return np.clip(drawn, 8, LONGEST)
+    """Draw rollout lengths from a log-normal distribution: most are short, and a few have the maximum length."""
+    values = np.random.default_rng(0).lognormal(6.95, 0.95, ROWS_OF_BATCH).astype(int)
+    return np.clip(values, 8, LONGEST)
 
 
 @cache
 def lists() -> dict[str, Any]:
-    """Create columns as lists of arrays without zeros, so that padding differs from data."""
+    """Create columns as lists of arrays; number columns contain no zeros, so that zeros are padding."""
     rng = np.random.default_rng(1)
-    made: dict[str, Any] = {"ids": [rng.integers(1, 32_000, n) for n in lengths()]}
+    columns: dict[str, Any] = {"ids": [rng.integers(1, 32_000, n) for n in lengths()]}
     for name in FLOATS:
-        made[name] = [rng.random(n, np.float32) + np.float32(0.5) for n in lengths()]
-    made["mask"] = [rng.random(n) < 0.7 for n in lengths()]
-    return made
+        columns[name] = [rng.random(n, np.float32) + np.float32(0.5) for n in lengths()]
+    columns["mask"] = [rng.random(n) < 0.7 for n in lengths()]
+    return columns
 
 
 def order() -> Any:
@@ -45,13 +45,13 @@ def order() -> Any:
 
 
 def flat(result: Any) -> Any:
-    """Return the values of a result's columns without padding (zeros)."""
+    """Return the values of a result's columns without padding (zeros), or the moments of an array."""
     if isinstance(result, np.ndarray):
-        # Sums of a few thousand estimates differ in the last digits between float32 and float64.
+        # Sums of a few thousand values have different last digits in float32 and float64.
         numbers = result.astype(np.float64)
         return {"": np.round([numbers.mean() + 1 / 7, numbers.std() + 1 / 7], 2)}
     columns = {}
-    for name in [one for one in result.keys() if one != "mask"]:  # noqa: SIM118 - a TensorDict iterates over rows
+    for name in [key for key in result.keys() if key != "mask"]:  # noqa: SIM118 - a TensorDict iterates over rows
         values = result[name]
         if hasattr(values, "elements"):
             values = values.flat
@@ -74,7 +74,7 @@ def our_batch(lib: Any, data: Any) -> Any:
 
 def jagged(lib: Any, data: Any) -> Any:
     torch = lib.torch
-    counts = torch.tensor([len(one) for one in next(iter(data.values()))])
+    counts = torch.tensor([len(values) for values in next(iter(data.values()))])
     bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     columns = {
         name: torch.nested.nested_tensor_from_jagged(torch.cat([torch.from_numpy(a) for a in values]), bounds)
@@ -110,7 +110,7 @@ BUILD = {
 }
 
 
-# Reorder, join, pad
+# Reordering, concatenating, padding
 
 
 def take_jagged(lib: Any, data: Any) -> Any:
@@ -174,11 +174,11 @@ def concat_jagged(lib: Any, data: Any) -> Any:
 
 def concat_padded(lib: Any, data: Any) -> Any:
     parts, torch = [padded(lib, part) for part in in_parts(data)], lib.torch
-    widest = max(part["ids"].shape[1] for part in parts)
+    width = max(part["ids"].shape[1] for part in parts)
 
     def call() -> Any:
         pad = torch.nn.functional.pad
-        return {n: torch.cat([pad(part[n], (0, widest - part[n].shape[1])) for part in parts]) for n in NAMES}
+        return {n: torch.cat([pad(part[n], (0, width - part[n].shape[1])) for part in parts]) for n in NAMES}
 
     return call
 
@@ -207,7 +207,7 @@ def pad_ours(lib: Any, data: Any) -> Any:
 
 def pad_jagged(lib: Any, data: Any) -> Any:
     columns = jagged(lib, data)
-    # There is no kernel for flags.
+    # torch has no kernel for booleans.
     numbers = {name: columns[name].byte() if name == "mask" else columns[name] for name in NAMES}
 
     def call() -> Any:
@@ -232,8 +232,8 @@ def pad_bare(_: Any, data: Any) -> Any:
     def call() -> Any:
         for name, target in out.items():
             target.fill(0)
-            for to, values in zip(target, data[name], strict=True):
-                to[: len(values)] = values
+            for target_row, values in zip(target, data[name], strict=True):
+                target_row[: len(values)] = values
         return out
 
     return call
@@ -243,17 +243,17 @@ def round_trip(columns: Any) -> Any:
     return pickle.loads(pickle.dumps(columns, 5))
 
 
-def by_ray(hold: Callable[[Any, Any], Any]) -> Way:
-    """Put the result of `hold` into Ray's object store, and get it."""
+def by_ray(make: Callable[[Any, Any], Any]) -> Way:
+    """Declare a round trip of the result of `make` through Ray's object store."""
 
     def setup(lib: Any, data: Any) -> Any:
-        columns, ray = hold(lib, data), ray_alone()
+        columns, ray = make(lib, data), ray_alone()
         return lambda: ray.get(ray.put(columns))
 
     return Way(setup)
 
 
-# Figures of rows
+# Masked means and advantages
 
 
 def mean_ours(lib: Any, data: Any) -> Any:
@@ -297,16 +297,20 @@ def gae_ours(lib: Any, data: Any) -> Any:
 def gae_padded(lib: Any, data: Any) -> Any:
     columns, torch = padded(lib, data), lib.torch
     rewards, values = columns["rewards"].double(), columns["old_logp"].double()
-    inside = torch.arange(rewards.shape[1]) < torch.from_numpy(lengths())[:, None]
+    is_step = torch.arange(rewards.shape[1]) < torch.from_numpy(lengths())[:, None]
 
     def call() -> Any:
-        advantage, following, advantages = torch.zeros(ROWS_OF_BATCH).double(), torch.zeros(ROWS_OF_BATCH).double(), []
+        advantage, next_values, advantages = (
+            torch.zeros(ROWS_OF_BATCH).double(),
+            torch.zeros(ROWS_OF_BATCH).double(),
+            [],
+        )
         for t in range(rewards.shape[1] - 1, -1, -1):
-            delta = rewards[:, t] + 0.99 * following - values[:, t]
-            advantage = torch.where(inside[:, t], delta + 0.99 * 0.95 * advantage, 0.0)
-            following = values[:, t]
+            delta = rewards[:, t] + 0.99 * next_values - values[:, t]
+            advantage = torch.where(is_step[:, t], delta + 0.99 * 0.95 * advantage, 0.0)
+            next_values = values[:, t]
             advantages.append(advantage)
-        return torch.stack(advantages[::-1], 1)[inside].numpy()
+        return torch.stack(advantages[::-1], 1)[is_step].numpy()
 
     return call
 
@@ -322,10 +326,10 @@ def pack_python(_: Any, data: Any) -> Any:
         bins: list[list[int]] = []
         room: list[int] = []
         for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
-            for number, left in enumerate(room):
-                if left >= counts[i]:
-                    bins[number].append(i)
-                    room[number] -= counts[i]
+            for index, free in enumerate(room):
+                if free >= counts[i]:
+                    bins[index].append(i)
+                    room[index] -= counts[i]
                     break
             else:
                 bins.append([i])
@@ -346,7 +350,7 @@ def pack_ours(lib: Any, data: Any) -> Any:
 
 
 def balance_python(_: Any, __: Any) -> Any:
-    """Set up Karmarkar and Karp's largest differencing method in Python, as in training frameworks."""
+    """Return Karmarkar and Karp's largest differencing method in Python, as in training frameworks."""
     counts = lengths().tolist()
 
     def call() -> Any:
@@ -357,8 +361,8 @@ def balance_python(_: Any, __: Any) -> Any:
         serial = len(counts)
         while len(heap) > 1:
             first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
-            merged = [(a + b, [*mine, *others]) for (a, mine), (b, others) in zip(first, second[::-1], strict=True)]
-            merged.sort(key=lambda one: -one[0])
+            merged = [(a + b, [*rows_a, *rows_b]) for (a, rows_a), (b, rows_b) in zip(first, second[::-1], strict=True)]
+            merged.sort(key=lambda subset: -subset[0])
             heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
             serial += 1
         return [values for _, values in heap[0][2]]
@@ -389,8 +393,8 @@ def group_python(_: Any, __: Any) -> Any:
         members: dict[str, list[float]] = defaultdict(list)
         for key, reward in zip(uid, rewards, strict=True):
             members[key].append(reward)
-        figures = {key: (np.mean(values), np.std(values)) for key, values in members.items()}
-        return np.array([(r - figures[k][0]) / (figures[k][1] + 1e-6) for k, r in zip(uid, rewards, strict=True)])
+        moments = {key: (np.mean(values), np.std(values)) for key, values in members.items()}
+        return np.array([(r - moments[k][0]) / (moments[k][1] + 1e-6) for k, r in zip(uid, rewards, strict=True)])
 
     return call
 
@@ -399,18 +403,18 @@ COLUMNS = (*NAMES, "uid")
 
 
 def six_columns(lib: Any, data: Any) -> Any:
-    """Add a column of integers to the rollouts."""
+    """Create the rollouts with an additional column of integers."""
     batch = our_batch(lib, data)
     return batch.assign(uid=np.arange(1, ROWS_OF_BATCH + 1))
 
 
 def without_keys(result: Any) -> Any:
-    """Return the values of the written columns."""
+    """Return the values of the written columns, without the keys."""
     return flat({name: result[name] for name in COLUMNS})
 
 
 class RowsOfService:
-    """Writing and reading all rows, with a client and a service on this machine."""
+    """Call that writes and reads all rows, through a replay service on the same machine."""
 
     def __init__(self, lib: Any, data: Any) -> None:
         from samplebatch.service import ReplayServer, RowClient, RowTable
@@ -431,7 +435,7 @@ class RowsOfService:
 
 
 class RowsOfFlight:
-    """Writing and reading the same bytes with Arrow Flight alone."""
+    """Call that writes and reads the same bytes with plain Arrow Flight."""
 
     def __init__(self, data: Any) -> None:
         from pyarrow import flight
@@ -439,7 +443,7 @@ class RowsOfFlight:
         import samplebatch
 
         class Server(flight.FlightServerBase):
-            """Server of one table."""
+            """Flight server that stores one table."""
 
             def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
                 self.table = reader.read_all()
@@ -466,13 +470,13 @@ class RowsOfFlight:
 
 
 def through_queue(lib: Any, data: Any) -> Any:
-    """Put and get all rows by TransferQueue with its default storage, as jagged tensors, and remove them."""
-    queue, held, calls = lib.queue, jagged(lib, data), itertools.count()
-    held["uid"] = lib.torch.arange(1, ROWS_OF_BATCH + 1)
+    """Put all rows as jagged tensors into a TransferQueue with default storage, then get and clear them."""
+    queue, fields, calls = lib.queue, jagged(lib, data), itertools.count()
+    fields["uid"] = lib.torch.arange(1, ROWS_OF_BATCH + 1)
 
     def call() -> Any:
         keys = [f"{next(calls)}-{row}" for row in range(ROWS_OF_BATCH)]
-        queue.kv_batch_put(keys=keys, partition_id="rows", fields=held)
+        queue.kv_batch_put(keys=keys, partition_id="rows", fields=fields)
         rows = queue.kv_batch_get(keys=keys, partition_id="rows")
         queue.kv_clear(keys=keys, partition_id="rows")
         return rows
@@ -481,9 +485,9 @@ def through_queue(lib: Any, data: Any) -> Any:
 
 
 def tokens(name: str, *, view: Any = flat, traffic: bool = True, **ways: Way) -> Row:
-    """Declare a row of work on the rollouts."""
-    named = {who.replace("_", " "): way for who, way in ways.items()}
-    return row(f"tokens.{name}", lists, traffic=traffic, view=view, bar=2.5, **named)
+    """Declare a row of operations on the rollouts."""
+    row_ways = {key.replace("_", " "): way for key, way in ways.items()}
+    return row(f"tokens.{name}", lists, traffic=traffic, view=view, bar=2.5, **row_ways)
 
 
 ROWS = [

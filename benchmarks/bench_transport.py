@@ -1,13 +1,14 @@
-"""`transport.*`: a batch of eight columns from one process to another.
+"""`transport.*`: transfer of a batch of eight columns from one process to another.
 
-- `send`: until the receiver, which can then read every byte, has answered. Bare is one copy into warm memory and a
+- `send`: one message, until the receiver has answered and can read every byte. Bare is one copy into warm memory and a
   round trip through a pipe.
-- `handover`: the same for a batch in shareable memory; ours is a block that was filled in place, torch's are tensors in
-  shared memory. Bare is a round trip through a pipe. Its time does not depend on the size.
-- `stream`: many messages in sequence, until the receiver has answered the last: 200 of 1 KB, 100 of 64 KB, 16 of 1 MB,
-  4 of 16 MB, 2 of 256 MB. Bare is a pipe with pickled bytes up to 64 KB, and for larger messages a copy and a token
-  through a pipe.
-- `pickling`: through an ordinary `multiprocessing` pipe, with `samplebatch.enable_shared_pickling`.
+- `handover`: one message that is already in shared memory, until the receiver has answered. Our message is a channel
+  block that was filled in place; torch's messages are tensors in shared memory. Bare is a round trip through a pipe,
+  whose time does not depend on the size.
+- `stream`: many messages in sequence, until the receiver has answered the last message: 200 of 1 KB, 100 of 64 KB, 16
+  of 1 MB, 4 of 16 MB, 2 of 256 MB. Bare sends messages of up to 64 KB as pickled bytes through a pipe. For larger
+  messages, bare copies the batch and sends a token through a pipe.
+- `pickling`: one message through a standard `multiprocessing` pipe; ours uses `samplebatch.enable_shared_pickling`.
 
 Peers are a `multiprocessing` pipe and pickle protocol 5, torch.multiprocessing with both of its sharing strategies, and
 Ray's object store.
@@ -32,9 +33,9 @@ KB, MB = 1 << 10, 1 << 20
 ROW_NBYTES = 182
 SIZES = {"1KB": KB, "64KB": 64 * KB, "1MB": MB, "16MB": 16 * MB, "256MB": 256 * MB}
 STREAMED = {"1KB": 200, "64KB": 100, "1MB": 16, "16MB": 4, "256MB": 2}
-IN_PICKLES = 64 * KB
-PLACES = 3
-"""Number of batches with allocated memory."""
+MAX_PICKLED_NBYTES = 64 * KB
+NUM_BATCHES = 3
+"""Number of batches for which memory is allocated."""
 
 Call = Callable[[], Any]
 
@@ -53,13 +54,13 @@ def _repeated(send: Call, answer: Call, count: int) -> Call:
 
 
 def _ours(count: int) -> Callable[[Any, Any], Call]:
-    """Send through our channel."""
+    """Send a batch through our channel."""
 
     def setup(lib: Any, columns: Any) -> Call:
         from samplebatch import channel
 
         batch = lib.SampleBatch(columns)
-        producer, consumer = channel(PLACES * batch.size_bytes() + MB)
+        producer, consumer = channel(NUM_BATCHES * batch.size_bytes() + MB)
         session = Session("ours", partner.consume, (consumer,), producer.close, count)
         return _repeated(partial(producer.send, batch), session.answer, count)
 
@@ -70,13 +71,13 @@ def _ours_in_place(lib: Any, columns: Any) -> Call:
     from samplebatch import channel
 
     batch = lib.SampleBatch(columns)
-    producer, consumer = channel(PLACES * batch.size_bytes() + MB)
+    producer, consumer = channel(NUM_BATCHES * batch.size_bytes() + MB)
     session = Session("ours", partner.consume, (consumer,), producer.close)
     rows = len(batch)
-    described = {name: (values.dtype, values.shape[1:]) for name, values in batch.items()}
+    layout = {name: (values.dtype, values.shape[1:]) for name, values in batch.items()}
 
     def call() -> Any:
-        producer.reserve(described, rows).commit()
+        producer.reserve(layout, rows).commit()
         return session.answer()
 
     return call
@@ -113,7 +114,7 @@ def _pipe(count: int) -> Callable[[Any, Any], Call]:
 
 
 def _torch(strategy: str, count: int) -> Way:
-    """Send with torch.multiprocessing, which moves tensors to shared memory: each message has new tensors."""
+    """Send new tensors per message with torch.multiprocessing, which moves sent tensors to shared memory."""
 
     def setup(lib: Any, columns: Any) -> Any:
         tensors = {name: lib.torch.from_numpy(values) for name, values in columns.items()}
@@ -137,7 +138,7 @@ def _torch(strategy: str, count: int) -> Way:
 
 
 def _torch_in_place(strategy: str) -> Way:
-    """Send tensors that already are in shared memory."""
+    """Send tensors that are already in shared memory."""
 
     def setup(lib: Any, columns: Any) -> Call:
         lib.strategy(strategy)
@@ -156,7 +157,7 @@ def _torch_in_place(strategy: str) -> Way:
 
 
 def _ray(count: int) -> Way:
-    """Send through Ray's object store to an actor."""
+    """Send a batch through Ray's object store to an actor."""
 
     def setup(lib: Any, columns: Any) -> Call:
         def call() -> Any:
@@ -167,25 +168,25 @@ def _ray(count: int) -> Way:
     return Way(setup)
 
 
-def _bare_tokens(places: int, count: int) -> Way:
-    """Copy into warm memory with space for `places` batches, and send a token through a pipe."""
+def _bare_tokens(num_batches: int, count: int) -> Way:
+    """Copy a batch into warm memory for `num_batches` batches, and send a token through a pipe."""
 
     def setup(_: Any, columns: Any) -> Call:
         source, sink = multiprocessing.Pipe(duplex=False)
         session = Session("bare", partner.read_tokens, (source,), lambda: (sink.send_bytes(b""), sink.close()), count)
-        targets = cycle([[(np.ones_like(values), values) for values in columns.values()] for _ in range(places)])
+        targets = cycle([[(np.ones_like(values), values) for values in columns.values()] for _ in range(num_batches)])
         rewards = columns["rewards"]
-        seen = (len(rewards), float(rewards[-1]))
+        summary = (len(rewards), float(rewards[-1]))
 
         def send() -> None:
-            if places:
+            if num_batches:
                 for target, values in next(targets):
                     np.copyto(target, values)
             sink.send_bytes(TOKEN)
 
         def answer() -> Any:
             session.answer()
-            return seen
+            return summary
 
         return _repeated(send, answer, count)
 
@@ -215,8 +216,8 @@ def _send(name: str, size: int) -> Row:
     return Row(f"transport.send.{name}", _batch(size), ways, traffic=True)
 
 
-def _begun(way: Way) -> Way:
-    """Execute the first call untimed, in which the processes connect."""
+def _connected(way: Way) -> Way:
+    """Execute the first call during setup, because it connects the processes."""
 
     def setup(lib: Any, columns: Any) -> Call:
         call: Call = way.setup(lib, columns)
@@ -233,21 +234,21 @@ def _handover(name: str, size: int) -> Row:
         "torch fs": _torch_in_place("file_system"),
         "bare": _bare_tokens(0, 1),
     }
-    begun = {who: _begun(way) for who, way in ways.items()}
-    # An unwritten block contains arbitrary bytes.
-    return Row(f"transport.handover.{name}", _batch(size), begun, view=None, bar=2.0)
+    connected = {name: _connected(way) for name, way in ways.items()}
+    # Results are not compared, because an unwritten block contains arbitrary bytes.
+    return Row(f"transport.handover.{name}", _batch(size), connected, view=None, bar=2.0)
 
 
 def _stream(name: str, size: int) -> Row:
     count = STREAMED[name]
-    pickled = size <= IN_PICKLES
+    pickled = size <= MAX_PICKLED_NBYTES
     ways = {
         "ours": Way(_ours(count)),
         "pipe": Way(_pipe(count)),
         "torch fd": _torch("file_descriptor", count),
         "torch fs": _torch("file_system", count),
         "ray": _ray(count),
-        "bare": _bare_pickles(count) if pickled else _bare_tokens(PLACES, count),
+        "bare": _bare_pickles(count) if pickled else _bare_tokens(NUM_BATCHES, count),
     }
     return Row(f"transport.stream.{name}", _batch(size), ways, traffic=True, bar=2.0 if pickled else None)
 

@@ -1,4 +1,4 @@
-"""Conversion of results to plain containers of NumPy arrays, and their comparison."""
+"""Conversion of results to plain containers of NumPy arrays, and comparison of converted results."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def plain(value: Any) -> Any:
 
 
 def differs(a: Any, b: Any, path: str = "result") -> str | None:
-    """Return the path at which two plain results differ in value, or None."""
+    """Return the path of the first difference between two plain results; None if they are equal."""
     if isinstance(b, dict):
         if not isinstance(a, dict) or a.keys() != b.keys():
             return path
-        return next((at for key in b if (at := differs(a[key], b[key], f"{path}[{key!r}]"))), None)
+        return next((child for key in b if (child := differs(a[key], b[key], f"{path}[{key!r}]"))), None)
     if isinstance(b, list):
         if not isinstance(a, list) or len(a) != len(b):
             return path
-        return next((at for i, item in enumerate(b) if (at := differs(a[i], item, f"{path}[{i}]"))), None)
+        return next((child for i, item in enumerate(b) if (child := differs(a[i], item, f"{path}[{i}]"))), None)
     return None if np.shape(a) == np.shape(b) and np.array_equal(a, b) else path

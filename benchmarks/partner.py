@@ -1,8 +1,8 @@
-"""Receiving process of the rows of `bench_transport`.
+"""Receiver processes for the rows of `bench_transport`.
 
-There is one process per contestant, started on first use and reused for all rows. It receives through a pipe the name
-of a function below and its connections. Each function receives until the stream ends, and answers through another pipe
-with a summary of the received batch, so that contestants can be compared.
+Each contestant has one receiver process, which is started on first use and reused for all rows. The process receives a
+function of this module and its connections through a pipe. Each function receives batches until the stream ends, and
+answers through another pipe. The first answer is a summary of the received batch, which `measure` compares.
 """
 
 from __future__ import annotations
@@ -17,76 +17,76 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
-_SEEN = struct.Struct("<qd")
-"""Number of rows, and the last reward."""
+_SUMMARY = struct.Struct("<qd")
+"""Layout of a summary: number of rows, last reward."""
 
 TOKEN = bytes(64)
-"""Token of the size of one of our messages in its pipe."""
+"""Token with the size of a pipe message of our channel."""
 
-NOTHING = {"rewards": [0.0]}
-"""Content of a token."""
+TOKEN_COLUMNS = {"rewards": [0.0]}
+"""Columns that stand for a token."""
 
 
 class Answers:
-    """Answers every n-th batch; the first answer includes a summary of the batch."""
+    """Acknowledgement of every n-th batch; the first acknowledgement is a summary of the batch."""
 
     def __init__(self, back: Connection, every: int) -> None:
         self._back = back
         self._every = every
-        self._came = 0
+        self._count = 0
 
-    def came(self, columns: Any) -> None:
-        """Count a received batch."""
-        self._came += 1
-        if self._came == self._every:
+    def acknowledge(self, columns: Any) -> None:
+        """Count a received batch, and answer if it is an n-th batch."""
+        self._count += 1
+        if self._count == self._every:
             rewards = columns["rewards"]
-            self._back.send_bytes(_SEEN.pack(len(rewards), float(rewards[-1])))
-        elif self._came % self._every == 0:
+            self._back.send_bytes(_SUMMARY.pack(len(rewards), float(rewards[-1])))
+        elif self._count % self._every == 0:
             self._back.send_bytes(TOKEN)
 
 
 def consume(consumer: Any, back: Connection, every: int) -> None:
-    """Receive batches from our channel, and answer every n-th."""
+    """Receive batches from our channel, and answer every n-th batch."""
     from samplebatch.errors import EndOfStreamError
 
-    came = Answers(back, every).came
+    acknowledge = Answers(back, every).acknowledge
     with consumer, contextlib.suppress(EndOfStreamError):
         while True:
             batch = consumer.recv()
-            came(batch)
+            acknowledge(batch)
             del batch
 
 
 def read_objects(source: Connection, back: Connection, every: int) -> None:
-    """Receive objects from `Connection.send` of multiprocessing or torch."""
-    came = Answers(back, every).came
+    """Receive objects that `Connection.send` of multiprocessing or torch has sent."""
+    acknowledge = Answers(back, every).acknowledge
     while (columns := source.recv()) is not None:
-        came(columns)
+        acknowledge(columns)
         del columns
 
 
 def read_pickles(source: Connection, back: Connection, every: int) -> None:
-    """Receive pickles with in-band buffers."""
-    came = Answers(back, every).came
+    """Receive pickled batches with in-band buffers."""
+    acknowledge = Answers(back, every).acknowledge
     while raw := source.recv_bytes():
         columns = pickle.loads(raw)
-        came(columns)
+        acknowledge(columns)
         del raw, columns
 
 
 def read_tokens(source: Connection, back: Connection, every: int) -> None:
-    """Receive bytes without meaning."""
-    came = Answers(back, every).came
+    """Receive tokens instead of batches."""
+    acknowledge = Answers(back, every).acknowledge
     while raw := source.recv_bytes():
-        came(NOTHING)
+        acknowledge(TOKEN_COLUMNS)
         del raw
 
 
-def _serve(orders: Connection) -> None:
+def _serve(requests: Connection) -> None:
     with contextlib.suppress(EOFError):
         while True:
-            task, arguments = orders.recv()
-            orders.send("ready")
+            task, arguments = requests.recv()
+            requests.send("ready")
             task(*arguments)
             del task, arguments
 
@@ -102,20 +102,20 @@ def _partner(name: str) -> Connection:
 
 
 class Session:
-    """One row's work with a partner; resources are closed when the row ends.
+    """Connection of one row to a receiver process; it is closed when the object is deleted.
 
     Parameters
     ----------
     name
         Name of the contestant.
     task
-        Function that the partner runs.
+        Function that the receiver process runs.
     ends
-        Connections from which the partner receives.
+        Connections from which the receiver process receives.
     close
-        Function that ends the partner's task.
+        Function that ends the task of the receiver process.
     every
-        Number n, if the partner answers every n-th message.
+        Number of messages per answer.
     """
 
     def __init__(
@@ -123,22 +123,22 @@ class Session:
     ) -> None:
         self._close = close
         self._back, remote = multiprocessing.Pipe(duplex=False)
-        orders = _partner(name)
-        orders.send((task, (*ends, remote, every)))
-        orders.recv()
+        requests = _partner(name)
+        requests.send((task, (*ends, remote, every)))
+        requests.recv()
         remote.close()
-        self._seen: tuple[int, float] | None = None
+        self._summary: tuple[int, float] | None = None
 
     def answer(self) -> tuple[int, float]:
-        """Wait for the partner's answer, and return the summary of its first answered batch."""
+        """Wait for the next answer, and return the summary in the first answer of the session."""
         raw = self._back.recv_bytes()
-        if self._seen is None:
-            rows, last = _SEEN.unpack(raw)
-            self._seen = rows, last
-        return self._seen
+        if self._summary is None:
+            rows, last_reward = _SUMMARY.unpack(raw)
+            self._summary = rows, last_reward
+        return self._summary
 
     def __del__(self) -> None:
-        # Resources may be destroyed in any order when the program ends.
+        # Resources may be destroyed in any order when the program exits.
         with contextlib.suppress(OSError):
             self._close()
         self._back.close()
