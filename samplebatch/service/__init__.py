@@ -1,4 +1,4 @@
-"""Replay service: tables of experience for many writers and learners, over Arrow Flight.
+"""Replay service: experience tables that many writers and learners access over Arrow Flight.
 
 Public names are imported on first use.
 """

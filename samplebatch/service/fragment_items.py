@@ -1,4 +1,4 @@
-"""FragmentItems: fragments in a replay table, sampled as inserted."""
+"""FragmentItems: fragments of a replay table, sampled intact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from samplebatch.service.selectors import Items as ItemsByNumber
 from samplebatch.storage.buffers.state import generator_from_state, generator_state
 
 _PORTION: Final = 1024
-"""Number of fragments drawn before the lock is released."""
+"""Number of fragments drawn between two releases of the lock."""
 
 Fragment = SampleBatch[Any] | MultiAgentBatch[Any]
 _Schema = dict[Any, Any]
@@ -43,7 +43,7 @@ class _Portion:
         self._nbytes, self._max_nbytes = 0, max_nbytes
 
     def add(self, item: Item, weight: float | None = None) -> None:
-        """Add a fragment; raises CapacityError if the fragments exceed the maximum size in bytes."""
+        """Add a fragment; raises CapacityError if the total size of the added fragments exceeds `max_nbytes`."""
         self._nbytes += item.nbytes
         if self._max_nbytes is not None and self._nbytes > self._max_nbytes:
             raise errors.CapacityError(
@@ -57,12 +57,12 @@ class _Portion:
 class FragmentItems(Items):
     """Fragments of a replay table, in insertion order.
 
-    - `kind`: sampling order: `"fifo"`, `"lifo"`, `"key"`, `"uniform"` or `"prioritized"`.
+    - `kind`: sampling policy: `"fifo"`, `"lifo"`, `"key"`, `"uniform"` or `"prioritized"`.
     - `capacity`: maximum number of fragments.
     - `remover`: eviction policy: a key of `REMOVERS`, or `"none"` to block inserts into a full table.
     - `max_times`: number of samples after which a fragment is removed; 0 for no limit.
     - `seed`: seed of the generator.
-    - `alpha`, `beta`: exponents of priorities and of importance weights.
+    - `alpha`, `beta`: exponent of the priorities, and exponent of the importance weights.
     - `columns`: required columns; None if the first fragment determines them.
 
     Raises PriorityError if alpha or beta is negative or not a number.
@@ -106,7 +106,7 @@ class FragmentItems(Items):
         self._selectors = [selector for selector in selectors if selector is not None]
 
     def _make_sampler(self) -> Selector | None:
-        """Create the selector of samples; None for a table by key."""
+        """Create the sampling policy; None for a table of kind `"key"`."""
         if self._kind == "prioritized":
             return ByPriority(self._items, self.capacity, self._alpha, self._beta)
         kinds: dict[str, type[Selector]] = {"fifo": Oldest, "lifo": Newest, "uniform": AnyItem}
@@ -120,10 +120,10 @@ class FragmentItems(Items):
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
         """Validate a fragment, its priority and its key.
 
-        Raises ArgumentError if a fragment for a table by key has no key, or a fragment for another table has one.
+        Raises ArgumentError if the key is missing for a table of kind `"key"`, or a key is passed to another table.
         Raises ColumnMismatchError if the fragment's columns differ from the declared columns. Raises ColumnTypeError if
-        the fragment is not a batch. Raises PriorityError if the priority is not a finite number, or the table does not
-        use priorities.
+        the fragment is not a batch. Raises PriorityError if the priority is not a finite number, or a priority is
+        passed to a table that does not use priorities.
         """
         fragment = rows if isinstance(rows, MultiAgentBatch) else as_flat(rows)
         if (self._kind == "key") != (key is not None):
@@ -148,7 +148,7 @@ class FragmentItems(Items):
         return abs(float(size.reshape(-1)[0]))
 
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Block an insert if the table is full and has no remover; a fragment with the same key is replaced."""
+        """Return why an insert into a full table without a remover must wait; existing keys need not wait."""
         if self._remover is not None or len(self) < self.capacity or ready[2] in self._by_key:
             return None
         return Hold(f"it is full with {self.capacity} fragments, and only sampling removes them", needs_room=True)
@@ -156,7 +156,7 @@ class FragmentItems(Items):
     def insert(self, ready: Any, writer: str) -> Any:
         """Insert a fragment; return its number, shape (1,).
 
-        Raises ColumnMismatchError if its columns differ from the columns of earlier fragments.
+        Raises ColumnMismatchError if the fragment's columns differ from the columns of earlier fragments.
         """
         fragment, priority, key, nbytes = ready
         schema = _schema_of(fragment)
@@ -189,7 +189,7 @@ class FragmentItems(Items):
             selector.add(item)
 
     def _remove(self, item: Item, *, is_drawn: bool = False) -> None:
-        """Remove a fragment; with `is_drawn`, the sampler has already removed it."""
+        """Remove a fragment; `is_drawn` means that the sampler has already removed the fragment."""
         del self._items[item.number]
         self._nbytes -= item.nbytes
         self._times -= item.times
@@ -202,10 +202,10 @@ class FragmentItems(Items):
     # Sampling
 
     def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
-        """Validate a request for fragments; options are `key` for a table by key and `beta` for a prioritized one.
+        """Validate a request for fragments; `options` has `key` for tables by key and `beta` for prioritized tables.
 
-        Raises ArgumentError if the table can never return that many fragments, an option is unknown, or a key is
-        missing.
+        Raises ArgumentError if the table can never return `batch_size` fragments, an option is unknown, or a required
+        key is missing.
         """
         defaults: dict[str, Any] = {}
         if self._kind == "key":
@@ -228,7 +228,7 @@ class FragmentItems(Items):
         return Request(batch_size, mode, merged, seed)
 
     def hold_sample(self, request: Request) -> Hold | None:
-        """Describe the missing fragments of a request; None if there are enough."""
+        """Return why a request must wait for fragments; None if enough fragments are available."""
         if self._kind == "key":
             key = request.options["key"]
             return None if key in self._by_key else Hold(f"no fragment has the key {key!r}", needs_items=True)
@@ -241,13 +241,13 @@ class FragmentItems(Items):
         return Hold(f"{required} fragments are requested, and {available} may be sampled", needs_items=True)
 
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw fragments individually, and remove fragments that have been sampled `max_times` times.
+        """Draw fragments individually and remove fragments that have been sampled `max_times` times.
 
-        If fragments may be drawn repeatedly, the lock is released between portions. A fragment that is removed during
-        such a pause remains in the sample.
+        In uniform and prioritized tables without `max_times`, the lock is released between portions of 1,024 fragments.
+        A fragment that is removed while the lock is released remains in the sample.
 
-        Raises CapacityError if the sample would exceed its maximum size; nothing is sampled. Raises EmptyBufferError if
-        the table is emptied between two portions.
+        Raises CapacityError if the sample would exceed `max_nbytes` of the request; nothing is sampled. Raises
+        EmptyBufferError if the table is emptied between two portions.
         """
         rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
         portion = _Portion(request.max_nbytes)
@@ -278,7 +278,7 @@ class FragmentItems(Items):
         return (portion.items, np.array(weights) / max(weights) if weights else None), len(portion.items)
 
     def _pick(self, request: Request, rng: np.random.Generator) -> tuple[Item, float | None]:
-        """Draw a fragment; return it with its importance weight, or None without priorities."""
+        """Draw a fragment; return the fragment and its importance weight, which is None without priorities."""
         assert self._sampler is not None
         item = self._sampler.pick(rng)
         if not isinstance(self._sampler, ByPriority):
@@ -305,7 +305,7 @@ class FragmentItems(Items):
         return exhausted
 
     def _count(self, item: Item, *, is_drawn: bool) -> None:
-        """Count a draw of a fragment, and remove the fragment if it is exhausted."""
+        """Count a draw of a fragment and remove an exhausted fragment."""
         item.times += 1
         self._times += 1
         if self.max_times and item.times >= self.max_times:
@@ -314,7 +314,7 @@ class FragmentItems(Items):
             self._remover.change(item)
 
     def finish(self, drawn: Any) -> Sample:
-        """Concatenate the fragments; a single fragment is returned as inserted."""
+        """Concatenate the drawn fragments; a single fragment is returned without a copy."""
         items, weights = drawn
         fragments = [item.fragment for item in items]
         return Sample(
@@ -330,7 +330,8 @@ class FragmentItems(Items):
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
         """Set new priorities of fragments; return the number of fragments that still exist.
 
-        Raises PriorityError if a priority is not finite, the lengths differ, or the table does not use priorities.
+        Raises PriorityError if a priority is not finite, the number of priorities differs from the number of indices,
+        or the table does not use priorities.
         """
         numbers, values = np.asarray(indices).reshape(-1), np.asarray(weights).reshape(-1)
         if len(values) != len(numbers):
@@ -351,7 +352,7 @@ class FragmentItems(Items):
         return count
 
     def set_max_times(self, times: int) -> None:
-        """Change the maximum number of samples, and remove fragments that have reached it."""
+        """Change how often each fragment may be sampled and remove fragments that have reached the new maximum."""
         self.max_times = times
         for item in list(self._items.values()):
             if times and item.times >= times:
@@ -422,7 +423,7 @@ class FragmentItems(Items):
 
 
 def _nbytes_of(fragment: Fragment) -> int:
-    """Return the size of a fragment in a message in bytes, including nested Python objects."""
+    """Return the size of a fragment in bytes, including nested Python objects."""
     if isinstance(fragment, MultiAgentBatch):
         return sum(_nbytes_of(part) for part in fragment.policy_batches.values())
     columns = fragment._all().values()
@@ -439,14 +440,14 @@ def _schema_of(fragment: Fragment) -> _Schema:
 
 
 def _ragged_hint(form: Any, previous: Any) -> str:
-    """Return a hint if row shapes vary but earlier rows had equal shapes."""
+    """Return a hint for rows of varying shape after fragments with rows of equal shape, else an empty string."""
     was_array = isinstance(previous, tuple) and previous[0] in ("tensor", "torch") and bool(previous[2])
     is_array = isinstance(form, tuple) and form[0] in ("tensor", "torch", "ragged", "ragged_torch") and bool(form[2])
     return "; rows of varying shape are declared in every fragment: ragged=" if was_array and is_array else ""
 
 
 def _describe_mismatch(name: str, form: Any, previous: Any) -> str:
-    """Return the error for a column that differs from earlier fragments."""
+    """Return the error message for a column that differs from the column in earlier fragments."""
     if previous is None:
         return f"a fragment must have the columns of earlier fragments, got the new column {name!r}"
     expected, got = (
@@ -457,7 +458,7 @@ def _describe_mismatch(name: str, form: Any, previous: Any) -> str:
 
 
 def _merge_units(units: _Units, fragment: Fragment) -> _Units:
-    """Merge the units of a fragment's actions by policy; raises ColumnMismatchError if they differ."""
+    """Merge action units by policy; raises ColumnMismatchError if the units of a policy differ."""
     parts = fragment.policy_batches if isinstance(fragment, MultiAgentBatch) else {None: fragment}
     return units | {policy: common_unit([units.get(policy), part.action_unit]) for policy, part in parts.items()}
 
@@ -472,7 +473,7 @@ def _columns_of(batch: SampleBatch[Any]) -> _Schema:
 
 
 def _match(fragment: Fragment, schema: _Schema) -> Fragment:
-    """Convert columns with equal row shapes, or without elements, to ragged columns if they were ragged before."""
+    """Convert columns to ragged columns if the columns of the same name were ragged in earlier fragments."""
     if isinstance(fragment, MultiAgentBatch):
         parts = {
             policy: _match_columns(part, schema.get(("policy", policy), {}))

@@ -1,4 +1,4 @@
-"""Items: interface of the content of a replay table, either steps or fragments."""
+"""Items: interface of a replay table's content, which is either steps or fragments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Mode = Literal["steps", "sequences", "episodes", "fragments"]
 Ints = npt.NDArray[np.int64]
 Pause = Callable[[int], None]
-"""Called between portions of a draw, with the number of items sampled since the last call; releases the lock."""
+"""Callback between portions of a draw, which releases the lock; accepts the number of items in the last portion."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Request:
 
     - `batch_size`: number of requested steps, sequences, episodes or fragments.
     - `mode`: unit of `batch_size`.
-    - `options`: arguments of that mode.
+    - `options`: options of the mode, such as `n_step` for steps.
     - `seed`: seed of the generator for this sample; None for the table's generator.
     - `max_nbytes`: maximum size of the sample in bytes; None for no limit.
     """
@@ -43,24 +43,24 @@ class Request:
 
 
 class Sample(samplers.Sample[Any, Any]):
-    """A `samplebatch.Sample` of a replay table.
+    """Sample of a replay table: a `samplebatch.Sample` with the lengths of its parts and the waiting time.
 
     Attributes
     ----------
     batch
-        Rows. For a table of steps a `Batch` like samples of the replay buffer: shape (n, ...) for steps and for the
-        concatenated steps of episodes; (n, length, ...) for sequences. For a table of fragments the concatenated
-        fragments, in the inserted type.
+        Sampled rows. A table of steps returns a `Batch`, as replay buffers do. The shape of its columns is (n, ...) for
+        steps and for concatenated episodes, and (n, length, ...) for sequences. A table of fragments returns the
+        concatenated fragments, in the inserted type.
     indices
-        Indices for `update_weight`: slots of steps, shape (n,); for sequences shape (n, length), -1 for padding;
-        for fragments their numbers, shape (k,).
+        Indices for `update_weight`. Steps and episodes: slots, shape (n,). Sequences: slots, shape (n, length), with -1
+        for padding. Fragments: sequence numbers, shape (k,).
     generation
-        Generations of the slots, shape (n,); for sequences the generations of their first steps after burn-in; zeros
-        for fragments.
+        Generations of the slots, shape (n,). For sequences, the generation of the first step after burn-in. For
+        fragments, zeros of shape (k,).
     weights
-        Importance weights, shape of `generation`; None without priorities.
+        Importance weights, in the shape of `generation`; None if the table does not use priorities.
     lengths
-        Rows of each episode or fragment, shape (k,); None for steps and sequences.
+        Number of rows of each episode or fragment, shape (k,); None for steps and sequences.
     held_s
         Seconds for which the table blocked the request.
     """
@@ -91,7 +91,8 @@ class InsertResult:
     inserted
         Number of inserted rows.
     indices
-        Slots of steps, shape (rows,), or the number of the fragment, shape (1,).
+        Slots of the inserted steps, shape (rows,), or sequence number of the fragment, shape (1,); empty if nothing was
+        inserted.
     size
         Number of items in the table after the insert.
     held_s
@@ -105,10 +106,10 @@ class InsertResult:
 
 
 class Items(ABC):
-    """Content of a replay table; all methods except `prepare`, `request` and `finish` require the lock.
+    """Content of a replay table; callers must hold the lock, except for `prepare`, `request` and `finish`.
 
     - `unit`: `"steps"` or `"fragments"`.
-    - `modes`: modes of sampling, the default first.
+    - `modes`: supported sampling modes, with the default mode first.
     - `lock`: lock of the table.
     - `capacity`: maximum number of items.
     - `max_times`: maximum number of times that each item is sampled; 0 for no limit.
@@ -127,7 +128,7 @@ class Items(ABC):
         """Return the number of items."""
 
     def declare(self, columns: DeclaredColumns | None) -> None:
-        """Require these columns of later rows; None lets the first rows determine the columns."""
+        """Set the columns that later rows must have; None lets the first rows determine the columns."""
         self.declared = columns
 
     @abstractmethod
@@ -136,7 +137,7 @@ class Items(ABC):
 
     @abstractmethod
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Return why a full table blocks the result of `prepare`; None if it does not."""
+        """Return why a full table blocks the insert of prepared rows; None if the insert is not blocked."""
 
     @abstractmethod
     def insert(self, ready: Any, writer: str) -> Ints:
@@ -148,7 +149,7 @@ class Items(ABC):
 
     @abstractmethod
     def hold_sample(self, request: Request) -> Hold | None:
-        """Return why a request has to wait for items; None if it does not."""
+        """Return why a request must wait for items; None if enough items are available."""
 
     @abstractmethod
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
@@ -159,7 +160,7 @@ class Items(ABC):
 
     @abstractmethod
     def finish(self, drawn: Any) -> Sample:
-        """Gather the rows of a drawn sample, without the lock."""
+        """Gather the rows of a drawn sample; does not require the lock."""
 
     @abstractmethod
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
@@ -175,31 +176,31 @@ class Items(ABC):
 
     @property
     def weight(self) -> float:
-        """Sum of all sampling weights; without priorities the number of items."""
+        """Sum of all sampling weights; the number of items if the table does not use priorities."""
         return float(len(self))
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Memory of the items in bytes."""
+        """Memory use of all items in bytes."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the items and all state that later samples depend on."""
 
     def freeze(self) -> dict[str, Any]:
-        """Return the current state for a checkpoint, which may read large parts later."""
+        """Return a snapshot of the state for a checkpoint; its large parts may be read after the call."""
         return self.state_dict()
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of items of the same kind."""
+        """Restore a state that `state_dict` returned for a table of the same kind."""
 
 
 def take_options(options: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Merge options into their defaults.
 
-    Raises ArgumentError with near names if an option is unknown.
+    Raises ArgumentError, with similar names as a hint, if an option is unknown.
 
     >>> take_options({"length": 8}, {"length": 1, "burn_in": 0}, "sequences")
     {'length': 8, 'burn_in': 0}
