@@ -132,10 +132,10 @@ class RowStore:
         data = dict(batch._all())
         if keys is not None and KEY in data:
             raise errors.ArgumentError(f"columns must not contain {KEY!r}, which is reserved for the keys")
-        listed = list_keys(keys if keys is not None else data.pop(KEY, None))
+        key_list = list_keys(keys if keys is not None else data.pop(KEY, None))
         if not data:
             raise errors.ArgumentError("columns must contain at least one column, got none")
-        count = len(next(iter(data.values())) if listed is None else listed)
+        count = len(next(iter(data.values())) if key_list is None else key_list)
         for name, column in data.items():
             data[name] = column = check_column(name, column, count)
             if (name in self.selection_columns.ragged or name == self.selection_columns.length) and len(
@@ -143,9 +143,9 @@ class RowStore:
             ):
                 dtype = self.selection_columns.ragged.get(name) or column.dtype
                 data[name] = match_ragged(column, dtype, len(column.row_shape), name)
-        if listed is not None and len(set(listed)) < count:
-            raise errors.ArgumentError(f"keys must be unique, got {count - len(set(listed))} repeated of {count}")
-        return Write(listed, data, count, sum(column.nbytes for column in data.values()))
+        if key_list is not None and len(set(key_list)) < count:
+            raise errors.ArgumentError(f"keys must be unique, got {count - len(set(key_list))} repeated of {count}")
+        return Write(key_list, data, count, sum(column.nbytes for column in data.values()))
 
     def find(self, keys: Sequence[Any]) -> Ints:
         """Return row numbers by key, shape (n,); -1 for unknown keys."""
@@ -371,8 +371,8 @@ class RowStore:
     def existing(self, numbers: Ints) -> Ints:
         """Return the numbers of the rows that still exist."""
         positions = self._positions(numbers)
-        inside = positions < self._used
-        numbers, positions = numbers[inside], positions[inside]
+        in_range = positions < self._used
+        numbers, positions = numbers[in_range], positions[in_range]
         exists = (self._arrays["number"][positions] == numbers) & self._arrays["alive"][positions]
         existing: Ints = numbers[exists]
         return existing
@@ -611,14 +611,14 @@ def list_keys(keys: Any) -> list[Any] | None:
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype == np.uint64:
         received = array.dtype if array.ndim == 1 else f"shape {array.shape}"
         raise errors.ArgumentError(f"keys must be integers or text, got {received}")
-    listed: list[Any] = array.tolist()
-    return listed
+    key_list: list[Any] = array.tolist()
+    return key_list
 
 
 def keys_array(keys: Any) -> Ints | list[str]:
     """Return keys as an integer array, shape (n,), or as a list of strings."""
-    listed = list(keys)
-    return listed if listed and isinstance(listed[0], str) else np.array(listed, np.int64)
+    key_list = list(keys)
+    return key_list if key_list and isinstance(key_list[0], str) else np.array(key_list, np.int64)
 
 
 def _key_column(keys: list[Any]) -> Column:

@@ -269,8 +269,7 @@ class RowTable:
         timeout_s
             Maximum waiting time in seconds while the put is blocked; None to wait without limit, 0 not to wait.
         is_cancelled
-            Function that returns whether the caller has cancelled the put; if it returns True while the put is blocked,
-            AbandonedError is raised.
+            Function that returns whether the caller has cancelled a blocked put, which then raises AbandonedError.
 
         Returns
         -------
@@ -339,7 +338,6 @@ class RowTable:
             return stored
 
     def _removed_of(self, write: Write, update: bool | None) -> list[Any]:
-        """Return the keys of a put whose rows were removed; an empty list if `update` is not None."""
         if update is not None or not self._removed_keys:
             return []
         return [key for key in write.keys or () if key in self._removed_keys]
@@ -440,8 +438,7 @@ class RowTable:
         Raises
         ------
         LimitTimeoutError
-            If too few rows are complete after `timeout_s`; the message contains the number of rows that lack each
-            column.
+            If too few rows are complete after `timeout_s`; the message counts the rows that lack each column.
         ArgumentError, CapacityError, TableClosedError
             In the same cases as `take`.
         """
@@ -450,7 +447,7 @@ class RowTable:
         if isinstance(keys_or_count, int | np.integer) or np.ndim(keys_or_count) == 0:
             count = whole("count", keys_or_count, 1)
         else:
-            keys = _some_keys(keys_or_count)
+            keys = _nonempty_keys(keys_or_count)
             count = len(keys)
         if count > MAX_ROWS:
             raise errors.CapacityError(f"keys_or_count must be at most {MAX_ROWS} rows, got {count}")
@@ -483,7 +480,7 @@ class RowTable:
             unknown = int((numbers < 0).sum())
         if ready >= count:
             return None
-        return Hold(_why(count, ready, rows.lacking(exists, columns), unknown), needs_items=True)
+        return Hold(_describe_missing_rows(count, ready, rows.lacking(exists, columns), unknown), needs_items=True)
 
     def take(
         self,
@@ -517,11 +514,9 @@ class RowTable:
         Raises
         ------
         LimitTimeoutError
-            If too few rows are complete after `timeout_s`; the message contains the number of rows that lack each
-            column.
+            If too few rows are complete after `timeout_s`; the message counts the rows that lack each column.
         ArgumentError
-            If an argument is invalid or out of range, or the table was created without the column that an option
-            requires.
+            If an argument is invalid, or the table was created without the column that an option requires.
         CapacityError
             If `n` exceeds 65,536, or a single row or group exceeds `n` or `max_tokens`.
         TableClosedError
@@ -682,26 +677,28 @@ class RowTable:
         CapacityError
             If there are more than 65,536 keys, or the rows exceed `max_nbytes`.
         """
-        names, listed = check_columns(columns), _some_keys(keys)
-        if len(listed) > MAX_ROWS:
-            raise errors.CapacityError(f"keys must contain at most {MAX_ROWS} keys, got {len(listed)}")
+        names, key_list = check_columns(columns), _nonempty_keys(keys)
+        if len(key_list) > MAX_ROWS:
+            raise errors.CapacityError(f"keys must contain at most {MAX_ROWS} keys, got {len(key_list)}")
         with self._lock:
-            numbers = self._rows.find(listed)
+            numbers = self._rows.find(key_list)
             if (numbers < 0).any():
-                raise unknown_keys(listed, numbers >= 0)
+                raise unknown_keys(key_list, numbers >= 0)
             columns = tuple(self._rows.forms) if names is None else names
             lacking = self._rows.lacking(self._rows.mask_of(numbers), columns)
             if lacking:
-                raise errors.ArgumentError(f"rows must have the requested columns, {_lacks(lacking)}")
-            gather = self._view(numbers, Selection(len(listed), columns), max_nbytes)
+                raise errors.ArgumentError(
+                    f"rows must have the requested columns, {_describe_missing_columns(lacking)}"
+                )
+            gather = self._view(numbers, Selection(len(key_list), columns), max_nbytes)
         batch: SampleBatch[Any] = gather()
         return batch
 
     def remove(self, keys: Any) -> int:
         """Remove rows by key; return the number of removed rows."""
-        listed = _some_keys(keys)
+        key_list = _nonempty_keys(keys)
         with self._lock:
-            numbers = np.unique(self._rows.find(listed))
+            numbers = np.unique(self._rows.find(key_list))
             numbers = numbers[numbers >= 0]
             keys_of_rows = self._rows.keys_of(numbers)
             self._rows.remove(numbers)
@@ -760,7 +757,7 @@ class RowTable:
         if len(positions) >= required or is_full:
             return positions, ""
         unknown = max(required - int(available.sum()), 0)
-        return positions, _why(required, len(positions), rows.lacking(available, columns), unknown)
+        return positions, _describe_missing_rows(required, len(positions), rows.lacking(available, columns), unknown)
 
     def _select(
         self, available: Any, ready: Ints, selection: Selection, rng: np.random.Generator | None
@@ -790,8 +787,8 @@ class RowTable:
         if selection.max_tokens is not None:
             tokens = np.bincount(group_ranks, rows.selection_values("length")[ready], len(counts))[order]
             is_within &= np.cumsum(tokens) <= selection.max_tokens
-        chosen = int(is_within.argmin()) if not is_within.all() else len(is_within)
-        if not chosen:
+        num_selected = int(is_within.argmin()) if not is_within.all() else len(is_within)
+        if not num_selected:
             unit = "group" if selection.by_group else "row"
             if sizes[0] > selection.n:
                 raise errors.CapacityError(f"the next {unit} must have at most n = {selection.n} rows, got {sizes[0]}")
@@ -799,10 +796,10 @@ class RowTable:
                 f"the next {unit} must have at most max_tokens = {selection.max_tokens} tokens, got {int(tokens[0])}"
             )
         rank = np.full(len(counts), len(order))
-        rank[order[:chosen]] = np.arange(chosen)
+        rank[order[:num_selected]] = np.arange(num_selected)
         ranks = rank[group_ranks]
-        positions = ready[np.argsort(ranks, kind="stable")][: int(sizes[:chosen].sum())]
-        return positions, chosen < len(order)
+        positions = ready[np.argsort(ranks, kind="stable")][: int(sizes[:num_selected].sum())]
+        return positions, num_selected < len(order)
 
     # The table
 
@@ -915,24 +912,24 @@ def _pick(ready: Ints, n: int, rng: np.random.Generator | None) -> Ints:
     return rng.choice(ready, min(n, len(ready)), replace=False)
 
 
-def _some_keys(keys: Any) -> list[Any]:
+def _nonempty_keys(keys: Any) -> list[Any]:
     key_list = list_keys(keys)
     if not key_list:
         raise errors.ArgumentError("keys must contain at least one key, got none")
     return key_list
 
 
-def _why(count: int, ready: int, lacking: Mapping[str, int], unknown: int) -> str:
+def _describe_missing_rows(count: int, ready: int, lacking: Mapping[str, int], unknown: int) -> str:
     """Describe why too few rows are complete, including the number of rows that lack each column."""
     reasons = [f"{count} rows are requested, and {ready} are complete"]
     if lacking:
-        reasons.append(_lacks(lacking))
+        reasons.append(_describe_missing_columns(lacking))
     if unknown:
         reasons.append(f"{unknown} rows do not exist yet")
     return "; ".join(reasons)
 
 
-def _lacks(lacking: Mapping[str, int]) -> str:
+def _describe_missing_columns(lacking: Mapping[str, int]) -> str:
     named = sorted(lacking.items(), key=lambda item: -item[1])[:8]
     more = f" and {len(lacking) - len(named)} more columns" if len(lacking) > len(named) else ""
     return ", ".join(f"{count} lack {name!r}" for name, count in named) + more

@@ -46,8 +46,7 @@ class ReplayTable:
         each fragment is sampled once), `"fifo"` (first in, first out; fragments are sampled repeatedly), `"lifo"` (last
         in, first out) and `"key"` (lookup by key; a new fragment replaces the fragment with the same key).
     items
-        `"steps"` or `"fragments"`. The default is `"steps"` for the kinds `"uniform"` and `"prioritized"`, otherwise
-        `"fragments"`.
+        `"steps"` (default for the kinds `"uniform"` and `"prioritized"`) or `"fragments"` (default for other kinds).
     capacity
         Maximum number of items. The capacity of a table of steps is rounded up to a multiple of `streams`.
     limiter
@@ -299,8 +298,7 @@ class ReplayTable:
         batch_size
             Number of steps, sequences, episodes or fragments, as selected by `mode`.
         mode
-            `"steps"` (default), `"sequences"` or `"episodes"` for a table of steps; `"fragments"` for a table of
-            fragments.
+            `"steps"` (default), `"sequences"` or `"episodes"` for a table of steps; otherwise `"fragments"`.
         timeout_s
             Maximum waiting time in seconds while the sample is blocked; None to wait without limit, 0 not to wait.
         seed
