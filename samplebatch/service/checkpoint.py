@@ -246,7 +246,7 @@ class Checkpoints:
             If the kind, capacity or an option of a table differs from the value in the checkpoint.
         StorageError
             If the checkpoint contains a table that is not in `tables`, because the next checkpoint would discard this
-            table's items. Also if another process uses the folder, or this object is closed.
+            table's items. If another process uses the folder, or this object is closed.
         UntrustedPickleError
             If a column is pickled and `allow_pickle` is false.
         """
@@ -286,7 +286,7 @@ class Checkpoints:
 
 
 def _write_weights(folder: Path, state: Mapping[str, Published]) -> list[dict[str, Any]]:
-    """Write one file per name of weights, and return the manifest entries."""
+    """Write each named set of weights to a separate file, and return the manifest entries."""
     entries = []
     for number, (name, (version, epoch, stream)) in enumerate(state.items()):
         path = folder / f"weights-{number}.arrow"

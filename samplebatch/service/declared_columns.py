@@ -170,7 +170,7 @@ class DeclaredColumns:
         ------
         ColumnMismatchError
             If a declared column is missing, a column or policy is undeclared, or a column differs from its declaration.
-            Also if the fragment sets `time_major` or `zero_padded`.
+            If the fragment sets `time_major` or `zero_padded`.
         """
         if isinstance(fragment, MultiAgentBatch) != self.by_policy:
             requirement, got = (

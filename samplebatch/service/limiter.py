@@ -37,7 +37,7 @@ class RateLimiter:
     Raises
     ------
     ArgumentError
-        If `min_size` is not a positive integer, or `samples_per_insert` is not a positive finite number. Also if
+        If `min_size` is not a positive integer, or `samples_per_insert` is not a positive finite number. If
         `error_buffer` is less than 1 or less than `samples_per_insert`, is not finite, or is passed without
         `samples_per_insert`.
 
@@ -360,6 +360,5 @@ class WaitingRoom:
 
 
 def _shortest(*seconds: float | None) -> float | None:
-    """Return the shortest waiting time; None if all are unlimited."""
     times = [min(value, threading.TIMEOUT_MAX) for value in seconds if value is not None]
     return min(times, default=None)

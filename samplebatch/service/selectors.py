@@ -212,7 +212,6 @@ class _Heap(Selector):
         """Return the rank of a fragment."""
 
     def pick(self, rng: np.random.Generator) -> Item:
-        """Select the fragment with the lowest rank."""
         while True:
             rank, number = self._heap[0]
             item = self._items.get(number)

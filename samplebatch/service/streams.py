@@ -236,7 +236,7 @@ class FragmentWriter:
             answers.close()
 
     def _abandon_stream(self) -> None:
-        """Close the stream after an interrupt, without waiting; an interrupted write completes first."""
+        """Close the stream as soon as an interrupted write completes, without waiting for this write."""
         if self._answers is not None:
             self._calls.finish(self._answers.close)
             self._answers = None
@@ -315,8 +315,8 @@ class SampleSession:
     def next(self) -> Sample[Any, Any]:
         """Return the next sample, and request samples to prefetch.
 
-        Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects a request, which does
-        not break the session. Raises SampleBatchError if a sample is invalid, which breaks the session.
+        Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects a request (the
+        session remains usable) or a sample is invalid (the session is broken).
         """
         self._request(1)
         while not self._received:

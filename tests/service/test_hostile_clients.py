@@ -276,7 +276,7 @@ def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str)
     [
         ("explode", b"", "action must be known, got 'explode'"),
         ("info", b"[]", "must be a JSON object"),
-        ("info", b'{"table": "x"}', "table must be one of"),
+        ("info", b'{"table": "x"}', "table must be a table of the service"),
         ("info", b'{"tables": "x"}', "must have no entry"),
         ("reset", b"", "table must be a string"),
         ("checkpoint", b"", "must have a folder"),
