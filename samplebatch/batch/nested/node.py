@@ -260,7 +260,7 @@ class Selection:
 
     rows: row numbers, shape (k,), if the index is an array or mask of rows; otherwise None.
     masked: length of the mask, which every leaf must match; -1 without a mask.
-    scalar: whether the index selects everything, scalars included.
+    scalar: whether the index selects everything, including scalars.
     """
 
     __slots__ = ("index", "masked", "rows", "scalar", "torch_index")

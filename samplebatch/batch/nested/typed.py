@@ -124,14 +124,14 @@ class ActBatch(AnyBatch, Protocol[A]):
 
 
 class ModelOutputBatch(ActBatch[A], Protocol[A]):
-    """Actions, the model outputs they were computed from, and the next hidden state."""
+    """Actions, the model outputs from which the actions were computed, and the next hidden state."""
 
     state: Any
     logits: A
 
 
 class DistributionBatch(ModelOutputBatch[A], Protocol[A]):
-    """Actions and the distribution they were sampled from."""
+    """Actions and the distribution from which the actions were sampled."""
 
     dist: Distribution
 
