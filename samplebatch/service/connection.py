@@ -33,9 +33,9 @@ Environment = int | None
 
 
 class OpenSteps:
-    """Buffer of single steps, from which fragments are created per environment.
+    """Buffer of a client's single steps, grouped by environment until a fragment is complete.
 
-    - `count`: number of steps of an environment in a fragment; the end of an episode completes a shorter fragment.
+    - `count`: number of steps per environment that complete a fragment; the end of an episode completes a shorter one.
 
     >>> steps = OpenSteps(3)
     >>> for t in range(3):
@@ -83,12 +83,12 @@ class OpenSteps:
         self._added = []
 
     def complete(self) -> list[Environment]:
-        """Return the environments with a complete fragment, i.e. `count` steps or the end of an episode."""
+        """Return the environments that have `count` steps or whose episode has ended."""
         full = [environment for environment, rows in self._rows.items() if len(rows) >= self._count]
         return sorted({*full, *self._ended}, key=str)
 
     def groups(self) -> list[list[Environment]]:
-        """Return the environments whose steps may share a fragment: [None], and all with a number."""
+        """Return all environments, as one group per fragment: numbered environments share a fragment."""
         single: list[Environment] = [None] if None in self._rows else []
         numbered: list[Environment] = [environment for environment in self._rows if environment is not None]
         return [group for group in (single, numbered) if group]
@@ -320,7 +320,7 @@ class TableConnection:
                     self._open_steps.drop(environments)
 
     def _send(self, rows: Any, fragment: Fragment) -> None:
-        """Wait for earlier priority updates, send a fragment, and raise the error of a rejected update."""
+        """Settle earlier priority updates and send a fragment; then raise the error of a rejected update."""
         try:
             self._settle_updates()
         except errors.ServiceError:
@@ -360,7 +360,7 @@ class TableConnection:
             return checked
 
     def sample(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
-        """Return the next sample for a request; the first call with equal arguments opens a session."""
+        """Return the next sample for a request; the first sample of a request opens a session."""
         draw = self._find_draw(batch_size, mode, options)
         with self._lock:
             self.check_open()
@@ -373,8 +373,8 @@ class TableConnection:
     def update_weight(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities in the session of the last sample.
 
-        With prefetching, or after an interrupted sample, updates are sent in a separate session. In the same session,
-        an update would wait for requested samples that limits may block, while the next insert waits for the update.
+        With prefetching, or after an interrupted sample, updates are sent in a separate session. Otherwise an update
+        would wait for samples that limits may block, while the next insert waits for the update.
         """
         with self._lock:
             self.check_open()
@@ -384,7 +384,10 @@ class TableConnection:
             self._link.retry(lambda: self._session(draw).update(indices, priorities, generations), self._drop_sessions)
 
     def _session(self, draw: Draw) -> SampleSession:
-        """Return the session of a request after flushing fragments; without prefetching, also settle other updates."""
+        """Flush fragments, and return the session of a request; open the session if necessary.
+
+        Without prefetching, priority updates in other sessions are settled first.
+        """
         if self._open_steps or self._writer.pending:
             self._flush()
         sessions = self._sessions
@@ -439,8 +442,8 @@ class TableConnection:
     ) -> Generator[Sample[Any, Any], None, None]:
         """Yield the samples of a separate session; open another session if the connection is lost.
 
-        The session has its own connection. Another thread may hold the client's lock while its fragments are blocked
-        until this reader draws samples.
+        The session has its own connection, because another thread may hold the client's lock while a limit blocks its
+        fragments until this session draws samples.
         """
         draw = self._find_draw(batch_size, mode, options)
         self.check_open()

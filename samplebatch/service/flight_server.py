@@ -32,7 +32,7 @@ _OPTIONS: Final = ("columns", "at_least", "by_group", "max_tokens", "max_lag")
 class RowSession:
     """Session that answers the requests of one client to a row table in order.
 
-    Rows that the client takes are leased until it confirms receipt; unconfirmed rows return to the table.
+    Rows that the client takes are leased until the client confirms receipt; unconfirmed rows return to the table.
 
     - `service`, `table`: the request handler and the row table.
     - `writer`: Flight stream to which answers are written.
@@ -190,7 +190,7 @@ class RowSession:
     # Answers
 
     def _send(self, batch: SampleBatch[Any]) -> None:
-        """Copy rows to shared memory and send their address; without free shared memory, send the rows."""
+        """Send rows, or only their address if the rows fit into shared memory."""
         stream = samples.RowsStream(as_record_batch(batch.to_arrow()))
         self._service.check_nbytes("rows", stream.nbytes)
         address = None if self._memory is None else self._memory.put(stream)
@@ -378,8 +378,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 class _Session:
     """Session that answers the requests of one learner in order.
 
-    If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. At most one sample
-    is being sent while another sample waits. Small samples of one request share a message.
+    If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. At most one large
+    sample is sent while another one waits. Small samples of one request share a message.
     """
 
     def __init__(
@@ -446,7 +446,7 @@ class _Session:
         return self._service.sample(self._draw, peer, is_cancelled)
 
     def _send(self, sample: Sample) -> None:
-        """Answer with the address of a sample in shared memory; without free shared memory, with the sample."""
+        """Send a sample, or only its address if the sample fits into shared memory."""
         stream, metadata = self._samples.prepare(sample)
         self._service.check_nbytes("a sample", stream.nbytes)
         address = None if self._memory is None else self._memory.put(stream)

@@ -385,8 +385,7 @@ def write_error(error: BaseException) -> bytes:
 def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
     """Recreate an error from the result of `describe_error`; classes outside the library become ServiceError.
 
-    TableClosedError becomes LostError, because a service closes its tables when it shuts down. Clients reconnect after
-    a LostError.
+    TableClosedError becomes LostError, so that clients reconnect: a service closes its tables when it shuts down.
 
     >>> read_error({"error": "EmptyBufferError", "message": "a buffer must have rows"})
     EmptyBufferError('a buffer must have rows')

@@ -72,7 +72,7 @@ def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple
 
 
 def find_expiry(tls: Pair) -> str | None:
-    """Return why clients will reject a certificate that is not yet valid or has expired; otherwise None.
+    """Return why clients will reject a certificate that has expired or is not yet valid; None for other certificates.
 
     Performs an in-memory handshake with a client that trusts only this certificate.
     """
@@ -401,7 +401,7 @@ def render_metrics(infos: Iterable[dict[str, Any]]) -> str:
 
 
 def _blocked_requests(infos: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield metrics lines for the number of blocked requests and the longest waiting time in seconds."""
+    """Yield the lines of two metrics: number of blocked requests, and longest waiting time in seconds."""
     now = time.time()
     count, longest = "samplebatch_table_held_back", "samplebatch_table_held_back_seconds"
     values: dict[str, list[str]] = {count: [], longest: []}

@@ -123,7 +123,7 @@ class PublishedWeights:
         return published
 
     def latest(self, name: str) -> Published | None:
-        """Return the newest weights with a name; None if no weights have this name."""
+        """Return the newest weights of a name; None if no weights were published under the name."""
         with self._lock:
             return self._newest.get(name)
 
@@ -159,7 +159,7 @@ class PublishedWeights:
 
 
 def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Buffer:
-    """Serialize weights with one copy of the data.
+    """Serialize weights as an Arrow stream, for `PublishedWeights.publish`.
 
     - `weights`: a flat or nested dict of arrays, tensors and numbers.
     - `name`: name under which the weights are published.
@@ -302,7 +302,7 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[
 
 
 def _restore(data: pa.Buffer, dtype: str, shape: Sequence[int]) -> Any:
-    """Return an array that is a view of `data`, or a writable tensor that is a copy of `data`."""
+    """Return an array as a view of `data`, or a tensor as a writable copy of `data`."""
     if not dtype.startswith(_TORCH):
         return memory.as_array(data, named_dtype(dtype), shape)
     torch_dtype = named_torch_dtype(dtype.removeprefix(_TORCH))
