@@ -148,13 +148,13 @@ class FragmentItems(Items):
         return abs(float(size.reshape(-1)[0]))
 
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Return why an insert into a full table without a remover must wait; existing keys need not wait."""
+        """Return why an insert into a full table must wait; None if a remover or an existing key makes room."""
         if self._remover is not None or len(self) < self.capacity or ready[2] in self._by_key:
             return None
         return Hold(f"it is full with {self.capacity} fragments, and only sampling removes them", needs_room=True)
 
     def insert(self, ready: Any, writer: str) -> Any:
-        """Insert a fragment; return its number, shape (1,).
+        """Insert a fragment; return its sequence number, shape (1,).
 
         Raises ColumnMismatchError if the fragment's columns differ from the columns of earlier fragments.
         """
@@ -202,7 +202,7 @@ class FragmentItems(Items):
     # Sampling
 
     def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
-        """Validate a request for fragments; `options` has `key` for tables by key and `beta` for prioritized tables.
+        """Validate a request for fragments; the options are `key` for tables by key and `beta` for prioritized tables.
 
         Raises ArgumentError if the table can never return `batch_size` fragments, an option is unknown, or a required
         key is missing.
@@ -305,7 +305,7 @@ class FragmentItems(Items):
         return exhausted
 
     def _count(self, item: Item, *, is_drawn: bool) -> None:
-        """Count a draw of a fragment and remove an exhausted fragment."""
+        """Count a draw of a fragment; remove the fragment if it is exhausted."""
         item.times += 1
         self._times += 1
         if self.max_times and item.times >= self.max_times:

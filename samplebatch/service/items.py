@@ -43,14 +43,14 @@ class Request:
 
 
 class Sample(samplers.Sample[Any, Any]):
-    """Sample of a replay table: a `samplebatch.Sample` with the lengths of its parts and the waiting time.
+    """Sample of a replay table: a `samplebatch.Sample` with the lengths of episodes or fragments and the waiting time.
 
     Attributes
     ----------
     batch
-        Sampled rows. A table of steps returns a `Batch`, as replay buffers do. The shape of its columns is (n, ...) for
-        steps and for concatenated episodes, and (n, length, ...) for sequences. A table of fragments returns the
-        concatenated fragments, in the inserted type.
+        Sampled rows. A table of steps returns a `Batch`, as replay buffers do. Columns have shape (n, ...) for steps
+        and concatenated episodes, and (n, length, ...) for sequences. A table of fragments returns the concatenated
+        fragments, in the inserted type.
     indices
         Indices for `update_weight`. Steps and episodes: slots, shape (n,). Sequences: slots, shape (n, length), with -1
         for padding. Fragments: sequence numbers, shape (k,).
@@ -189,7 +189,7 @@ class Items(ABC):
         """Return the items and all state that later samples depend on."""
 
     def freeze(self) -> dict[str, Any]:
-        """Return a snapshot of the state for a checkpoint; its large parts may be read after the call."""
+        """Return a snapshot of the state for a checkpoint; large parts may be read after the call."""
         return self.state_dict()
 
     @abstractmethod

@@ -270,7 +270,7 @@ class RowClient:
         Parameters
         ----------
         keys_or_count
-            Keys of rows that may not exist yet, or a number of complete rows with arbitrary keys.
+            Keys of rows, including rows that do not exist yet, or the number of complete rows to wait for.
         columns
             Columns that the rows must have; None for all current columns of the table.
         timeout_s
@@ -310,7 +310,7 @@ class RowClient:
         max_tokens: int | None = None,
         max_lag: int | None = None,
     ) -> SampleBatch[Any]:
-        """Take the oldest complete rows; no other `take` of the same consumer returns these rows, in any process.
+        """Take the oldest complete rows; no other `take` of the same consumer, in any process, returns these rows.
 
         Parameters
         ----------
@@ -426,7 +426,7 @@ class RowClient:
         return self._timeout_s if timeout_s is None else timeout_s and positive("timeout_s", timeout_s)
 
     def _ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send a request that may be repeated, and return its answer and rows."""
+        """Send a request that may be repeated and return the answer and its rows."""
         with self._read_lock:
             return self._retry(lambda: self._open_session().ask(request, keys))
 
@@ -492,7 +492,7 @@ class _Session:
         self._is_cancelled = False
 
     def ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send a request and return the answer and its rows; None if the answer has no rows.
+        """Send a request and return the answer and its rows, or the answer and None without rows.
 
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request.
         """

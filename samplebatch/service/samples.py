@@ -140,7 +140,7 @@ def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
 
 
 def batch_text(schema: pa.Schema, sent: pa.Schema) -> str | None:
-    """Return the batch description in a schema's metadata; None if the sent schema has the same description."""
+    """Return the batch description in a schema's metadata; None if the schema `sent` has the same description."""
     if schema.equals(sent, check_metadata=True):
         return None
     texts = [(each.metadata or {}).get(METADATA_KEY, b"") for each in (schema, sent)]
@@ -245,7 +245,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
-    """Split a metadata message into its JSON and its stream bytes, which are empty if it has no streams.
+    """Split a metadata message into its JSON and its stream bytes, which are empty if there are no streams.
 
     >>> cut_inline(b'{"updated":3}')
     (b'{"updated":3}', array([], dtype=uint8))
@@ -333,7 +333,7 @@ class SampleWriter:
 
 
 def _columns_of(sample: Sample, empty_names: list[str]) -> Arrays | None:
-    """Return a sample's arrays by column name; None if its rows are not steps or sequences of arrays.
+    """Return a sample's arrays by column name; None if the rows are not steps or sequences of arrays.
 
     Appends the names of empty nested batches to `empty_names`.
     """
@@ -453,7 +453,7 @@ class _ObjectsReader:
 
     @classmethod
     def of(cls, schema: pa.Schema, form: _Form) -> _ObjectsReader | None:
-        """Return the decoder of a schema; None if no column contains objects, or one is neither numeric nor objects."""
+        """Return a schema's decoder; None if no column has objects, or a column has neither numbers nor objects."""
         plan = Plan.of_numbers(schema)
         object_fields = [field for field in schema if field.name not in plan.names]
         if not object_fields or not all(map(holds_objects, object_fields)):
@@ -557,7 +557,7 @@ class SampleMemory:
 
         Returns
         -------
-        Address for `take`; None if the stream has less than 64 KiB, or the memory is full.
+        Address for `take`; None if the stream is smaller than 64 KiB, or the memory is full.
         """
         nbytes = stream.nbytes
         if nbytes < _MIN_NBYTES or self._memory.lent_nbytes + nbytes > self._max_nbytes:
@@ -573,7 +573,7 @@ class SampleMemory:
 def take(memory_address: Any) -> Bytes:
     """Map the stream of a sample in the service's shared memory, read-only.
 
-    Raises FormatError if the address is invalid. Raises PeerDiedError if the service has ended.
+    Raises FormatError if the address is invalid. Raises PeerDiedError if the service no longer runs.
     """
     try:
         *region, start, nbytes = memory_address

@@ -66,8 +66,8 @@ class DrawsLeft:
     def draw(self, buffer: ReplayBuffer, n: int) -> Iterator[Slots]:
         """Draw n slots from a buffer; at the end of the `with` block, remove exhausted slots from the sampler.
 
-        Gather the rows within the block, because their sampling weights are unchanged there. At least n draws must
-        remain in total. An exception within the block restores the remaining draws.
+        Gather the rows within the block, because exhausted slots lose their sampling weights at its end. At least n
+        draws must remain in total. An exception within the block restores the remaining draws.
         """
         sampler = buffer._sampler if isinstance(buffer._sampler, Prioritized) else None
         slots = np.zeros(0, np.intp)
@@ -539,7 +539,7 @@ class StepItems(Items):
         return {"buffer": LiveBuffer(self.buffer), "streams": self.streams(), "left": left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, in which `buffer` is a `ReplayBuffer` or the `state_dict` of one."""
+        """Restore a state whose `buffer` entry is a `ReplayBuffer` or its `state_dict`."""
         buffer = state["buffer"]
         if isinstance(buffer, ReplayBuffer):
             self._check_stored(buffer)
