@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import storage_peers as peers
 from benchmarks.harness import Row, Way, row
-from benchmarks.stored import FIRST, N, Setup, columns, episode, files_at, first_columns, folder, picked, synced
+from benchmarks.stored import FIRST, N, Setup, columns, episode, files_at, first_columns, folder, random_rows, synced
 
 # Ours
 
@@ -44,7 +44,7 @@ def _ours(form: str) -> Setup:
 def _ours_random(lib: Any, data: Any) -> Any:
     from samplebatch import load
 
-    path, rows = folder() / "ours.arrow", picked(len(data["t"]))
+    path, rows = folder() / "ours.arrow", random_rows(len(data["t"]))
     lib.SampleBatch(data).save(path)
     return lambda: load(path), lambda batch: batch.take(rows)
 
@@ -144,7 +144,7 @@ def _read_parquet(**options: Any) -> Callable[[Any], Any]:
 
 
 def _bare_random(lib: Any, data: Any) -> Any:
-    path, rows = folder() / "bare.arrow", picked(len(data["t"]))
+    path, rows = folder() / "bare.arrow", random_rows(len(data["t"]))
     _write_arrow(_table(data), path)
     outputs = {name: np.empty((len(rows), *view.shape[1:]), view.dtype) for name, view in data.items()}
 

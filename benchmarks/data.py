@@ -1,4 +1,4 @@
-"""Data of the rows. Every call draws the same numbers."""
+"""Input data of the rows; every call draws the same random numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPISODE = 100
 
 
 def columns(rows: int, seed: int = 7) -> Columns:
-    """Create eight columns: observations and next observations of 17 floats, actions of 6, and five scalars."""
+    """Create eight columns: observations and next observations of 17 floats, actions of 6 floats, and five scalars."""
     rng = np.random.default_rng(seed)
     step = np.arange(rows)
     return {
@@ -34,22 +34,22 @@ NAMES = list(columns(1))
 
 
 def flat(rows: int) -> Callable[[], Columns]:
-    """Declare one batch of eight columns."""
+    """Return a function that creates eight columns of `rows` rows."""
     return lambda: columns(rows)
 
 
 def fragments(count: int, rows: int) -> Callable[[], list[Columns]]:
-    """Declare batches of eight columns to join."""
+    """Return a function that creates `count` batches of eight columns."""
     return lambda: [columns(rows, seed) for seed in range(count)]
 
 
 def without(name: str, rows: int) -> Callable[[], Columns]:
-    """Declare one batch that lacks a column."""
+    """Return a function that creates the columns except one."""
     return lambda: {k: v for k, v in columns(rows).items() if k != name}
 
 
 def nested_columns(rows: int, seed: int = 7) -> dict[str, Any]:
-    """Create a batch whose observations are a nested dict."""
+    """Create columns whose observations are a nested dict."""
     flat = columns(rows, seed)
     sensors = {"joints": flat["obs"], "touch": flat["actions"]}
     return {
@@ -72,7 +72,7 @@ def floats() -> npt.NDArray[np.float32]:
 
 
 def images() -> npt.NDArray[np.uint8]:
-    """Create 128 stacks of four 84 by 84 frames, with a constant upper half and a random lower half."""
+    """Create 128 stacks of four 84 x 84 frames, with a constant upper half and a random lower half."""
     frames = np.full((128, 84, 84, 4), 87, np.uint8)
     frames[:, 42:] = np.random.default_rng(7).integers(0, 256, (128, 42, 84, 4), np.uint8)
     return frames
@@ -84,13 +84,13 @@ def policies(rows: int, seed: int = 7) -> dict[str, Columns]:
 
 
 def agents(env_steps: int) -> dict[str, Columns]:
-    """Create the steps of eight agents under four policies in lockstep.
+    """Create the steps of eight agents in lockstep, two agents per policy.
 
-    Each policy has its first agent's steps, followed by its second agent's.
+    The columns of a policy contain the steps of its first agent, then the steps of its second agent.
     """
     policies_columns = {}
     for p in range(4):
-        both = [columns(env_steps, seed=2 * p + a) for a in range(2)]
-        joined = {name: np.concatenate([part[name] for part in both]) for name in NAMES if name != "truncateds"}
-        policies_columns[f"policy_{p}"] = {**joined, "agent_index": np.repeat([2 * p, 2 * p + 1], env_steps)}
+        parts = [columns(env_steps, seed=2 * p + a) for a in range(2)]
+        joint_columns = {name: np.concatenate([part[name] for part in parts]) for name in NAMES if name != "truncateds"}
+        policies_columns[f"policy_{p}"] = {**joint_columns, "agent_index": np.repeat([2 * p, 2 * p + 1], env_steps)}
     return policies_columns

@@ -1,6 +1,6 @@
-"""Hand-written training loops: as in single-file implementations, and with our classes.
+"""Hand-written training loops: one per algorithm as in single-file implementations, and one with our classes.
 
-The two loops of PPO make the same draws and updates: their final parameters are bit-identical.
+The two PPO loops draw the same random numbers and make the same updates: their final parameters are bit-identical.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GAMMA, LAMBDA, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.01
 
 
 class Agent(nn.Module):
-    """A policy and a value function with two hidden layers each."""
+    """Actor-critic: a policy and a value function with two hidden layers each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Agent(nn.Module):
         )
 
     def forward(self, obs: torch.Tensor) -> Batch:
-        """Draw actions, for a collector."""
+        """Draw actions in the form that a collector requires."""
         actions, logp, values = self.act(obs)
         return Batch(act=actions, action_logp=logp, vf_preds=values)
 
@@ -61,7 +61,7 @@ def make_envs(num_envs: int, name: str = "CartPole-v1") -> gymnasium.vector.Vect
 
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, columns: tuple[torch.Tensor, ...]) -> None:
-    """Do one gradient step on PPO's clipped loss."""
+    """Make one gradient step on PPO's clipped loss."""
     obs, actions, logp, advantages, returns = columns
     distribution = Categorical(logits=agent.policy(obs), validate_args=False)
     ratio = (distribution.log_prob(actions) - logp).exp()
@@ -76,14 +76,14 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, columns: tuple[torch.
 
 
 def new_agent(seed: int) -> tuple[Agent, torch.optim.Optimizer, np.random.Generator]:
-    """Create an agent, its optimizer and the generator of minibatches."""
+    """Create an agent, its optimizer and the random generator for minibatches."""
     torch.manual_seed(seed)
     agent = Agent()
     return agent, torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5), np.random.default_rng(seed)
 
 
 def ppo_with_arrays(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
-    """Train with preallocated arrays of shape (NUM_STEPS, NUM_ENVS), as in single-file implementations."""
+    """Train PPO with preallocated arrays of shape (NUM_STEPS, NUM_ENVS), as in single-file implementations."""
     agent, optimizer, rng = new_agent(seed)
     envs = make_envs(NUM_ENVS)
     shape = NUM_STEPS, NUM_ENVS
@@ -92,29 +92,29 @@ def ppo_with_arrays(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
     new_obs = np.zeros_like(obs)
     logp, values, rewards, advantages, returns = (np.zeros(shape, np.float32) for _ in range(5))
     terminated, truncated = (np.zeros(shape, bool) for _ in range(2))
-    newest, _ = envs.reset(seed=env_seeds)
+    last_obs, _ = envs.reset(seed=env_seeds)
     for _ in range(iterations):
         for t in range(NUM_STEPS):
-            obs[t] = newest
+            obs[t] = last_obs
             with torch.no_grad():
-                drawn = agent.act(torch.from_numpy(newest))
-            actions[t], logp[t], values[t] = (column.numpy() for column in drawn)
-            newest, rewards[t], terminated[t], truncated[t], infos = envs.step(actions[t])
+                outputs = agent.act(torch.from_numpy(last_obs))
+            actions[t], logp[t], values[t] = (column.numpy() for column in outputs)
+            last_obs, rewards[t], terminated[t], truncated[t], infos = envs.step(actions[t])
             for env in np.flatnonzero(truncated[t]):
                 new_obs[t, env] = infos["final_obs"][env]
-        ended = terminated | truncated
-        # Truncated episodes and the last steps of unfinished ones are bootstrapped.
-        bootstrapped = truncated & ~terminated
-        new_obs[-1, ~ended[-1]] = newest[~ended[-1]]
-        bootstrapped[-1] |= ~ended[-1]
+        is_done = terminated | truncated
+        # Truncated episodes and the last steps of unfinished episodes are bootstrapped.
+        is_bootstrapped = truncated & ~terminated
+        new_obs[-1, ~is_done[-1]] = last_obs[~is_done[-1]]
+        is_bootstrapped[-1] |= ~is_done[-1]
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
         next_values[terminated] = 0.0
-        next_values.T[bootstrapped.T] = agent.value_of(new_obs.swapaxes(0, 1)[bootstrapped.T])
+        next_values.T[is_bootstrapped.T] = agent.value_of(new_obs.swapaxes(0, 1)[is_bootstrapped.T])
         advantage = np.zeros(NUM_ENVS)
         for t in reversed(range(NUM_STEPS)):
             error = rewards[t] + GAMMA * next_values[t].astype(float) - values[t]
-            advantage = error + np.where(ended[t], 0.0, GAMMA * LAMBDA * advantage)
+            advantage = error + np.where(is_done[t], 0.0, GAMMA * LAMBDA * advantage)
             advantages[t], returns[t] = advantage, advantage + values[t]
         columns = [
             torch.from_numpy(np.ascontiguousarray(column.swapaxes(0, 1)).reshape(-1, *column.shape[2:]))
@@ -128,21 +128,21 @@ def ppo_with_arrays(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
 
 
 def ppo_with_collector(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
-    """Train with a collector, `GAE` and `minibatches`."""
+    """Train PPO with a collector, `GAE` and `minibatches`."""
     agent, optimizer, rng = new_agent(seed)
     estimate = GAE(bootstrap=agent.value_of, gamma=GAMMA, lambda_=LAMBDA)
     with Collector(agent, make_envs(NUM_ENVS)) as collector:
         collector.reset(gym_reset_kwargs={"seed": env_seeds})
         for _ in range(iterations):
             batch = postprocess(collector.collect(n_step=NUM_ENVS * NUM_STEPS).batch, [estimate])
-            learned = batch.select("obs", "actions", "action_logp", "advantages", "value_targets")
-            for rows in learned.minibatches(MINIBATCH, epochs=EPOCHS, rng=rng):
+            columns = batch.select("obs", "actions", "action_logp", "advantages", "value_targets")
+            for rows in columns.minibatches(MINIBATCH, epochs=EPOCHS, rng=rng):
                 update(agent, optimizer, tuple(torch.as_tensor(column) for column in rows.values()))
     return agent
 
 
 class QNetwork(nn.Module):
-    """Q-values of both actions, and actions drawn epsilon-greedily."""
+    """Q-network for two actions, with epsilon-greedy exploration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class QNetwork(nn.Module):
         self.eps = 1.0
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Estimate the values of actions, of shape (n, 2)."""
+        """Estimate action values, shape (n, 2)."""
         return self.layers(obs)  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -165,7 +165,7 @@ DQN_STARTS, DQN_EVERY, DQN_BATCH, DQN_TARGET_EVERY = 1000, 10, 128, 500
 
 
 class DQNLearner:
-    """Steps on the temporal-difference loss of `QNetwork`."""
+    """Learner that minimizes the temporal-difference loss of a `QNetwork`."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -183,7 +183,7 @@ class DQNLearner:
         terminated: torch.Tensor,
         next_obs: torch.Tensor,
     ) -> None:
-        """Do a gradient step on transitions of shape (n, ...), and update the target network if due."""
+        """Make a gradient step on transitions of shape (n, ...), and update the target network if it is due."""
         with torch.no_grad():
             targets = rewards + GAMMA * self.target(next_obs).amax(1) * (1 - terminated)
         values = self.online(obs).gather(1, actions[:, None]).squeeze(1)
@@ -196,7 +196,7 @@ class DQNLearner:
 
 
 def dqn_with_sb3(buffers: Any, seed: int, steps: int) -> QNetwork:
-    """Train with one environment and the replay buffer of Stable-Baselines3, as single-file implementations do."""
+    """Train DQN with one environment and Stable-Baselines3's replay buffer, as single-file implementations do."""
     learner = DQNLearner(seed)
     envs = make_envs(1)
     space, actions_space = envs.single_observation_space, envs.single_action_space
@@ -205,29 +205,29 @@ def dqn_with_sb3(buffers: Any, seed: int, steps: int) -> QNetwork:
     for step in range(1, steps + 1):
         learner.online.eps = max(0.05, 1 - 0.95 * step / (0.5 * steps))
         actions = learner.online.act(obs, learner.rng)
-        newest, rewards, terminated, truncated, infos = envs.step(actions)
-        next_obs = newest
+        new_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        next_obs = new_obs
         if terminated[0] or truncated[0]:
-            next_obs = newest.copy()
+            next_obs = new_obs.copy()
             next_obs[0] = infos["final_obs"][0]
         buffer.add(obs, next_obs, actions, rewards, terminated, [{}])
-        obs = newest
+        obs = new_obs
         if step > DQN_STARTS and step % DQN_EVERY == 0:
-            drawn = buffer.sample(DQN_BATCH)
+            batch = buffer.sample(DQN_BATCH)
             learner.learn(
                 step,
-                drawn.observations,
-                drawn.actions.squeeze(1),
-                drawn.rewards.squeeze(1),
-                drawn.dones.squeeze(1),
-                drawn.next_observations,
+                batch.observations,
+                batch.actions.squeeze(1),
+                batch.rewards.squeeze(1),
+                batch.dones.squeeze(1),
+                batch.next_observations,
             )
     envs.close()
     return learner.online
 
 
 def dqn_with_collector(seed: int, steps: int) -> QNetwork:
-    """Train with a collector that adds to our replay buffer."""
+    """Train DQN with a collector that adds to our replay buffer."""
     learner = DQNLearner(seed)
     buffer = ReplayBuffer(10_000)
     envs = make_envs(1)
@@ -252,25 +252,25 @@ def perceptron(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class GaussianActor(nn.Module):
-    """A Gaussian policy squashed to the actions of Pendulum."""
+    """Gaussian policy squashed to the action bounds of Pendulum."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = perceptron(3, 2)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw actions of shape (n, 1); return them and their log-probabilities, shape (n, 1)."""
+        """Draw actions; return the actions and their log-probabilities, both of shape (n, 1)."""
         mean, log_std = self.layers(obs).chunk(2, dim=1)
         log_std = -5.0 + 3.5 * (torch.tanh(log_std) + 1)
         normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
-        drawn = normal.rsample()
-        squashed = torch.tanh(drawn)
-        logp = normal.log_prob(drawn) - torch.log(TORQUE * (1 - squashed.square()) + 1e-6)
+        pre_squash = normal.rsample()
+        squashed = torch.tanh(pre_squash)
+        logp = normal.log_prob(pre_squash) - torch.log(TORQUE * (1 - squashed.square()) + 1e-6)
         return squashed * TORQUE, logp
 
 
 class SACLearner:
-    """Steps on the losses of soft actor-critic with an adaptive temperature."""
+    """Learner that minimizes the losses of soft actor-critic with an adaptive temperature."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -300,22 +300,22 @@ class SACLearner:
         terminated: torch.Tensor,
         next_obs: torch.Tensor,
     ) -> None:
-        """Do a gradient step of the critics on transitions of shape (n, ...), and of the actor if due."""
+        """Make a gradient step of the critics on transitions of shape (n, ...), and actor steps if they are due."""
         alpha = self.log_alpha.exp().detach()
         with torch.no_grad():
             new_actions, logp = self.actor(next_obs)
-            after = torch.cat([next_obs, new_actions], 1)
-            values = torch.minimum(*(target(after) for target in self.targets)) - alpha * logp
-            wanted = rewards + (1 - terminated) * GAMMA * values.squeeze(1)
-        seen = torch.cat([obs, actions], 1)
-        loss = sum(nn.functional.mse_loss(critic(seen).squeeze(1), wanted) for critic in self.critics)
+            next_inputs = torch.cat([next_obs, new_actions], 1)
+            values = torch.minimum(*(target(next_inputs) for target in self.targets)) - alpha * logp
+            target_values = rewards + (1 - terminated) * GAMMA * values.squeeze(1)
+        inputs = torch.cat([obs, actions], 1)
+        loss = sum(nn.functional.mse_loss(critic(inputs).squeeze(1), target_values) for critic in self.critics)
         self.critic_optimizer.zero_grad()
         loss.backward()  # type: ignore[union-attr, no-untyped-call]
         self.critic_optimizer.step()
         for _ in range(SAC_POLICY_EVERY if step % SAC_POLICY_EVERY == 0 else 0):
-            drawn, logp = self.actor(obs)
-            proposed = torch.cat([obs, drawn], 1)
-            actor_loss = (alpha * logp - torch.minimum(*(critic(proposed) for critic in self.critics))).mean()
+            policy_actions, logp = self.actor(obs)
+            policy_inputs = torch.cat([obs, policy_actions], 1)
+            actor_loss = (alpha * logp - torch.minimum(*(critic(policy_inputs) for critic in self.critics))).mean()
             self.actor_optimizer.zero_grad()
             actor_loss.backward()
             self.actor_optimizer.step()
@@ -331,7 +331,7 @@ class SACLearner:
 
 
 def sac_with_sb3(buffers: Any, seed: int, steps: int) -> SACLearner:
-    """Train with one environment and the replay buffer of Stable-Baselines3, as single-file implementations do."""
+    """Train SAC with one environment and Stable-Baselines3's replay buffer, as single-file implementations do."""
     learner = SACLearner(seed)
     envs = make_envs(1, "Pendulum-v1")
     space, actions_space = envs.single_observation_space, envs.single_action_space
@@ -339,29 +339,29 @@ def sac_with_sb3(buffers: Any, seed: int, steps: int) -> SACLearner:
     obs, _ = envs.reset(seed=seed)
     for step in range(1, steps + 1):
         actions = learner.act(obs) if step > SAC_STARTS else learner.draw(obs)
-        newest, rewards, terminated, truncated, infos = envs.step(actions)
-        next_obs = newest
+        new_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        next_obs = new_obs
         if terminated[0] or truncated[0]:
-            next_obs = newest.copy()
+            next_obs = new_obs.copy()
             next_obs[0] = infos["final_obs"][0]
         buffer.add(obs, next_obs, actions, rewards, terminated, [{}])
-        obs = newest
+        obs = new_obs
         if step > SAC_STARTS:
-            drawn = buffer.sample(SAC_BATCH)
+            batch = buffer.sample(SAC_BATCH)
             learner.learn(
                 step,
-                drawn.observations,
-                drawn.actions,
-                drawn.rewards.squeeze(1),
-                drawn.dones.squeeze(1),
-                drawn.next_observations,
+                batch.observations,
+                batch.actions,
+                batch.rewards.squeeze(1),
+                batch.dones.squeeze(1),
+                batch.next_observations,
             )
     envs.close()
     return learner
 
 
 def sac_with_collector(seed: int, steps: int) -> SACLearner:
-    """Train with a collector that adds to our replay buffer."""
+    """Train SAC with a collector that adds to our replay buffer."""
     learner = SACLearner(seed)
     buffer = ReplayBuffer(10_000)
     with Collector(learner.act, make_envs(1, "Pendulum-v1"), buffer, seed=seed) as collector:

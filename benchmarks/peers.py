@@ -1,7 +1,7 @@
 """Contestants: our library, the installed peers, and NumPy.
 
-Each is a namespace whose `batch` creates the library's batch from a (possibly nested) dict of arrays, and with other
-functions that the rows call. RLlib's and ours have the same names.
+Each contestant is a namespace of the functions and classes that rows use. `batch` creates the library's batch from a
+(possibly nested) dict of arrays. The namespaces of RLlib and of our library have the same names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BARE = "bare"
 
 
 def _ours() -> SimpleNamespace:
-    # Otherwise the first calls run in NumPy.
+    # Load the compiled kernels; otherwise, the first calls run in NumPy.
     import samplebatch.kernels  # noqa: F401
     from samplebatch import (
         MultiAgentBatch,
@@ -128,7 +128,7 @@ def _minari() -> SimpleNamespace:
     def write(name: str, episodes: Any, observations: Any, actions: Any) -> None:
         spaces = {"observation_space": observations, "action_space": actions}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it asks for authors and a place of the code
+            warnings.simplefilter("ignore")  # Minari warns about missing authors and a missing code location
             minari.create_dataset_from_buffers(name, episodes, **spaces, description="steps")
 
     def read(name: str) -> Any:
@@ -149,12 +149,12 @@ def _torch() -> SimpleNamespace:
 
 
 def ray_alone() -> Any:
-    """Return Ray, connected to a cluster of this process."""
+    """Return the `ray` module, connected to a cluster that only this process uses."""
     import ray
 
     if not ray.is_initialized():
         ray.init(
-            "local",  # whatever other clusters there are on this machine
+            "local",  # start a cluster even if others run on this machine
             num_cpus=1,
             include_dashboard=False,
             log_to_driver=False,
@@ -180,7 +180,7 @@ def _ray_tianshou() -> SimpleNamespace:
 
     from benchmarks.served import EPISODE, SIZES, STORED, steps
 
-    theirs = {
+    tianshou_names = {
         "new_obs": "obs_next",
         "actions": "act",
         "rewards": "rew",
@@ -190,12 +190,12 @@ def _ray_tianshou() -> SimpleNamespace:
     ray = ray_alone()
 
     def rows(columns: Any) -> Any:
-        named = {theirs.get(name, name): values for name, values in columns.items()}
-        return ReplayBuffer.from_data(**named, done=named["terminated"])
+        named_columns = {tianshou_names.get(name, name): values for name, values in columns.items()}
+        return ReplayBuffer.from_data(**named_columns, done=named_columns["terminated"])
 
     @ray.remote(num_cpus=0)
     class Buffer:
-        """Tianshou buffer in an actor."""
+        """Ray actor with a Tianshou buffer."""
 
         def __init__(self, kind: str) -> None:
             self._size, self._stored = SIZES[kind], STORED[kind]
@@ -222,12 +222,14 @@ def _torchrl() -> SimpleNamespace:
     ray_alone()
 
     def buffer(capacity: int, batch_size: int, length: int | None) -> Any:
-        sampled = {} if length is None else {"sampler": partial(SliceSampler, slice_len=length, end_key="terminateds")}
+        sampler_options = (
+            {} if length is None else {"sampler": partial(SliceSampler, slice_len=length, end_key="terminateds")}
+        )
         return RayReplayBuffer(
             storage=partial(LazyTensorStorage, capacity),
             batch_size=batch_size,
             remote_config={"num_cpus": 0, "num_gpus": 0},
-            **sampled,
+            **sampler_options,
         )
 
     return SimpleNamespace(batch=_tensordict().batch, buffer=buffer)
@@ -239,10 +241,10 @@ def _transfer_queue() -> SimpleNamespace:
     from tensordict import TensorDict
 
     if not ray.is_initialized():
-        # Its controller and storage units reserve processors, as logical resources.
+        # The controller and storage units of TransferQueue reserve logical CPUs.
         ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     if ray.cluster_resources()["CPU"] < 8:
-        raise ImportError("it needs a process of its own: --filter tokens.service")
+        raise ImportError("transfer_queue must run without other Ray rows: --filter tokens.service")
     import torch
 
     transfer_queue.init()
@@ -302,12 +304,12 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
 
 @cache
 def library(name: str) -> SimpleNamespace | None:
-    """Import a contestant; if it is missing, print a message once and return None.
+    """Import a contestant; if it is not installed, print a message once and return None.
 
     Raises
     ------
     ImportError
-        If our library is missing.
+        If our library cannot be imported.
     """
     try:
         return _MAKERS[name]()

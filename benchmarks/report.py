@@ -1,4 +1,4 @@
-"""Outcomes as a table on the terminal, as Markdown, and as JSON."""
+"""Output of outcomes as a terminal table, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def microseconds(value: float | None) -> str:
-    """Format a time with three digits.
+    """Format a time in microseconds, with about three digits.
 
     >>> [microseconds(v) for v in (0.1234, 45.67, 12345.6, None)]
     ['0.12', '45.7', '12346', '-']
@@ -38,7 +38,7 @@ def microseconds(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format a ratio, or a dash if there is none.
+    """Format a ratio; None is a dash.
 
     >>> ratio(0.4567), ratio(None)
     ('0.46', '-')
@@ -47,7 +47,7 @@ def ratio(value: float | None) -> str:
 
 
 def cells(outcome: Outcome) -> tuple[str, ...]:
-    """Format an outcome as the cells under `HEADINGS`."""
+    """Format an outcome as one cell per heading in `HEADINGS`."""
     peer = outcome.fastest_peer
     return (
         outcome.row.name,
@@ -62,7 +62,7 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
 
 
 def setting() -> str:
-    """Return versions of Python and packages, and the number of cores."""
+    """Describe the versions of Python and packages, and the number of cores."""
     versions = []
     for package in PACKAGES:
         try:
@@ -83,13 +83,13 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     """Format outcomes as a Markdown table."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---|" + "---:|" * (len(HEADINGS) - 2) + "---|"]
     for outcome in outcomes:
-        first, *others = cells(outcome)
-        lines.append("| " + " | ".join([f"`{first}`", *others]) + " |")
+        first, *other_cells = cells(outcome)
+        lines.append("| " + " | ".join([f"`{first}`", *other_cells]) + " |")
     return "\n".join([*lines, "", f"{summary(outcomes)}. {setting()}."])
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Print outcomes as a table, in colour where rich is installed."""
+    """Print outcomes as a table, in colour if rich is installed."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -119,6 +119,6 @@ def _show_plainly(outcomes: Sequence[Outcome]) -> None:
 
 
 def write_json(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Write every contestant's median, and the verdicts, to a file."""
+    """Write the medians of all contestants and the verdicts of all rows to a JSON file."""
     rows = [{"work": o.row.name, "us": o.us, "fastest_peer": o.fastest_peer, "verdict": o.verdict} for o in outcomes]
     path.write_text(json.dumps({"setting": setting(), "rows": rows}, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""Reverb as a contestant of `bench_service`, in a separate interpreter, as its TensorFlow requires an older NumPy.
+"""Reverb as a contestant of `bench_service`, in a separate interpreter because its TensorFlow requires an older NumPy.
 
-The environment variable `REVERB_PYTHON` is the path of the interpreter. It runs this file as a program, which starts a
-Reverb server, does the work once per line of standard input, and answers with the duration in seconds.
+The environment variable `REVERB_PYTHON` is the path of the interpreter, which runs this file as a program. The program
+starts a Reverb server, executes a task once per line of standard input, and prints the duration in seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from benchmarks.served import EPISODE, KINDS, SIZES, STEPS, STORED, steps
 
 
 class ReverbSession:
-    """Reverb's interpreter for one work; a call returns the duration of the work in seconds."""
+    """Process of Reverb's interpreter for one task; a call executes the task and returns its duration in seconds."""
 
     def __init__(self, work: str, kind: str) -> None:
-        # Standard error is a log.
+        # Standard error contains only log messages.
         self._process = subprocess.Popen(
             [python(), __file__, work, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True,
@@ -31,12 +31,12 @@ class ReverbSession:
         self()
 
     def __call__(self) -> float:
-        sent, answers = self._process.stdin, self._process.stdout
-        assert sent is not None
-        assert answers is not None
-        sent.write("go\n")
-        sent.flush()
-        return float(answers.readline())
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write("go\n")
+        stdin.flush()
+        return float(stdout.readline())
 
     def __del__(self) -> None:
         self._process.kill()
@@ -49,16 +49,16 @@ def python() -> str:
     Raises
     ------
     ImportError
-        If there is none.
+        If `REVERB_PYTHON` is not set.
     """
     interpreter = os.environ.get("REVERB_PYTHON")
     if interpreter is None:
-        raise ImportError("REVERB_PYTHON must be the path of a Python that imports reverb")
+        raise ImportError("REVERB_PYTHON must be the path of a Python interpreter that can import reverb")
     return interpreter
 
 
 def _serve(kind: str) -> None:
-    """Serve a table of Reverb until the standard input is closed."""
+    """Serve a Reverb table until standard input is closed."""
     import reverb
     import tensorflow as tf
 
@@ -76,8 +76,8 @@ def _serve(kind: str) -> None:
     sys.stdin.read()
 
 
-def _works(kind: str, port: int) -> dict[str, Any]:
-    """Connect to Reverb, and return what can be done with it."""
+def _tasks(kind: str, port: int) -> dict[str, Any]:
+    """Connect to a Reverb server, and return the tasks by name."""
     import reverb
 
     length = EPISODE if kind == "sequences" else 1
@@ -104,23 +104,23 @@ def _works(kind: str, port: int) -> dict[str, Any]:
     samples = iter(dataset.batch(SIZES[kind]).as_numpy_iterator())
     rows = steps(kind, STEPS[kind])
 
-    def late() -> float:
+    def p99() -> float:
         seconds = []
         for _ in range(100):
-            began = perf_counter()
+            start = perf_counter()
             insert(rows)
-            seconds.append(perf_counter() - began)
+            seconds.append(perf_counter() - start)
         return sorted(seconds)[98]
 
     return {
         "stream": lambda: [next(samples) for _ in range(16)],
         "insert": lambda: [insert(rows) for _ in range(8)],
-        "p99": late,
+        "p99": p99,
     }
 
 
 def main() -> None:
-    """Do the work for each line of the standard input."""
+    """Execute the task for each line of standard input."""
     work, kind = sys.argv[1:]
     assert kind in KINDS
     if work == "serve":
@@ -130,11 +130,11 @@ def main() -> None:
         [sys.executable, __file__, "serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert server.stdout is not None
-    works = _works(kind, int(server.stdout.readline()))
+    tasks = _tasks(kind, int(server.stdout.readline()))
     for _ in sys.stdin:
-        began = perf_counter()
-        result = works[work]()
-        print(result if work == "p99" else perf_counter() - began, flush=True)
+        start = perf_counter()
+        result = tasks[work]()
+        print(result if work == "p99" else perf_counter() - start, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The processes at the other end of the rows of `bench_service`: our replay service, and Arrow Flight alone.
+"""Server processes for the rows of `bench_service`: our replay service, and plain Arrow Flight.
 
-Each is started when it is first needed, used for all rows, and ended with this process.
+Each server is started on first use, serves all rows, and is stopped when this process exits.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 EPISODE = 80
-"""Steps of an episode, and of a sequence."""
+"""Steps per episode and per sequence."""
 SIZES = {"vectors": 256, "frames": 32, "sequences": 8}
-"""Items of a sample: steps, or sequences."""
+"""Items per sample: steps, or sequences."""
 STEPS = {"vectors": 256, "frames": 32, "sequences": 8 * EPISODE}
-"""Steps of a sample, and of a fragment."""
+"""Steps per sample and per fragment."""
 STORED = {"vectors": 20_000, "frames": 512, "sequences": 20_000}
-"""Steps that a table has when samples are drawn from it."""
+"""Number of steps in a table from which samples are drawn."""
 KINDS = tuple(SIZES)
 
 Columns = dict[str, Any]
 
 
 def steps(kind: str, rows: int, seed: int = 7) -> Columns:
-    """Make transitions: observations of 17 floats, or of four frames of 84 by 84, and actions of 6 floats."""
+    """Create transitions with observations of 17 floats or four 84 x 84 frames, and actions of 6 floats."""
     rng = np.random.default_rng(seed)
 
     def observations() -> Any:
@@ -48,11 +48,11 @@ def steps(kind: str, rows: int, seed: int = 7) -> Columns:
     }
 
 
-def drawn(kind: str) -> list[Any]:
-    """Draw samples as the service packs them: the bytes that Arrow Flight alone sends.
+def draw_samples(kind: str) -> list[Any]:
+    """Draw the samples that plain Arrow Flight sends, packed as our service packs them.
 
-    They are as many as have the bytes of the table together. Were it always the same one, it would be sent from the
-    processor's cache, where the rows of a table are not.
+    The samples have about as many bytes as the table. A single sample would be sent from the processor's cache, which
+    cannot contain the rows of a table.
     """
     from samplebatch.service.samples import pack
 
@@ -60,23 +60,23 @@ def drawn(kind: str) -> list[Any]:
     return [pack(_sample(table, kind)).batch for _ in range(STORED[kind] // STEPS[kind])]
 
 
-class Gathered:
-    """Lower bound of sampling: gathers rows of a ring of bytes per column into the memory of one record batch.
+class SampleGatherer:
+    """Lower bound of sampling: gathers rows from one byte ring per column into the memory of one record batch.
 
-    Rows are drawn as for a sample of the kind, with the same column widths, by NumPy and Arrow only. The memory is
-    reused, so a client may only request the next sample after reading the last.
+    NumPy and Arrow draw as many rows, with the same column widths, as in a sample of the kind. The memory is reused:
+    a client may request the next sample only after it has read the previous sample.
     """
 
     def __init__(self, kind: str) -> None:
         import pyarrow as pa
 
-        sample = drawn(kind)[0]
+        sample = draw_samples(kind)[0]
         self._kind, self._rng = kind, np.random.default_rng(7)
         self._columns, arrays = [], []
         for column in sample.columns:
             values = np.frombuffer(column.buffers()[-1], np.uint8).copy()
             storage = column.storage if isinstance(column, pa.ExtensionArray) else column
-            arrays.append(_over(values, storage, column.type))
+            arrays.append(_view_of(values, storage, column.type))
             if values.nbytes >= STEPS[kind]:
                 rows = values.reshape(STEPS[kind], -1)
                 self._columns.append((self._rng.integers(0, 256, (STORED[kind], rows.shape[1]), np.uint8), rows))
@@ -86,16 +86,16 @@ class Gathered:
         """Gather a sample."""
         if self._kind == "sequences":
             starts = self._rng.integers(STORED[self._kind] - EPISODE, size=SIZES[self._kind])
-            chosen = (starts[:, None] + np.arange(EPISODE)).reshape(-1)
+            rows = (starts[:, None] + np.arange(EPISODE)).reshape(-1)
         else:
-            chosen = self._rng.integers(STORED[self._kind], size=SIZES[self._kind])
-        for ring, taken in self._columns:
-            np.take(ring, chosen, 0, out=taken, mode="clip")
+            rows = self._rng.integers(STORED[self._kind], size=SIZES[self._kind])
+        for ring, out in self._columns:
+            np.take(ring, rows, 0, out=out, mode="clip")
         return self._batch
 
 
-def _over(values: Any, storage: Any, kind: Any) -> Any:
-    """Make an array like another one over other bytes."""
+def _view_of(values: Any, storage: Any, kind: Any) -> Any:
+    """Create an array with the type and length of `storage` as a view of `values`."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(storage.type):
@@ -127,24 +127,24 @@ def _serve_tables(back: Any) -> None:
     from samplebatch.service import ReplayServer
 
     with ReplayServer([_table(kind, filled=filled) for kind in KINDS for filled in (True, False)]) as server:
-        _tell_and_wait(back, server.uri)
+        _send_and_wait(back, server.uri)
 
 
 def _serve_bytes(back: Any) -> None:
     from pyarrow import RecordBatchReader, flight
 
-    samples = {kind: drawn(kind) for kind in KINDS}
+    samples = {kind: draw_samples(kind) for kind in KINDS}
 
     class Bytes(flight.FlightServerBase):  # type: ignore[misc]
-        """Server that sends precomputed or gathered samples, and drops received fragments."""
+        """Server that sends precomputed or gathered samples, and discards received fragments."""
 
         def do_get(self, context: Any, ticket: Any) -> Any:
-            ready = samples[ticket.ticket.decode()]
-            return flight.RecordBatchStream(RecordBatchReader.from_batches(ready[0].schema, cycle(ready)))
+            batches = samples[ticket.ticket.decode()]
+            return flight.RecordBatchStream(RecordBatchReader.from_batches(batches[0].schema, cycle(batches)))
 
         def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
             work, kind = descriptor.command.decode().split()
-            next_sample = Gathered(kind).draw if work == "gather" else cycle(samples[kind]).__next__
+            next_sample = SampleGatherer(kind).draw if work == "gather" else cycle(samples[kind]).__next__
             writer.begin(samples[kind][0].schema)
             for _ in reader:
                 writer.write_batch(next_sample())
@@ -154,10 +154,10 @@ def _serve_bytes(back: Any) -> None:
                 writer.write(json.dumps({"inserted": 1}).encode())
 
     with Bytes("grpc://127.0.0.1:0") as server:
-        _tell_and_wait(back, f"grpc://127.0.0.1:{server.port}")
+        _send_and_wait(back, f"grpc://127.0.0.1:{server.port}")
 
 
-def _tell_and_wait(back: Any, uri: str) -> None:
+def _send_and_wait(back: Any, uri: str) -> None:
     back.send(uri)
     while back.poll(None):
         return
@@ -174,11 +174,11 @@ def _start(serve: Callable[[Any], None]) -> str:
 
 @cache
 def service() -> str:
-    """Start our replay service, and return its address."""
+    """Start our replay service on the first call, and return its address."""
     return _start(_serve_tables)
 
 
 @cache
 def raw_flight() -> str:
-    """Start a server of Arrow Flight that has its samples ready in memory, and return its address."""
+    """Start a plain Arrow Flight server with samples in memory on the first call, and return its address."""
     return _start(_serve_bytes)

@@ -1,6 +1,7 @@
-"""Storage of steps by peers, as their users would do it; entire files if a library cannot read parts.
+"""Storage of steps with peers' own functions; peers that cannot read parts of a file read the entire file.
 
-Each `*_save` sets up and returns a write function and the path; each reader has the peer and the path as arguments.
+Each `*_save` function returns a state that starts with a write function and a path; `*_load` functions read this state.
+Most other functions return one function that reads, or a pair of functions: one that reads and one that selects rows.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.stored import episode, folder, picked
+from benchmarks.stored import episode, folder, random_rows
 
 # Tianshou: a batch in HDF5
 
 
 def tianshou_save(lib: Any, data: Any) -> Any:
-    """Set up Tianshou's writing of a batch."""
+    """Prepare writing a Tianshou batch to HDF5."""
     import h5py
     from tianshou.data.utils.converter import to_hdf5
 
@@ -35,7 +36,7 @@ def tianshou_save(lib: Any, data: Any) -> Any:
 
 
 def tianshou_load(state: Any) -> Any:
-    """Read a batch of Tianshou's."""
+    """Read the file as a Tianshou batch."""
     import h5py
     from tianshou.data.utils.converter import from_hdf5
 
@@ -44,7 +45,7 @@ def tianshou_load(state: Any) -> Any:
 
 
 def tianshou_column(state: Any) -> Any:
-    """Read one data set of the file."""
+    """Read one dataset of the HDF5 file."""
     import h5py
 
     with h5py.File(state[1], "r") as file:
@@ -52,13 +53,13 @@ def tianshou_column(state: Any) -> Any:
 
 
 def tianshou_rows(lib: Any, data: Any) -> Any:
-    """Set up the reading of a batch, which is the only way that Tianshou has to random rows, and their gathering."""
-    state, rows = tianshou_save(lib, data), picked(len(data["t"]))
+    """Prepare gathering random rows; Tianshou must read the entire batch first."""
+    state, rows = tianshou_save(lib, data), random_rows(len(data["t"]))
     return lambda: lib.Batch(tianshou_load(state)), lambda batch: batch[rows]
 
 
 def tianshou_filtered(lib: Any, data: Any) -> Any:
-    """Set up reading a batch and selecting the rows of an episode."""
+    """Prepare reading a batch and selecting the rows of an episode."""
     state, number = tianshou_save(lib, data), episode(len(data["t"]))
 
     def read() -> Any:
@@ -72,7 +73,7 @@ def tianshou_filtered(lib: Any, data: Any) -> Any:
 
 
 def tensordict_save(lib: Any, data: Any) -> Any:
-    """Set up TensorDict's writing of a folder."""
+    """Prepare writing a TensorDict to a folder of memory maps."""
     import torch
     from tensordict import TensorDict
 
@@ -83,22 +84,22 @@ def tensordict_save(lib: Any, data: Any) -> Any:
 
 
 def tensordict_load(state: Any) -> Any:
-    """Map a folder of TensorDict's."""
+    """Memory-map the folder as a TensorDict."""
     from tensordict import TensorDict
 
     return TensorDict.load_memmap(str(state[1]))
 
 
 def tensordict_rows(lib: Any, data: Any) -> Any:
-    """Set up the mapping of a folder, and the gathering of random rows."""
+    """Prepare memory-mapping the folder and gathering random rows."""
     import torch
 
-    state, rows = tensordict_save(lib, data), torch.from_numpy(picked(len(data["t"])))
+    state, rows = tensordict_save(lib, data), torch.from_numpy(random_rows(len(data["t"])))
     return lambda: tensordict_load(state), lambda mapped: mapped[rows]
 
 
 def tensordict_filtered(lib: Any, data: Any) -> Any:
-    """Set up mapping a folder and gathering the rows of an episode."""
+    """Prepare memory-mapping the folder and gathering the rows of an episode."""
     state, number = tensordict_save(lib, data), episode(len(data["t"]))
 
     def read() -> Any:
@@ -112,7 +113,7 @@ def tensordict_filtered(lib: Any, data: Any) -> Any:
 
 
 def rllib_save(lib: Any, data: Any) -> Any:
-    """Set up RLlib's writing of a batch."""
+    """Prepare writing an RLlib batch as JSON."""
     from ray.rllib.offline.json_writer import _to_json
 
     batch, path = lib.SampleBatch(data), folder() / "rllib.json"
@@ -125,20 +126,20 @@ def rllib_save(lib: Any, data: Any) -> Any:
 
 
 def rllib_load(state: Any) -> Any:
-    """Read a batch of RLlib's."""
+    """Read the file as an RLlib batch."""
     from ray.rllib.offline.json_reader import from_json_data
 
     return from_json_data(json.loads(state[1].read_text()), None)
 
 
 def rllib_rows(lib: Any, data: Any) -> Any:
-    """Set up the reading of a batch, and the gathering of random rows by column: RLlib's batch rejects indices."""
-    state, rows = rllib_save(lib, data), picked(len(data["t"]))
+    """Prepare reading a batch and gathering random rows of each column, because RLlib's batch rejects indices."""
+    state, rows = rllib_save(lib, data), random_rows(len(data["t"]))
     return lambda: rllib_load(state), lambda batch: {name: values[rows] for name, values in batch.items()}
 
 
 def rllib_filtered(lib: Any, data: Any) -> Any:
-    """Set up reading a batch and selecting the rows of an episode."""
+    """Prepare reading a batch and selecting the rows of an episode."""
     state, number = rllib_save(lib, data), episode(len(data["t"]))
 
     def read() -> Any:
@@ -149,11 +150,11 @@ def rllib_filtered(lib: Any, data: Any) -> Any:
     return read
 
 
-# Minari: a data set of episodes, without next observations and ids
+# Minari: a dataset of episodes, without next observations and ids
 
 
 def minari_save(lib: Any, data: Any) -> Any:
-    """Set up Minari's writing of a data set."""
+    """Prepare writing a Minari dataset."""
     target = folder() / "minari"
     os.environ["MINARI_DATASETS_PATH"] = str(target)
     ends = np.flatnonzero(np.diff(data["eps_id"], append=-1)) + 1
@@ -181,37 +182,37 @@ def _minari_read(lib: Any) -> Any:
 
 
 def minari_load(lib: Any, data: Any) -> Any:
-    """Set up the reading of all episodes."""
+    """Prepare reading all episodes."""
     minari_save(lib, data)
     return partial(_minari_read, lib)
 
 
 def minari_column(lib: Any, data: Any) -> Any:
-    """Set up the reading of all episodes for their rewards: Minari reads entire episodes."""
+    """Prepare reading the rewards of all episodes; Minari must read entire episodes."""
     minari_save(lib, data)
-    return lambda: np.concatenate([read.rewards for read in _minari_read(lib)])
+    return lambda: np.concatenate([part.rewards for part in _minari_read(lib)])
 
 
 def minari_rows(lib: Any, data: Any) -> Any:
-    """Set up the reading and joining of all episodes, and the gathering of random rows."""
+    """Prepare reading and concatenating all episodes, and gathering random rows."""
     minari_save(lib, data)
-    rows = picked(len(data["t"]))
+    rows = random_rows(len(data["t"]))
 
     def read() -> Any:
         episodes = list(_minari_read(lib))
         return {
-            "obs": np.concatenate([found.observations[:-1] for found in episodes]),
-            "new_obs": np.concatenate([found.observations[1:] for found in episodes]),
-            "actions": np.concatenate([found.actions for found in episodes]),
-            "rewards": np.concatenate([found.rewards for found in episodes]),
-            "terminateds": np.concatenate([found.terminations for found in episodes]),
-            "truncateds": np.concatenate([found.truncations for found in episodes]),
+            "obs": np.concatenate([part.observations[:-1] for part in episodes]),
+            "new_obs": np.concatenate([part.observations[1:] for part in episodes]),
+            "actions": np.concatenate([part.actions for part in episodes]),
+            "rewards": np.concatenate([part.rewards for part in episodes]),
+            "terminateds": np.concatenate([part.terminations for part in episodes]),
+            "truncateds": np.concatenate([part.truncations for part in episodes]),
         }
 
-    return read, lambda joined: {name: values[rows] for name, values in joined.items()}
+    return read, lambda columns: {name: values[rows] for name, values in columns.items()}
 
 
 def minari_filtered(lib: Any, data: Any) -> Any:
-    """Set up the reading of one episode, which Minari finds by its number."""
+    """Prepare reading one episode, which Minari can look up by its number."""
     minari_save(lib, data)
     return lambda: lib.read_episode("steps/steps-v0", episode(len(data["t"])))

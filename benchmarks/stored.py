@@ -14,14 +14,14 @@ import numpy as np
 
 N = 200_000
 FIRST = 2_000
-PICKED, PICKED_FIRST = 16_384, 256
-"""Rows that are read at random, of all steps and of the first."""
+NUM_RANDOM, NUM_RANDOM_OF_FIRST = 16_384, 256
+"""Number of random rows that are read from all steps, and from the first steps."""
 EPISODE = 77
 EPISODE_OF_FIRST = 1
 
 Columns = dict[str, Any]
 Setup = Callable[[Any, Any], Any]
-"""Makes, from a library and the columns, what a way calls."""
+"""Function that creates the argument of a call from a library and the columns."""
 
 
 @cache
@@ -30,12 +30,12 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def folder() -> Path:
-    """Return the folder of all files; it goes with the process."""
+    """Return the folder of all files; it is removed when the process exits."""
     return Path(_temporary().name)
 
 
 def columns() -> Columns:
-    """Make steps: floats that compress little, flags and counters that compress well."""
+    """Create steps: floats compress little; flags and counters compress well."""
     rng = np.random.default_rng(0)
     t = np.arange(N)
     return {
@@ -51,17 +51,17 @@ def columns() -> Columns:
 
 
 def first_columns() -> Columns:
-    """Make the first of the steps."""
+    """Create the columns of the first `FIRST` steps."""
     return {name: value[:FIRST] for name, value in columns().items()}
 
 
-def picked(rows: int) -> Any:
-    """Draw the rows that are read of so many."""
-    return np.random.default_rng(1).integers(rows, size=PICKED if rows == N else PICKED_FIRST)
+def random_rows(rows: int) -> Any:
+    """Draw the random rows to read from `rows` rows."""
+    return np.random.default_rng(1).integers(rows, size=NUM_RANDOM if rows == N else NUM_RANDOM_OF_FIRST)
 
 
 def episode(rows: int) -> int:
-    """Return the episode that is looked for among so many steps."""
+    """Return the id of the episode to read from `rows` steps."""
     return EPISODE if rows == N else EPISODE_OF_FIRST
 
 
@@ -71,7 +71,7 @@ def files_at(path: Path) -> list[Path]:
 
 
 def wait_for_disk(path: Path) -> None:
-    """Wait until a file, or all files of a folder, are on the disk."""
+    """Flush a file, or all files of a folder, to disk."""
     for file in files_at(path):
         number = os.open(file, os.O_RDONLY)
         try:
@@ -81,9 +81,9 @@ def wait_for_disk(path: Path) -> None:
 
 
 def synced(setup: Setup) -> Setup:
-    """Give a peer our guarantee: its files are flushed to disk before they replace the previous ones.
+    """Wrap a peer's setup so that a write flushes its files to disk before they replace the previous files.
 
-    The setup returns the write function and the path.
+    `setup` returns the write function and the path.
     """
 
     def waiting(lib: Any, data: Any) -> Any:
