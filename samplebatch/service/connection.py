@@ -308,7 +308,6 @@ class TableConnection:
                 self._send(rows, Fragment(0, self._timeout_s, fragment.key, fragment.priority))
 
     def _send_steps(self, groups: list[list[Environment]]) -> None:
-        """Send the buffered steps as one fragment per group of environments."""
         for environments in groups:
             rows = self._encoder.encode(self._open_steps.join(environments))
             num_sent = self._writer.counts.sent
@@ -420,7 +419,6 @@ class TableConnection:
         self._nonce = None
 
     def _settle_updates(self) -> None:
-        """Wait until the service has applied all updates; updates are discarded if the connection is lost."""
         if any(session.has_updates for session in self._sessions.values()):
             self._link.retry(self._settle_sessions, self._drop_sessions)
 
@@ -471,7 +469,6 @@ class TableConnection:
             link.close()
 
     def _open_stream(self, link: Link, draw: Draw, ahead: int) -> SampleSession:
-        """Open the session of a stream once the service is reachable."""
         self.check_open()
         # Opening a session succeeds even if no service is running, and a restarted service has another secret.
         link.retry(lambda: link.act("info", write_json({"table": self.table})))

@@ -277,7 +277,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     return
 
     def _parse_path(self, descriptor: Any) -> tuple[Any, str, str]:
-        """Return table, writer and stream from the path of a descriptor."""
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if not 1 <= len(path) <= 3:
             raise errors.FormatError(
@@ -422,7 +421,6 @@ class _Session:
         self._send_small()
 
     def _answer(self, of: str, answer: Callable[[], None]) -> None:
-        """Answer one part of a request; a rejected part is answered with an error."""
         try:
             answer()
         except (errors.SampleBatchError, pa.ArrowInvalid) as error:
@@ -460,7 +458,6 @@ class _Session:
                 self._send_small()
 
     def _send_small(self) -> None:
-        """Send the pending small samples in one message."""
         small, self._small = self._small, []
         if small:
             self._write_streams(small, {})
@@ -523,7 +520,6 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def _acknowledge(writer: Any, acknowledgement: Mapping[str, Any]) -> bool:
-    """Acknowledge a fragment; return whether the writer is still connected."""
     try:
         writer.write(pa.py_buffer(protocol.write_json(acknowledgement)))
     except OSError:

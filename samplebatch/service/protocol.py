@@ -334,8 +334,7 @@ class Fragment:
     def read(cls, raw: Any) -> Fragment:
         """Decode and validate the metadata; None is equivalent to empty metadata.
 
-        Raises CapacityError and FormatError in the same cases as `read_request`. Also raises FormatError if an entry is
-        unknown. Raises ArgumentError if the value of an entry is invalid.
+        Raises CapacityError, FormatError and ArgumentError in the same cases as `Draw.read`.
         """
         if raw is None:
             return cls()
@@ -371,7 +370,6 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def _shorten(sentence: str) -> str:
-    """Truncate a message that would not fit into gRPC's headers."""
     if len(json.dumps(sentence)) <= _MAX_SENTENCE:
         return sentence
     return sentence.encode("ascii", "replace")[: _MAX_SENTENCE // 2].decode() + " ..."

@@ -334,7 +334,6 @@ def _listen(service: RequestHandler, location: str, token: str | None, tls: tupl
 
 
 def _cut_connections(port: int) -> None:
-    """Shut down this process's connections whose local port is `port`."""
     for descriptor, local_port, listens in _sockets():
         if local_port == port and not listens:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:

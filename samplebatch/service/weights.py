@@ -302,7 +302,6 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[
 
 
 def _restore(data: pa.Buffer, dtype: str, shape: Sequence[int]) -> Any:
-    """Return an array as a view of `data`, or a tensor as a writable copy of `data`."""
     if not dtype.startswith(_TORCH):
         return memory.as_array(data, named_dtype(dtype), shape)
     torch_dtype = named_torch_dtype(dtype.removeprefix(_TORCH))
