@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -32,7 +33,7 @@ pytest.importorskip("tianshou.data")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import tianshou.data
-    from tianshou.env import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, VectorEnvNormObs
+    from tianshou.env import DummyVectorEnv, RayVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 
     from benchmarks.training.tianshou_setup import q_policy
 
@@ -41,9 +42,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 ENVS = 3
 
 
-@pytest.fixture(params=[DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv])
+VECTORS = {
+    "Dummy": DummyVectorEnv,
+    # The default start method on Linux; other libraries change the default of the process.
+    "Subproc": partial(SubprocVectorEnv, context="fork"),
+    # What ShmemVectorEnv creates, which has no parameter for the start method.
+    "Shmem": partial(SubprocVectorEnv, share_memory=True, context="fork"),
+}
+
+
+@pytest.fixture(params=VECTORS)
 def vector(request: Any) -> Iterator[Any]:
-    envs = request.param([make_cart_pole for _ in range(ENVS)])
+    envs = VECTORS[request.param]([make_cart_pole for _ in range(ENVS)])
     yield envs
     if not envs.is_closed:
         envs.close()
@@ -114,7 +124,7 @@ def test_a_collector_of_a_tianshou_vector_resumes_exactly() -> None:
 
 
 def test_the_state_of_environments_in_processes_is_left_out() -> None:
-    with Collector(Upright(), SubprocVectorEnv([make_cart_pole] * 2), seed=5) as collector:
+    with Collector(Upright(), VECTORS["Subproc"]([make_cart_pole] * 2), seed=5) as collector:
         collector.collect(n_step=20)
         assert collector.state_dict()["why_reset"]
 

@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -313,4 +314,9 @@ class Chain(RuleBasedStateMachine):
 
 
 TestChain = Chain.TestCase
-TestChain.settings = settings(max_examples=250, stateful_step_count=20, deadline=None, derandomize=True)
+TestChain.settings = settings(max_examples=80, stateful_step_count=20, deadline=None, derandomize=True)
+
+
+@pytest.mark.long
+class TestLongChain(Chain.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(max_examples=500, stateful_step_count=20, deadline=None, derandomize=True)
