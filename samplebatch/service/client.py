@@ -84,7 +84,9 @@ class Shards:
         service_shares = (
             [1.0] * len(connections) if shares is None else [positive("a share", share) for share in shares]
         )
-        if not connections or len(service_shares) != len(connections):
+        if not connections:
+            raise errors.ArgumentError("a client must have the address of one service or more, got no addresses")
+        if len(service_shares) != len(connections):
             raise errors.ArgumentError(
                 f"shares must have one value per address, {len(connections)}, got {len(service_shares)}"
             )

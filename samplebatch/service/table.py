@@ -430,9 +430,10 @@ class ReplayTable:
         with self._lock:
             times = whole("max_times_sampled", limits.pop("max_times_sampled", self._items.max_times))
             self._check_limits(self._limiter.changed(limits), times)
-            self._limiter.set_limits(len(self._items), limits)
+            size = len(self._items)
             if times != self._items.max_times:
                 self._items.set_max_times(times)
+            self._limiter.set_limits(size, limits)
             self._room.wake()
 
     def info(self) -> dict[str, Any]:

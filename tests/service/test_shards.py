@@ -221,7 +221,7 @@ def test_limits_and_reset_are_those_of_all_tables() -> None:
 @pytest.mark.parametrize(
     ("uris", "shares", "message"),
     [
-        ([], None, "one value per address"),
+        ([], None, "must have the address of one service or more, got no addresses"),
         (["grpc://127.0.0.1:1", "grpc://127.0.0.1:1"], None, "addresses must be different"),
         (["grpc://127.0.0.1:1"], [1, 2], "shares must have one value per address, 1, got 2"),
         (["grpc://127.0.0.1:1"], [0], "a share"),

@@ -279,6 +279,14 @@ def test_a_limit_of_times_can_change() -> None:
     assert len(table.sample(100, timeout_s=0).indices) == 100
 
 
+def test_rejected_limits_leave_all_limits_unchanged() -> None:
+    table = ReplayTable("available", capacity=10, sample_avail=True)
+    before = table.info()["limits"]
+    with pytest.raises(ArgumentError, match="max_times_sampled must be 0"):
+        table.set_limits(min_size=3, max_times_sampled=2)
+    assert table.info()["limits"] == before
+
+
 # Refusals
 
 
