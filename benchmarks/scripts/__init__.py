@@ -1,1 +1,1 @@
-"""Measurements that are no rows of `make bench`: ``python -m benchmarks.scripts NAME``, or no name for a list."""
+"""Measurements outside `make bench`: ``python -m benchmarks.scripts NAME`` runs one; without a name, it lists all."""

@@ -1,4 +1,4 @@
-"""The command that runs a script by its name."""
+"""Command line that runs a measurement script by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NAMES = sorted(module.name for module in iter_modules(scripts.__path__) if not m
 
 
 def main() -> int:
-    """Run the script that is named, with the other arguments; list all if none is."""
+    """Run the script that the first argument names, with the other arguments; without a name, list all scripts."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in NAMES:
         del sys.argv[1]
         return import_module(f"benchmarks.scripts.{name}").main() or 0
-    for known in NAMES:
-        summary = str(import_module(f"benchmarks.scripts.{known}").__doc__).partition("\n")[0]
-        print(f"{known:16} {summary}")
+    for script in NAMES:
+        summary = str(import_module(f"benchmarks.scripts.{script}").__doc__).partition("\n")[0]
+        print(f"{script:16} {summary}")
     return 2 if name not in ("", "-h", "--help") else 0
 
 

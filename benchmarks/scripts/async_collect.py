@@ -1,11 +1,11 @@
-"""Steps per second of environments with one that is ten times slower: stepped together, and individually.
+"""Steps per second if one environment is ten times slower than the others: synchronous and asynchronous collection.
 
     python -m benchmarks.scripts async_collect --envs 8 --pause-ms 1
 
-Environments only sleep, each in its own process. `Collector` steps the environments of an AsyncVectorEnv together,
-`AsyncCollector` the ready environments, compared with Tianshou's `AsyncCollector` with its `SubprocVectorEnv`, which
-waits for as many. All contestants fill a buffer with one ring per environment, which Tianshou requires. Contestants
-alternate in rounds, and the best round counts.
+Each environment sleeps in its own process. `Collector` steps all environments of an AsyncVectorEnv together;
+`AsyncCollector` steps the ready environments. Tianshou's `AsyncCollector` with `SubprocVectorEnv` waits for the same
+number of environments. All contestants fill a buffer with one ring per environment, which Tianshou requires. The
+contestants alternate in rounds; the best round of each contestant is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAPACITY = 20_000
 
 
 class Sleeping(gymnasium.Env):
-    """Environment with slow steps."""
+    """Environment whose steps sleep for a given time."""
 
     observation_space = spaces.Box(-1, 1, (8,), np.float32)
     action_space = spaces.Discrete(2)
@@ -44,34 +44,33 @@ class Sleeping(gymnasium.Env):
         return np.zeros(8, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Sleep."""
         time.sleep(self._pause_s)
         self._t += 1
         return np.full(8, self._t / EPISODE, np.float32), 1.0, self._t == EPISODE, False, {}
 
 
 def makers(num_envs: int, pause_s: float) -> list[Callable[[], Sleeping]]:
-    """Return what makes the environments; the first is the slow one."""
+    """Return functions that create the environments; the first environment is slow."""
     return [partial(Sleeping, pause_s * (SLOWER if env == 0 else 1)) for env in range(num_envs)]
 
 
 def policy(obs: Any) -> Any:
-    """Act, at no cost."""
+    """Return zeros as actions, at almost no cost."""
     return np.zeros(len(obs), np.int64)
 
 
-def together(envs: list[Any]) -> Any:
-    """Make `Collector`."""
+def synchronous(envs: list[Any]) -> Any:
+    """Create a `Collector`."""
     return Collector(policy, gymnasium.vector.AsyncVectorEnv(envs), VectorReplayBuffer(CAPACITY, len(envs)))
 
 
-def one_by_one(envs: list[Any], wait_num: int) -> Any:
-    """Make `AsyncCollector`."""
+def asynchronous(envs: list[Any], wait_num: int) -> Any:
+    """Create an `AsyncCollector`."""
     return AsyncCollector(policy, envs, VectorReplayBuffer(CAPACITY, len(envs)), wait_num=wait_num)
 
 
-def of_tianshou(envs: list[Any], wait_num: int) -> Any:
-    """Make Tianshou's AsyncCollector."""
+def tianshou_asynchronous(envs: list[Any], wait_num: int) -> Any:
+    """Create Tianshou's `AsyncCollector`."""
     from tianshou.algorithm.algorithm_base import Policy
     from tianshou.data import AsyncCollector as Theirs
     from tianshou.data import Batch
@@ -79,14 +78,14 @@ def of_tianshou(envs: list[Any], wait_num: int) -> Any:
     from tianshou.env import SubprocVectorEnv
 
     class Same(Policy):  # type: ignore[misc]
-        """The same policy; without a state and something to keep, theirs fails."""
+        """Policy with the same actions; Tianshou's collector requires a state and a `policy` entry."""
 
         def forward(self, batch: Any, state: Any = None, **_: Any) -> Any:
             rows = len(batch.obs)
             return Batch(act=policy(batch.obs), policy=Batch(none=np.zeros(rows)), state=np.zeros((rows, 1)))
 
     with warnings.catch_warnings():
-        # That it may collect more than it is asked for.
+        # Tianshou warns that it may collect more steps than requested.
         warnings.simplefilter("ignore")
         collector = Theirs(
             Same(Sleeping.action_space),
@@ -98,36 +97,36 @@ def of_tianshou(envs: list[Any], wait_num: int) -> Any:
 
 
 def measure(num_envs: int, pause_s: float, steps: int, rounds: int) -> dict[str, float]:
-    """Return the steps per second of everybody."""
+    """Return the steps per second of each contestant."""
     envs = makers(num_envs, pause_s)
     collectors = {
-        "Collector": together(envs),
-        "AsyncCollector": one_by_one(envs, 1),
-        "AsyncCollector, half": one_by_one(envs, max(1, num_envs // 2)),
-        "Tianshou": of_tianshou(envs, 1),
-        "Tianshou, half": of_tianshou(envs, max(1, num_envs // 2)),
+        "Collector": synchronous(envs),
+        "AsyncCollector": asynchronous(envs, 1),
+        "AsyncCollector, half": asynchronous(envs, max(1, num_envs // 2)),
+        "Tianshou": tianshou_asynchronous(envs, 1),
+        "Tianshou, half": tianshou_asynchronous(envs, max(1, num_envs // 2)),
     }
     best = dict.fromkeys(collectors, 0.0)
     for _ in range(rounds):
-        for who, collector in collectors.items():
-            began = time.perf_counter()
+        for name, collector in collectors.items():
+            start = time.perf_counter()
             collected = collector.collect(n_step=steps).n_collected_steps
-            best[who] = max(best[who], collected / (time.perf_counter() - began))
+            best[name] = max(best[name], collected / (time.perf_counter() - start))
     for collector in collectors.values():
         (collector if hasattr(collector, "__exit__") else collector.env).close()
     return best
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print a table."""
+    """Measure the contestants and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts async_collect", description=__doc__)
-    parser.add_argument("--envs", type=int, default=8, help="environments, one of them slow")
-    parser.add_argument("--pause-ms", type=float, default=1.0, help="how long a step of the others takes")
-    parser.add_argument("--steps", type=int, default=1000, help="steps of a call of collect")
-    parser.add_argument("--rounds", type=int, default=3, help="calls of each")
+    parser.add_argument("--envs", type=int, default=8, help="number of environments, including the slow environment")
+    parser.add_argument("--pause-ms", type=float, default=1.0, help="duration of a step of the other environments")
+    parser.add_argument("--steps", type=int, default=1000, help="steps per call of collect")
+    parser.add_argument("--rounds", type=int, default=3, help="calls of collect per contestant")
     options = parser.parse_args(arguments)
     rates = measure(options.envs, options.pause_ms / 1e3, options.steps, options.rounds)
     bound = (options.envs - 1 + 1 / SLOWER) / (options.pause_ms / 1e3)
-    for who, speed in rates.items():
-        print(f"{who:24}{speed:10.0f} steps/s{speed / bound:8.1%} of what the environments can do")
+    for name, speed in rates.items():
+        print(f"{name:24}{speed:10.0f} steps/s{speed / bound:8.1%} of the environments' limit")
     return 0

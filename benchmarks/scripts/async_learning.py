@@ -1,9 +1,9 @@
-"""CPU seconds and seconds until CartPole is learned: PPO, IMPALA and APPO, in one process and with workers.
+"""CPU time and wall time until CartPole is learned, by PPO, IMPALA and APPO, in one process and with workers.
 
     python -m benchmarks.scripts async_learning --seeds 3 --workers 2
 
-Each run is `samplebatch.learn` with the defaults of `samplebatch train` and one torch thread per process. The score is
-the mean return of the last 20 training episodes. CPU seconds include the learner and its workers.
+Each run uses `samplebatch.learn` with the defaults of `samplebatch train` and one torch thread per process. The score
+is the mean return of the last 20 training episodes. CPU time includes the learner and its workers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from samplebatch.cli.training import make_trainer, read_training
 
 SCORES = (195.0, 450.0)
 LAST = 20
-"""Training episodes whose returns are averaged."""
+"""Number of training episodes whose returns are averaged."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """Sum the CPU seconds of this process and of others that are alive."""
+    """Sum the CPU seconds of this process and of the running processes `pids`."""
     total = time.process_time()
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -38,7 +38,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def learn(algorithm: str, workers: int, seed: int, steps: int) -> dict[str, Any]:
-    """Train, and return the environment steps, CPU seconds and seconds at each score."""
+    """Train; return environment steps, CPU seconds and wall seconds at each score, and the rates of the run."""
     import torch
 
     torch.set_num_threads(1)
@@ -57,29 +57,29 @@ def learn(algorithm: str, workers: int, seed: int, steps: int) -> dict[str, Any]
         )  # fmt: skip
         collect = trainer._collect
         pids = getattr(source, "pids", [])
-        cpu, began = cpu_seconds(pids), time.monotonic()
+        cpu, start = cpu_seconds(pids), time.monotonic()
 
         def watch() -> Any:
             stats = collect()
             returns.extend(stats.returns.tolist())
             score = float(np.mean(returns[-LAST:])) if returns else 0.0
-            for wanted in SCORES:
-                if score >= wanted and wanted not in reached:
+            for target in SCORES:
+                if score >= target and target not in reached:
                     worker_seconds = cpu_seconds(getattr(source, "pids", [])) - cpu
-                    reached[wanted] = trainer.counters.env_step, worker_seconds, time.monotonic() - began
+                    reached[target] = trainer.counters.env_step, worker_seconds, time.monotonic() - start
             return stats
 
         trainer._collect = watch
         trainer.run()
         total = cpu_seconds(getattr(source, "pids", [])) - cpu
-        elapsed = time.monotonic() - began
+        elapsed = time.monotonic() - start
         stale = source.worker_stats.stale_steps if workers else 0
     env_steps = trainer.counters.env_step
     return {"reached": reached, "rate": env_steps / total, "speed": env_steps / elapsed, "stale": stale}
 
 
 def main() -> None:
-    """Run all algorithms in turns, and print a line for each."""
+    """Run the algorithms alternately, and print table lines per algorithm."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts async_learning")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
@@ -93,15 +93,15 @@ def main() -> None:
                 runs[contestant].append(learn(*contestant, seed, options.steps))
     print("| algorithm | workers | return | seeds | env steps | CPU s | s | env steps per CPU s |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    for (name, workers), own in runs.items():
-        for wanted in SCORES:
-            points = [run["reached"][wanted] for run in own if wanted in run["reached"]]
+    for (name, workers), results in runs.items():
+        for target in SCORES:
+            points = [run["reached"][target] for run in results if target in run["reached"]]
             figures = ["-"] * 3
             if points:
                 steps, cpu, elapsed = np.median(points, 0)
                 figures = [f"{steps:.0f}", f"{cpu:.1f}", f"{elapsed:.1f}"]
-            rate = f"{np.median([run['rate'] for run in own]):.0f}"
-            cells = [name, str(workers), f"{wanted:.0f}", f"{len(points)}/{len(own)}", *figures, rate]
+            rate = f"{np.median([run['rate'] for run in results]):.0f}"
+            cells = [name, str(workers), f"{target:.0f}", f"{len(points)}/{len(results)}", *figures, rate]
             print(f"| {' | '.join(cells)} |")
 
 

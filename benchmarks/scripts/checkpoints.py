@@ -1,9 +1,9 @@
-"""Bytes and seconds of successive checkpoints of replay buffers of which 1 % changes in between.
+"""Bytes and seconds of successive checkpoints of replay buffers, if 1 % of the rows change between checkpoints.
 
     python -m benchmarks.scripts checkpoints --rows 1000000
 
-Rows have observations of 17 numbers, next observations and six actions, in 8 rings; images are 84 x 84 bytes, stored
-once and compressed, in one ring with a tenth of the rows.
+Vector rows contain observations and next observations of 17 numbers and actions of 6 numbers, in 8 rings. Images are
+84 x 84 bytes, stored once and compressed, in one ring with a tenth of the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RINGS = 8
 
 
 class Holder:
-    """Trainer of a buffer, without an algorithm."""
+    """Stand-in for a trainer: its state is a replay buffer, without an algorithm."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -33,21 +33,21 @@ class Holder:
 
 
 def add_vectors(buffer: Any, count: int, rng: np.random.Generator) -> None:
-    """Add rows of vectors to all rings."""
+    """Add rows with vector observations to all rings."""
     obs, flags = rng.normal(size=(count, 17)).astype(np.float32), np.zeros(count, bool)
     step = Batch(obs=obs, obs_next=obs, act=obs[:, :6], rew=obs[:, 0], terminated=flags, truncated=flags)
     buffer.add(step, buffer_ids=np.repeat(np.arange(RINGS), count // RINGS))
 
 
 def add_images(buffer: Any, count: int, rng: np.random.Generator) -> None:
-    """Add images to one ring."""
+    """Add rows with image observations to one ring."""
     images = frames(min(count, 2000), int(rng.integers(1 << 30)))
     for index in range(count):
         buffer.add(Batch(obs=images[index % 2000], act=0, rew=0.0, terminated=index % 500 == 499, truncated=False))
 
 
 def main() -> int:
-    """Save three checkpoints of each buffer and print what each wrote."""
+    """Save three checkpoints of each buffer, and print the bytes and seconds of each."""
     from samplebatch.learn import save_checkpoint
     from samplebatch.learn.checkpoint import FILE, read_checkpoint
 
@@ -64,12 +64,14 @@ def main() -> int:
         add(buffer, count, rng)
         with tempfile.TemporaryDirectory() as folder:
             for checkpoint in range(3):
-                before = {path.name for path in Path(folder).iterdir()}
+                previous_names = {path.name for path in Path(folder).iterdir()}
                 start = time.perf_counter()
                 save_checkpoint(Holder(buffer), folder)
                 seconds = time.perf_counter() - start
-                new = [path for path in Path(folder).iterdir() if path.name == FILE or path.name not in before]
-                nbytes = sum(path.stat().st_size for path in new)
+                new_paths = [
+                    path for path in Path(folder).iterdir() if path.name == FILE or path.name not in previous_names
+                ]
+                nbytes = sum(path.stat().st_size for path in new_paths)
                 print(f"{name:12} checkpoint {checkpoint + 1}: {nbytes / 1e6:8.2f} MB {seconds:6.2f} s", flush=True)
                 add(buffer, count // 100, rng)
                 if name == "prioritized":

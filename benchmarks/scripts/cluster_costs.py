@@ -3,15 +3,17 @@
     python -m benchmarks.scripts cluster_costs process ray service --env small --workers 1 2 4 8
     python -m benchmarks.scripts cluster_costs write sample --env images --workers 1 4
 
-- `process`, `ray`: `RolloutWorkers.collect` by workers in processes and by Ray actors; this process receives the batch.
-- `service`: the same by workers in processes that write to a replay service in another process. Its table is full
-  before clocks are read, as for most of a run, because touching new memory doubles the cost.
-- `write`: processes insert one fragment repeatedly: workers without environments.
-- `sample`: learners in processes sample batches of 256 small steps, or 32 of images, like clients on another machine.
+- `process`, `ray`: `RolloutWorkers.collect` by workers in processes or by Ray actors; this process receives the batch.
+- `service`: `RolloutWorkers.collect` by workers in processes, which write to a replay service in another process. Its
+  table is filled before the measurement, because writing to new memory pages doubles the cost.
+- `write`: processes insert one fragment repeatedly, like workers without environments.
+- `sample`: learners in processes sample batches of 256 small steps or 32 image steps, without shared memory, as clients
+  on another machine do.
 
-Times are microseconds of processor time per step, which other work on the machine affects less than the wall clock: of
-this process, of all workers, writers and readers, and of the engine, which is the service or Ray's processes. Steps per
-second are by the wall clock; `cores` is the total processor time per second, `engine cores` the engine's.
+Times are microseconds of processor time per step, which other programs affect less than wall-clock time. `here` is this
+process. `workers` are all workers, writers and readers. `engine` is the service, or Ray's processes. Steps per second
+are measured in wall-clock time. `cores` is the total processor time per second, and `engine cores` is the engine's
+processor time per second.
 """
 
 from __future__ import annotations
@@ -31,24 +33,24 @@ from benchmarks.bench_cluster import Images, Small
 
 ENVIRONMENTS: dict[str, Any] = {"small": Small, "images": Images}
 SHARES = {"small": 500, "images": 50}
-"""Steps of a fragment: those that a worker makes in a call."""
+"""Steps per fragment: the steps that a worker collects in one call."""
 DRAWS = {"small": 256, "images": 32}
 CAPACITIES = {"small": 200_000, "images": 4_000}
 
 Work = Callable[[], int]
-"""Does some of the work, and returns how many steps it was."""
+"""Function that processes some steps and returns their number."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Steps, seconds, and processor seconds by the role of their process."""
+    """Measured steps, wall seconds, and processor seconds by process role."""
 
     steps: int
     seconds: float
     used: Counter[str]
 
     def row(self, *labels: object) -> str:
-        """Make a row of a Markdown table."""
+        """Format the measurement as a row of a Markdown table."""
         cost = [f"{1e6 * self.used[role] / self.steps:.1f}" for role in ("here", "workers", "engine")]
         cores = [f"{spent / self.seconds:.2f}" for spent in (self.used.total(), self.used["engine"])]
         return "| " + " | ".join(map(str, (*labels, *cost, f"{self.steps / self.seconds:.0f}", *cores))) + " |"
@@ -63,7 +65,7 @@ HEADER = """\
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that a process has started, and those that they have."""
+    """Yield the process ids of all descendants of a process."""
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, tasks.read_text().split()):
             yield child
@@ -71,36 +73,36 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def processor_s(pid: int) -> float:
-    """Return the processor seconds of all threads of a process, those that ended among them."""
-    # The clock's number is Linux's: the process's complement, and that the scheduler keeps it.
+    """Return the processor seconds of all threads of a process, including terminated threads."""
+    # Linux encodes the CPU clock of a process in the clock id: complement of the pid, and the scheduler clock (2).
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def processor_times(engine: int | None) -> dict[tuple[int, str], float]:
-    """Return the processor seconds of this process and its descendants, by number and role."""
+    """Return the processor seconds of this process and its descendants, by process id and role."""
     times = {(os.getpid(), "here"): processor_s(os.getpid())}
     for pid in descendants(os.getpid()):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_text()
             role = "engine" if pid == engine or ("ray" in line and not line.startswith("ray::")) else "workers"
             times[pid, role] = processor_s(pid)
-        except OSError:  # it has ended
+        except OSError:  # the process has terminated
             continue
     return times
 
 
 def measure(work: Work, seconds: float, engine: int | None = None) -> Reading:
-    """Work for some seconds, and read clocks before and after."""
+    """Repeat `work` for at least `seconds`, and read the processor clocks before and after."""
     work()
-    before, began = processor_times(engine), time.perf_counter()
+    before, start = processor_times(engine), time.perf_counter()
     steps = work()
-    while time.perf_counter() - began < seconds:
+    while time.perf_counter() - start < seconds:
         steps += work()
-    lasted, after = time.perf_counter() - began, processor_times(engine)
+    elapsed, after = time.perf_counter() - start, processor_times(engine)
     used: Counter[str] = Counter()
     for key in after.keys() & before.keys():
         used[key[1]] += after[key] - before[key]
-    return Reading(steps, lasted, used)
+    return Reading(steps, elapsed, used)
 
 
 # The service, its writers and its readers
@@ -121,7 +123,7 @@ def _serve(env: str, streams: int, back: Any) -> None:
 
 @contextmanager
 def service(env: str, streams: int) -> Iterator[tuple[str, int]]:
-    """Serve a table from another process; return its address and the process."""
+    """Serve a table from another process; yield the address and the process id."""
     local, remote = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(env, streams, remote), daemon=True)
     process.start()
@@ -161,21 +163,21 @@ def _read(uri: str, env: str, share: int, count: Any) -> None:
 
 
 def clients(link: str, env: str, number: int, share: int, seconds: float) -> Reading:
-    """Let processes write to a service, or read from it."""
+    """Measure processes that write to a service or sample from a service."""
     context = multiprocessing.get_context("spawn")
     counts = [context.Value("q", 0, lock=False) for _ in range(number)]
     with service(env, number) as (uri, engine):
         target = _write if link == "write" else _read
-        processes = [context.Process(target=target, args=(uri, env, share, one), daemon=True) for one in counts]
+        processes = [context.Process(target=target, args=(uri, env, share, count), daemon=True) for count in counts]
         for process in processes:
             process.start()
-        while not all(one.value for one in counts):
+        while not all(count.value for count in counts):
             time.sleep(0.1)
 
         def pause() -> int:
-            before = sum(one.value for one in counts)
+            before = sum(count.value for count in counts)
             time.sleep(seconds)
-            return sum(one.value for one in counts) - before
+            return sum(count.value for count in counts) - before
 
         reading = measure(pause, seconds, engine)
         for process in processes:
@@ -188,7 +190,7 @@ def clients(link: str, env: str, number: int, share: int, seconds: float) -> Rea
 
 
 def workers(link: str, env: str, number: int, share: int, seconds: float) -> Reading:
-    """Let workers collect, for this process, over Ray, or into a service."""
+    """Measure workers that collect for this process, through Ray, or into a service."""
     from samplebatch import RolloutWorkers
     from samplebatch.rollout import RayOptions
 
@@ -209,14 +211,14 @@ def workers(link: str, env: str, number: int, share: int, seconds: float) -> Rea
 
 
 def main() -> None:
-    """Measure the links asked for, and print a row for each."""
+    """Measure the requested links and print one row per measurement."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts cluster_costs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("links", nargs="+", choices=["process", "ray", "service", "write", "sample"])
     parser.add_argument("--env", nargs="+", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8], help="processes; 1, 2, 4, 8 by default")
-    parser.add_argument("--share", type=int, help="steps of a fragment; 500, of images 50 by default")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
+    parser.add_argument("--share", type=int, help="steps per fragment; by default 500, and 50 for images")
+    parser.add_argument("--seconds", type=float, default=3.0, help="minimum duration of each measurement")
     options = parser.parse_args()
     print(HEADER, flush=True)
     for link in options.links:

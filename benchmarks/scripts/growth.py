@@ -1,11 +1,12 @@
-"""How the time of each work grows with the rows: a table and a chart of nanoseconds per row, or per call.
+"""Growth of operation times with the number of rows: a table and a chart of nanoseconds per row or per call.
 
     python -m benchmarks.scripts growth --rows 30000000 --plot growth.svg
 
-The rows have observations of four floats, an action, a reward, flags, and the ids of episodes of 200 steps. Works that
-pass over all rows are reported per row, works on a part (a step, a sample, an open) per call. Each time is the least
-of several runs. The last column is the exponent of the time in the rows, from the last two sizes: 1 means that work
-over all rows takes time in proportion, 0 that work on a part does not depend on the rows.
+Rows contain an observation of four floats, an action, a reward, flags, and the ids of episodes of 200 steps. Times of
+operations on all rows are reported per row; times of operations on a step, a sample or an opened folder are reported
+per call. Each time is the minimum of several runs. The last column is the exponent of the total time as a power of the
+number of rows, estimated from the last two sizes. An exponent of 1 means time proportional to the rows; 0 means time
+independent of the rows.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 
 EPISODE, SAMPLE, PARTS, TRAIN_ROWS = 200, 256, 16, 4096
 SERVICE_ROWS = 10**6
-"""The most rows for the works of the service, which hold them twice."""
+"""Maximum number of rows for operations of the service, which keep the rows in memory twice."""
 BUDGET_S = 1.0
-"""Seconds for which each work is repeated."""
-Work = tuple[str, str, Callable[[], Any] | float]
-"""The name of a work, whether its time is reported per row or per call, and the call, or its time in seconds."""
+"""Minimum seconds for which each operation is repeated."""
+Operation = tuple[str, str, Callable[[], Any] | float]
+"""Name of an operation, unit of its reported time ("row" or "call"), and its function or its measured seconds."""
 
 
 def make_batch(rows: int) -> SampleBatch:
-    """Make a batch of episodes of `EPISODE` steps."""
-    number = np.arange(rows)
+    """Create a batch of episodes of `EPISODE` steps."""
+    steps = np.arange(rows)
     obs = np.ones((rows, 4), np.float32)
     return SampleBatch(
         obs=obs,
-        actions=number & 1,
+        actions=steps & 1,
         rewards=np.ones(rows),
-        terminateds=number % EPISODE == EPISODE - 1,
+        terminateds=steps % EPISODE == EPISODE - 1,
         truncateds=np.zeros(rows, bool),
-        eps_id=number // EPISODE,
-        t=number % EPISODE,
+        eps_id=steps // EPISODE,
+        t=steps % EPISODE,
     )
 
 
-def least(call: Callable[[], Any]) -> float:
-    """Call at least twice, and for some time; return the least time of a call in seconds."""
+def shortest_time(call: Callable[[], Any]) -> float:
+    """Call at least twice and for `BUDGET_S`; return the minimum duration of a call in seconds."""
     shortest, runs, end = math.inf, 0, time.perf_counter() + BUDGET_S
     while runs < 2 or time.perf_counter() < end:
         start = time.perf_counter()
@@ -58,8 +59,8 @@ def least(call: Callable[[], Any]) -> float:
     return shortest
 
 
-def flat_works(rows: int) -> Iterator[Work]:
-    """Yield works on flat batches."""
+def flat_operations(rows: int) -> Iterator[Operation]:
+    """Yield operations on flat batches."""
     batch = make_batch(rows)
     size = max(1, rows // PARTS)
     parts = [batch[start : start + size] for start in range(0, rows, size)]
@@ -79,8 +80,8 @@ def flat_works(rows: int) -> Iterator[Work]:
     yield "Aggregator, fragments of 1,000", "row", aggregate
 
 
-def buffer_works(rows: int) -> Iterator[Work]:
-    """Yield works on a full replay buffer."""
+def buffer_operations(rows: int) -> Iterator[Operation]:
+    """Yield operations on a full replay buffer."""
     batch = make_batch(rows)
     buffer = ReplayBuffer(rows)
     yield "ReplayBuffer.extend", "row", lambda: buffer.extend(batch)
@@ -89,8 +90,8 @@ def buffer_works(rows: int) -> Iterator[Work]:
     yield "ReplayBuffer.sample of 256", "call", lambda: buffer.sample(SAMPLE)
 
 
-def dataset_works(rows: int, folder: Path) -> Iterator[Work]:
-    """Yield works on a dataset of parts of at most a million rows."""
+def dataset_operations(rows: int, folder: Path) -> Iterator[Operation]:
+    """Yield operations on a dataset whose parts have at most a million rows."""
     part = make_batch(min(rows, 1_000_000))
     dataset = Dataset(folder / "steps")
     start = time.perf_counter()
@@ -103,8 +104,8 @@ def dataset_works(rows: int, folder: Path) -> Iterator[Work]:
     yield "Dataset.extend by 256", "call", lambda: dataset.extend(step)
 
 
-def service_works(rows: int) -> Iterator[Work]:
-    """Yield works on a table of the replay service that is full."""
+def service_operations(rows: int) -> Iterator[Operation]:
+    """Yield operations on a full table of the replay service."""
     batch = make_batch(SAMPLE)
     with (
         ReplayServer([ReplayTable("replay", capacity=rows, seed=0)]) as server,
@@ -122,24 +123,28 @@ def service_works(rows: int) -> Iterator[Work]:
 
 
 def measure(largest: int, report: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """Measure all works at powers of ten and at the largest size: work -> unit, and seconds by rows."""
+    """Measure all operations at powers of ten and at the largest size: name -> unit, and seconds by rows."""
     times: dict[str, dict[str, Any]] = {}
     for rows in sorted({*(10**power for power in range(3, 1 + int(math.log10(largest)))), largest}):
         report(f"{rows:,} rows")
         with tempfile.TemporaryDirectory() as folder:
-            groups: list[Iterator[Work]] = [flat_works(rows), buffer_works(rows), dataset_works(rows, Path(folder))]
+            groups: list[Iterator[Operation]] = [
+                flat_operations(rows),
+                buffer_operations(rows),
+                dataset_operations(rows, Path(folder)),
+            ]
             if rows <= SERVICE_ROWS:
-                groups.append(service_works(rows))
-            for works in groups:
-                for name, unit, call in works:
-                    seconds = call if isinstance(call, float) else least(call)
+                groups.append(service_operations(rows))
+            for operations in groups:
+                for name, unit, call in operations:
+                    seconds = call if isinstance(call, float) else shortest_time(call)
                     record = times.setdefault(name, {"unit": unit, "seconds": {}})
                     record["seconds"][rows] = seconds / rows if unit == "row" else seconds
     return times
 
 
 def exponent(record: dict[str, Any]) -> float:
-    """Return the exponent of the whole time in the rows, from the last two sizes."""
+    """Estimate the exponent of the total time as a power of the rows, from the last two sizes."""
     sizes = sorted(record["seconds"])[-2:]
     if len(sizes) < 2:
         return math.nan
@@ -148,33 +153,33 @@ def exponent(record: dict[str, Any]) -> float:
 
 
 def draw(times: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw both kinds of work over the rows, on logarithmic axes."""
+    """Plot times per row and times per call against the number of rows, on logarithmic axes."""
     from matplotlib import pyplot as plt
 
-    figure, sides = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for side, unit in zip(sides, ("row", "call"), strict=True):
+    figure, all_axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for axes, unit in zip(all_axes, ("row", "call"), strict=True):
         for name, record in times.items():
             if record["unit"] == unit:
                 sizes = sorted(record["seconds"])
-                side.loglog(sizes, [1e9 * record["seconds"][size] for size in sizes], marker="o", label=name)
-        side.set(xlabel="rows", ylabel=f"ns per {unit}", title=f"time per {unit}")
-        side.grid(alpha=0.3)
-        side.legend(fontsize="small")
+                axes.loglog(sizes, [1e9 * record["seconds"][size] for size in sizes], marker="o", label=name)
+        axes.set(xlabel="rows", ylabel=f"ns per {unit}", title=f"time per {unit}")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
     with plt.rc_context({"svg.fonttype": "none"}):
         figure.savefig(path)
     plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print a table."""
+    """Measure all operations and print a table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scripts growth",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", type=int, default=10**6, help="the largest number of rows; 30 million take 12 GB")
-    parser.add_argument("--json", type=Path, help="write the times there")
-    parser.add_argument("--plot", type=Path, help="draw the chart there")
+    parser.add_argument("--rows", type=int, default=10**6, help="largest number of rows; 30 million require 12 GB")
+    parser.add_argument("--json", type=Path, help="JSON file to write the times to")
+    parser.add_argument("--plot", type=Path, help="image file to write the chart to")
     options = parser.parse_args(arguments)
     times = measure(options.rows)
     sizes = sorted({size for record in times.values() for size in record["seconds"]})

@@ -1,12 +1,12 @@
-"""Learning curves and environment steps per second, end to end: ours, Tianshou's and Stable-Baselines3's loops.
+"""Learning curves and environment steps per second of our, Tianshou's and Stable-Baselines3's training loops.
 
-Each run is a separate process with one torch thread; a run learns for a fixed number of environment steps, and its
-policy is then evaluated without exploration. Contestants alternate, so that other load slows all contestants equally:
+Each run is a separate process with one torch thread. A run learns for a fixed number of environment steps; its policy
+is then evaluated without exploration. Contestants alternate, so that other programs slow all contestants equally:
 
     python -m benchmarks.scripts learning_curves --seeds 3 --plot curves.png
     python -m benchmarks.scripts learning_curves ppo sac --only ours,sb3
 
-A long run may be split into parts, whose results are merged afterwards:
+A long measurement may be split into parts, whose results are merged afterwards:
 
     python -m benchmarks.scripts learning_curves ppo --json ppo.json
     python -m benchmarks.scripts learning_curves dqn --json dqn.json
@@ -35,12 +35,12 @@ from benchmarks.training.tasks import TASKS, Act, Curve, Task, play
 
 CONTESTANTS = {"ours": "ours", "tianshou": "Tianshou", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL's loop"}
 LAST = 20
-"""Training episodes at the end of a run whose returns are averaged."""
+"""Number of training episodes at the end of a run whose returns are averaged."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of a run."""
+    """Result of a run."""
 
     who: str
     task: str
@@ -55,13 +55,13 @@ class Outcome:
 
 
 def runs_of(who: str) -> dict[str, Any]:
-    """Return the tasks that a contestant runs."""
-    found: dict[str, Any] = importlib.import_module(f"benchmarks.training.{who}").RUNS
-    return found
+    """Return the run functions of a contestant by task name."""
+    runs: dict[str, Any] = importlib.import_module(f"benchmarks.training.{who}").RUNS
+    return runs
 
 
 def run(who: str, name: str, seed: int, scale: float, data: str | None) -> Outcome:
-    """Learn a task here, for a part of its budget, and maybe from the data in a file."""
+    """Learn a task in this process for the fraction `scale` of its budget; `data` is the file of an offline task."""
     import torch
 
     torch.set_num_threads(1)
@@ -75,7 +75,9 @@ def run(who: str, name: str, seed: int, scale: float, data: str | None) -> Outco
     start = perf_counter()
     act = learn()
     seconds = perf_counter() - start
-    trained = float(np.mean([found for _, found in curve.points[-LAST:]])) if curve.points else float("nan")
+    trained = (
+        float(np.mean([episode_return for _, episode_return in curve.points[-LAST:]])) if curve.points else float("nan")
+    )
     tried = float(np.mean(_play(task, act)))
     return Outcome(who, name, seed, curve.steps, seconds, trained, tried, curve.points)
 
@@ -89,11 +91,11 @@ def _play(task: Task, act: Act) -> list[float]:
 
 
 def run_in_process(who: str, name: str, seed: int, scale: float, data: Path | None) -> Outcome | None:
-    """Learn a task in a separate process; None if the contestant is not installed or does not have the task."""
+    """Learn a task in a separate process; None if the contestant is not installed or cannot run the task."""
     code = "from benchmarks.scripts.learning_curves import child; child()"
-    asked = json.dumps([who, name, seed, scale, None if data is None else str(data)])
+    options = json.dumps([who, name, seed, scale, None if data is None else str(data)])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, asked],
+        [sys.executable, "-W", "ignore", "-c", code, options],
         capture_output=True, text=True, env={**os.environ, "TQDM_DISABLE": "1"},
     )  # fmt: skip
     if done.returncode == _ABSENT:
@@ -107,7 +109,7 @@ _ABSENT = 3
 
 
 def child() -> None:
-    """Run what the command line asks for, and print the outcome on the last line."""
+    """Run the task that the last argument describes, and print the outcome on the last line."""
     who, name, *options = json.loads(sys.argv[-1])
     with redirect_stdout(sys.stderr), redirect_stderr(open(os.devnull, "w")):
         try:
@@ -121,7 +123,7 @@ def child() -> None:
 
 
 def smooth(curve: Sequence[tuple[int, float]], at: Any) -> Any:
-    """Return the mean return of the last training episodes at given environment steps."""
+    """Return the mean return of the last training episodes before each of the given environment steps."""
     steps, returns = np.array(curve).T
     sums = np.concatenate([[0.0], np.cumsum(returns)])
     ends = np.maximum(np.searchsorted(steps, at, side="right"), 1)
@@ -130,26 +132,27 @@ def smooth(curve: Sequence[tuple[int, float]], at: Any) -> Any:
 
 
 def merge(paths: Sequence[Path]) -> list[Outcome]:
-    """Read the outcomes of some files; the last file that has a run counts."""
-    runs = [Outcome(**found) for path in paths for found in json.loads(path.read_text())]
-    return list({(one.who, one.task, one.seed): one for one in runs}.values())
+    """Read outcomes from files; if several files contain a run, use the last file."""
+    runs = [Outcome(**fields) for path in paths for fields in json.loads(path.read_text())]
+    return list({(run.who, run.task, run.seed): run for run in runs}.values())
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw the learning curves: the mean of the seeds, and from the lowest to the highest."""
+    """Plot the learning curves: the mean over the seeds, and the range from the lowest to the highest seed."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = [name for name in TASKS if any(found.task == name and found.curve for found in outcomes)]
+    names = [name for name in TASKS if any(outcome.task == name and outcome.curve for outcome in outcomes)]
     figure, all_axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3), squeeze=False)
     for axes, name in zip(all_axes[0], names, strict=True):
         at = np.linspace(0, TASKS[name].steps, 60)[1:]
-        for who, shown in CONTESTANTS.items():
-            runs = [smooth(found.curve, at) for found in outcomes if (found.task, found.who) == (name, who)]
+        for who, label in CONTESTANTS.items():
+            selected = [outcome for outcome in outcomes if (outcome.task, outcome.who) == (name, who)]
+            runs = [smooth(outcome.curve, at) for outcome in selected]
             if runs:
-                (line,) = axes.plot(at, np.mean(runs, 0), label=shown)
+                (line,) = axes.plot(at, np.mean(runs, 0), label=label)
                 axes.fill_between(at, np.min(runs, 0), np.max(runs, 0), alpha=0.2, color=line.get_color())
         axes.set(title=name, xlabel="environment steps")
     all_axes[0][0].set_ylabel("return of training episodes")
@@ -159,9 +162,9 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Write a line for each task and contestant: returns over the seeds, steps per second, and the ratio of ours.
+    """Format one line per task and contestant: returns over the seeds, steps per second, and our relative speed.
 
-    Training returns are of the last episodes before a quarter, half, three quarters and the end of the budget.
+    Training returns are means of the last episodes before a quarter, half, three quarters and the end of the budget.
     """
     quarters = " ".join(f"{f'{percent} %':>8}" for percent in (25, 50, 75))
     heading = f"{'task':10} {'contestant':18} {quarters} {'training return':>20} {'evaluation':>20}"
@@ -169,13 +172,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for name in TASKS:
         rates = {}
         for who in CONTESTANTS:
-            selected = [one for one in outcomes if (one.task, one.who) == (name, who)]
+            selected = [outcome for outcome in outcomes if (outcome.task, outcome.who) == (name, who)]
             if not selected:
                 continue
-            rates[who] = float(np.median([one.steps / one.seconds for one in selected]))
+            rates[who] = float(np.median([run.steps / run.seconds for run in selected]))
             spreads = []
-            for values in ([one.trained for one in selected], [one.tried for one in selected]):
-                # Learning from data has no training episodes.
+            for values in ([run.trained for run in selected], [run.tried for run in selected]):
+                # Offline runs have no training episodes.
                 spreads.append("-" if np.isnan(values).all() else f"{np.mean(values):9.1f} +- {np.std(values):7.1f}")
             ratio = f"{rates['ours'] / rates[who]:8.2f}" if "ours" in rates and who != "ours" else ""
             cells = f"{name:10} {CONTESTANTS[who]:18} {_quarters(selected)} {spreads[0]:>20} {spreads[1]:>20}"
@@ -184,61 +187,59 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _quarters(outcomes: Sequence[Outcome]) -> str:
-    """Return the mean training returns at a quarter, half and three quarters of the budget, over the runs."""
-    runs = [smooth(one.curve, np.array([0.25, 0.5, 0.75]) * one.steps) for one in outcomes if one.curve]
+    """Format the training returns at a quarter, half and three quarters of the budget, averaged over the runs."""
+    runs = [smooth(run.curve, np.array([0.25, 0.5, 0.75]) * run.steps) for run in outcomes if run.curve]
     return " ".join(f"{value:8.1f}" for value in np.mean(runs, 0)) if runs else f"{'-':>8} {'-':>8} {'-':>8}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts learning_curves")
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all if none")
-    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, with commas between")
+    parser.add_argument("tasks", nargs="*", help=f"any of: {', '.join(TASKS)}; all by default")
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, separated by commas")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the budgets of environment steps")
-    parser.add_argument("--plot", type=Path, help="a picture of the curves to write")
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the budgets of environment steps")
+    parser.add_argument("--plot", type=Path, help="image file to write the curves to")
+    parser.add_argument("--json", type=Path, help="file to store the outcomes in; runs in the file are not repeated")
     parser.add_argument(
-        "--json", type=Path, help="a file to keep the outcomes in; runs that are there are not done again"
+        "--data", type=Path, help="folder to store the data of offline tasks in; existing files are reused"
     )
     parser.add_argument(
-        "--data", type=Path, help="a folder to keep the data in that tasks learn from; those that are there are taken"
+        "--merge", type=Path, nargs="+", metavar="JSON", help="run nothing; merge the outcomes of these files"
     )
-    parser.add_argument(
-        "--merge", type=Path, nargs="+", metavar="JSON", help="run nothing; put the outcomes of these files together"
-    )
-    asked = parser.parse_args()
-    outcomes = merge(asked.merge) if asked.merge else learn_all(asked)
+    options = parser.parse_args()
+    outcomes = merge(options.merge) if options.merge else learn_all(options)
     print(table(outcomes))
-    if asked.plot:
-        draw(outcomes, asked.plot)
+    if options.plot:
+        draw(outcomes, options.plot)
 
 
-def learn_all(asked: argparse.Namespace) -> list[Outcome]:
-    """Do the runs that the command line asks for and its file of outcomes lacks; write each to the file."""
-    outcomes = merge([asked.json]) if asked.json and asked.json.exists() else []
+def learn_all(options: argparse.Namespace) -> list[Outcome]:
+    """Run the requested tasks that the outcome file does not contain; append each outcome to the file."""
+    outcomes = merge([options.json]) if options.json and options.json.exists() else []
     with tempfile.TemporaryDirectory(prefix="samplebatch-learning-") as folder:
-        learn_rest(asked, outcomes, asked.data or Path(folder))
+        learn_rest(options, outcomes, options.data or Path(folder))
     return outcomes
 
 
-def learn_rest(asked: argparse.Namespace, outcomes: list[Outcome], folder: Path) -> None:
-    """Add the runs that outcomes lack to them, with data in a folder."""
-    for seed in range(asked.seeds):
-        for name in asked.tasks or TASKS:
-            for who in asked.only.split(","):
-                if any((one.who, one.task, one.seed) == (who, name, seed) for one in outcomes):
+def learn_rest(options: argparse.Namespace, outcomes: list[Outcome], folder: Path) -> None:
+    """Execute the requested runs that are missing from `outcomes` and append them; offline data is in `folder`."""
+    for seed in range(options.seeds):
+        for name in options.tasks or TASKS:
+            for who in options.only.split(","):
+                if any((run.who, run.task, run.seed) == (who, name, seed) for run in outcomes):
                     continue
-                outcome = run_in_process(who, name, seed, asked.scale, write_data(name, folder))
+                outcome = run_in_process(who, name, seed, options.scale, write_data(name, folder))
                 if outcome is None:
                     continue
                 outcomes.append(outcome)
-                done = f"{name} {who} {seed}: {outcome.trained:.1f}, {outcome.seconds:.0f} s"
-                print(done, file=sys.stderr, flush=True)
-                if asked.json:
-                    asked.json.write_text(json.dumps([asdict(one) for one in outcomes]))
+                message = f"{name} {who} {seed}: {outcome.trained:.1f}, {outcome.seconds:.0f} s"
+                print(message, file=sys.stderr, flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps([asdict(run) for run in outcomes]))
 
 
 def write_data(name: str, folder: Path) -> Path | None:
-    """Write the data that a task learns from, if it does and they are not there yet, and return their file."""
+    """Write the data of an offline task unless the file exists; return the file, or None for other tasks."""
     from benchmarks.training.data import WRITERS
 
     if name not in WRITERS:

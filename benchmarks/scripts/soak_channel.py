@@ -1,11 +1,12 @@
-"""Soak test of a channel: small messages, then mixed sizes, intact and in order, with constant memory.
+"""Soak test of a channel: many messages must arrive intact and in order, with constant memory.
 
     python -m benchmarks.scripts soak_channel --seconds 5
     python -m benchmarks.scripts soak_channel --messages 10000000 --seconds 3600
 
-A child process produces, this one consumes, and keeps some batches for a while, so that blocks are not returned in
-order. Private memory and descriptors of both processes are read after a tenth and at the end of each phase; the exit
-status is 1 if they have grown. The arena is reserved when the channel is created and is not private memory.
+The first phase sends small messages; the second phase sends messages of mixed sizes. A child process produces. This
+process consumes, and keeps some batches for a while, so that blocks are returned out of order. Private memory and file
+descriptors of both processes are read after a tenth of each phase and at its end; the exit status is 1 if they have
+grown. The channel's arena is shared memory, reserved when the channel is created.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from samplebatch import SampleBatch, channel
 
 SMALL_ROWS = (6,)
 MIXED_ROWS = (6, 40, 400, 6, 4_000, 23_000, 100, 6, 90_000, 1_000)
-"""From 1 KB to 16 MB."""
+"""Rows of messages from 1 KB to 16 MB."""
 
 CAPACITY_NBYTES = 96 << 20
-MOST_HELD = 7
+MAX_KEPT_BATCHES = 7
 GROWTH_NBYTES = 8 << 20
-"""What private memory may grow by: allocators keep some of what they were given."""
+"""Allowed growth of private memory in bytes, because allocators retain some freed memory."""
 
-LOOK_EVERY = 64
+CHECK_INTERVAL = 64
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds on to."""
+    """Memory and file descriptors of a process."""
 
     private_nbytes: int
     shared_nbytes: int
     descriptors: int
 
     @classmethod
-    def own(cls) -> Footprint:
+    def of_this_process(cls) -> Footprint:
         """Measure the calling process."""
         lines = Path("/proc/self/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
@@ -62,21 +63,21 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Phase:
-    """Messages of some sizes, until there were so many or the time is over."""
+    """Phase of the test, with messages of given sizes, limited by number and duration."""
 
     name: str
     rows: tuple[int, ...]
     messages: float
     seconds: float
 
-    def is_over(self, sent: int, begun: float, part: float = 1.0) -> bool:
-        """Return whether some part of the phase is done."""
-        return sent >= part * self.messages or time.monotonic() - begun >= part * self.seconds
+    def is_over(self, sent: int, start: float, part: float = 1.0) -> bool:
+        """Return whether the fraction `part` of the phase is complete, after `sent` messages since `start`."""
+        return sent >= part * self.messages or time.monotonic() - start >= part * self.seconds
 
 
 @dataclass
 class Report:
-    """How a process fared in a phase: its footprint after a tenth of the phase and at the end."""
+    """Result of a process in a phase: its footprint after a tenth of the phase and at the end."""
 
     early: Footprint
     late: Footprint
@@ -86,7 +87,7 @@ class Report:
 
     @property
     def has_grown(self) -> bool:
-        """Whether it holds on to more than before."""
+        """Whether private memory or the number of descriptors has grown during the phase."""
         return (
             self.late.private_nbytes > self.early.private_nbytes + GROWTH_NBYTES
             or self.late.descriptors > self.early.descriptors
@@ -104,14 +105,14 @@ def _columns(rows: int) -> dict[str, Any]:
 
 
 def _produce(producer: Any, phases: list[Phase], reports: Connection) -> None:
-    """Run in the child: send numbered batches, every fourth in place."""
+    """Send numbered batches from the child process; every fourth batch is written in place."""
     with producer:
         number = 0
         for phase in phases:
             batches = [SampleBatch(_columns(rows)) for rows in phase.rows]
-            first, begun, early = number, time.monotonic(), None
-            while not phase.is_over(number - first, begun):
-                for _ in range(LOOK_EVERY):
+            first, start, early = number, time.monotonic(), None
+            while not phase.is_over(number - first, start):
+                for _ in range(CHECK_INTERVAL):
                     batch = batches[number % len(batches)]
                     if number % 4:
                         batch["number"][:] = number
@@ -123,39 +124,39 @@ def _produce(producer: Any, phases: list[Phase], reports: Connection) -> None:
                             block["number"][:] = number
                             block["rewards"][-1] = number % 1000
                     number += 1
-                if early is None and phase.is_over(number - first, begun, 0.1):
-                    early = Footprint.own()
-            late = Footprint.own()
+                if early is None and phase.is_over(number - first, start, 0.1):
+                    early = Footprint.of_this_process()
+            late = Footprint.of_this_process()
             reports.send(Report(early or late, late, number - first))
             # An empty batch ends the phase.
             producer.send(batches[0][:0])
 
 
 def _consume(consumer: Any, phases: list[Phase]) -> Iterator[Report]:
-    """Receive and look at every batch; hold on to some."""
+    """Receive and verify every batch; keep some batches for a while."""
     number = 0
     random = np.random.default_rng(1)
     for phase in phases:
-        held: deque[Any] = deque()
+        kept_batches: deque[Any] = deque()
         report: Report | None = None
-        first, begun, nbytes = number, time.monotonic(), 0
+        first, start, nbytes = number, time.monotonic(), 0
         while len(batch := consumer.recv(timeout_s=60)):
             numbers = batch["number"]
             if not numbers[0] == numbers[-1] == number or batch["rewards"][-1] != number % 1000:
                 raise AssertionError(f"message {number} is torn or missing")
             nbytes += batch.size_bytes()
-            held.append(batch)
-            if len(held) > MOST_HELD:
-                held.rotate(int(random.integers(MOST_HELD)))
-                held.popleft()
+            kept_batches.append(batch)
+            if len(kept_batches) > MAX_KEPT_BATCHES:
+                kept_batches.rotate(int(random.integers(MAX_KEPT_BATCHES)))
+                kept_batches.popleft()
             del batch, numbers
             number += 1
-            if report is None and number % LOOK_EVERY == 0 and phase.is_over(number - first, begun, 0.1):
-                report = Report(Footprint.own(), Footprint.own())
-        held.clear()
-        late = Footprint.own()
+            if report is None and number % CHECK_INTERVAL == 0 and phase.is_over(number - first, start, 0.1):
+                report = Report(Footprint.of_this_process(), Footprint.of_this_process())
+        kept_batches.clear()
+        late = Footprint.of_this_process()
         early = report.early if report else late
-        yield Report(early, late, number - first, nbytes, time.monotonic() - begun)
+        yield Report(early, late, number - first, nbytes, time.monotonic() - start)
 
 
 def soak(phases: list[Phase]) -> bool:
@@ -179,13 +180,14 @@ def soak(phases: list[Phase]) -> bool:
 
 def _report(phases: list[Phase], consumer: Any, reports: Connection) -> bool:
     flat = True
-    for phase, own in zip(phases, _consume(consumer, phases), strict=True):
-        other: Report = reports.recv()
+    for phase, received in zip(phases, _consume(consumer, phases), strict=True):
+        sent: Report = reports.recv()
         print(
-            f"{phase.name}: {own.messages} messages in {own.seconds:.1f} s, "
-            f"{own.messages / own.seconds:.0f} messages/s, {own.nbytes / own.seconds / 1e6:.0f} MB/s"
+            f"{phase.name}: {received.messages} messages in {received.seconds:.1f} s, "
+            f"{received.messages / received.seconds:.0f} messages/s, "
+            f"{received.nbytes / received.seconds / 1e6:.0f} MB/s"
         )
-        for name, report in (("consumer", own), ("producer", other)):
+        for name, report in (("consumer", received), ("producer", sent)):
             print(f"  {name} early: {report.early}")
             print(f"  {name} late:  {report.late}{'  GROWN' if report.has_grown else ''}", flush=True)
             flat = flat and not report.has_grown
@@ -193,13 +195,16 @@ def _report(phases: list[Phase], consumer: Any, reports: Connection) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Soak a channel, and return 0 if all went well."""
+    """Run the soak test; return 0 if memory stayed constant."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scripts soak_channel", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of both phases together, at the most")
+    parser.add_argument("--seconds", type=float, default=5.0, help="maximum duration of both phases together")
     parser.add_argument(
-        "--messages", type=float, default=float("inf"), help="small messages, at the most; mixed, a hundredth"
+        "--messages",
+        type=float,
+        default=float("inf"),
+        help="maximum number of small messages; a hundredth of it for mixed messages",
     )
     options = parser.parse_args(arguments)
     half = options.seconds / 2
