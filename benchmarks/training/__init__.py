@@ -1,1 +1,1 @@
-"""Training tasks and who learns them: our algorithms, Tianshou's and Stable-Baselines3's, over the same data."""
+"""Training tasks, and the runs of our, Tianshou's and Stable-Baselines3's algorithms on these tasks."""

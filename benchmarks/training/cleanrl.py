@@ -1,6 +1,6 @@
 """Plain loops in the learning benchmark, with CleanRL's algorithms `ppo_continuous_action`, `dqn` and `sac`.
 
-PPO's observations, rewards and actions are processed by Gymnasium's wrappers, and arrays hold the steps. DQN and SAC
+PPO processes observations, rewards and actions with Gymnasium's wrappers, and stores steps in arrays. DQN and SAC
 store steps in the replay buffer of Stable-Baselines3, as CleanRL does. Sources of the algorithms:
 https://docs.cleanrl.dev/rl-algorithms/ppo/ (also `dqn`, `sac`) and Huang et al., "The 37 Implementation Details of
 Proximal Policy Optimization" (2022).
@@ -39,7 +39,7 @@ def _network(width: int, hidden: tuple[int, ...], out: int, head_gain: float) ->
 
 
 class Agent(nn.Module):
-    """Gaussian actor with a standard deviation per action, and a critic."""
+    """Gaussian actor with one standard deviation per action component, and a critic."""
 
     def __init__(self, width: int, actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(1, actions))
 
     def distribution(self, obs: torch.Tensor) -> Normal:
-        """Return the distribution of the actions."""
+        """Return the action distribution for observations."""
         mean = self.mean(obs)
         return Normal(mean, self.log_std.expand_as(mean).exp())
 
 
 def _wrap(env: Any, gamma: float) -> tuple[Any, Any]:
-    """Return the environment in its wrappers, and the wrapper with the statistics of observations."""
+    """Return the wrapped environment, and the wrapper that contains the observation statistics."""
     env = gymnasium.wrappers.ClipAction(env)
     normalized = gymnasium.wrappers.NormalizeObservation(env)
     env = gymnasium.wrappers.TransformObservation(normalized, lambda obs: obs.clip(-10, 10), env.observation_space)
@@ -94,7 +94,7 @@ def cheetah(task: Task, curve: Curve, seed: int) -> Run:
 
 
 def _collect(env: Any, agent: Agent, steps: Any, obs: torch.Tensor, done: float) -> tuple[torch.Tensor, float]:
-    """Fill the arrays with steps; return the next observation and whether it starts an episode."""
+    """Fill the arrays with steps; return the next observation and whether the observation starts an episode."""
     for step in range(len(steps["rew"])):
         with torch.no_grad():
             dist = agent.distribution(obs[None])
@@ -114,7 +114,7 @@ def _collect(env: Any, agent: Agent, steps: Any, obs: torch.Tensor, done: float)
 def _advantages(
     agent: Agent, steps: Any, next_obs: torch.Tensor, next_done: float, gamma: float, decay: float
 ) -> torch.Tensor:
-    """Return generalized advantage estimates; an episode that was cut off counts as terminated."""
+    """Return generalized advantage estimates; a truncated episode counts as terminated."""
     next_value = agent.critic(next_obs[None])[0, 0]
     advantages, last = torch.zeros_like(steps["rew"]), torch.zeros(())
     for step in reversed(range(len(advantages))):
@@ -156,7 +156,7 @@ def _perceptron(width: int, hidden: tuple[int, ...], out: int) -> nn.Sequential:
 
 
 def _stored(task: Task, curve: Curve, seed: int, choose: Callable[[Any, int], Any]) -> Iterator[tuple[int, Any]]:
-    """Step one environment into a buffer; yield the number of the step and the buffer when updates are due."""
+    """Step one environment and store the steps in a buffer; yield step number and buffer when an update is due."""
     from stable_baselines3.common.buffers import ReplayBuffer
 
     options = task.options
@@ -223,7 +223,7 @@ def dqn(task: Task, curve: Curve, seed: int) -> Run:
 
 
 class _Squashed(nn.Module):
-    """Gaussian actor whose actions are squashed to the bounds of the space."""
+    """Gaussian actor whose actions are squashed to the bounds of the action space."""
 
     def __init__(self, width: int, hidden: tuple[int, ...], space: Any) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class _Squashed(nn.Module):
         self.bias = torch.as_tensor((space.high + space.low) / 2)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return drawn actions, their log-probabilities, shape (n, 1), and the most likely actions."""
+        """Return drawn actions, their log-probabilities of shape (n, 1), and the most likely actions."""
         mean, log_std = self.layers(obs).chunk(2, 1)
         normal = Normal(mean, (-5.0 + 3.5 * (log_std.tanh() + 1.0)).exp())
         drawn = normal.rsample()

@@ -1,6 +1,6 @@
-"""Data that offline tasks of the learning benchmark learn from, written by our collector.
+"""Data of the offline tasks of the learning benchmark, collected by our collector.
 
-They are written once for a run of the benchmark, and are the same for all contestants and seeds.
+A run of the benchmark writes the data once; all contestants and seeds use the same data.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from samplebatch.rollout import Collector
 
 
 def balance(obs: Any) -> Any:
-    """Balance CartPole by a rule, for rows of observations."""
+    """Choose CartPole actions by a rule that balances the pole, for rows of observations."""
     return (obs[:, 2] + 0.3 * obs[:, 3] > 0).astype(np.int64)
 
 
 def write_balanced(path: Path) -> None:
-    """Write 50 episodes of CartPole balanced by a rule, a tenth of the actions random."""
+    """Write 50 CartPole episodes, balanced by a rule with 10 % random actions."""
     make = TASKS["bc"].make
     rng, space = np.random.default_rng(0), make().action_space
     space.seed(0)
@@ -41,7 +41,7 @@ def write_balanced(path: Path) -> None:
 
 
 def write_replay(path: Path, steps: int = 10_000) -> None:
-    """Write all steps of a SAC run on Pendulum, from random steps to steps of a policy that solves it.
+    """Write all steps of a SAC run on Pendulum, from random steps to steps of a policy that solves the task.
 
     Replays of such runs are the "medium-replay" data of D4RL (Fu et al., arXiv:2004.07219).
     """
@@ -54,4 +54,4 @@ def write_replay(path: Path, steps: int = 10_000) -> None:
 
 
 WRITERS = {"bc": write_balanced, "cql": write_replay, "iql": write_replay}
-"""Writers of data, by the tasks that learn from them."""
+"""Functions that write the data of offline tasks, by task name."""

@@ -1,4 +1,4 @@
-"""Our runs in the learning benchmark: `samplebatch.learn` over our collectors and buffers."""
+"""Our runs in the learning benchmark: `samplebatch.learn` with our collectors and buffers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# Loaded before the clock starts, as peers load all that they import.
+# Load the compiled code before the clock starts, as peers load their modules on import.
 import samplebatch.kernels  # noqa: F401
 from benchmarks.training.tasks import Act, Curve, Task, reached
 from samplebatch import (
@@ -331,7 +331,7 @@ def cheetah(task: Task, curve: Curve, seed: int) -> Run:
 def recurrent(task: Task, curve: Curve, seed: int) -> Run:
     space = task.make().observation_space
     body = RecurrentBody(space, task.options["state"], "lstm")
-    # A body of its own, as the critic's large errors would drown the actor's gradients in a shared one.
+    # Separate bodies, because the critic's large errors would dominate the actor's gradients in a shared body.
     bodies = body, Net.for_space(space, task.hidden)
     return _on_policy(task, curve, seed, _actor_critic(task, PPO, *bodies, eps_clip=task.options["clip"]))
 

@@ -22,25 +22,25 @@ def _vector(task: Task, curve: Curve) -> Any:
 
 
 def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
-    """Make a vector with an environment for each agent."""
+    """Create a vector environment with one environment per agent."""
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     class Vector(DummyVecEnv):
-        """A vector that sends all actions before it waits for results."""
+        """Vector environment that sends all actions before it waits for results."""
 
         def step_wait(self) -> Any:
             for env, action in zip(self.envs, self.actions, strict=True):
                 env.send(action)
             results = [env.receive() for env in self.envs]
-            obs, rewards, over, cut, _ = map(np.array, zip(*results, strict=True))
+            obs, rewards, terminated, truncated, _ = map(np.array, zip(*results, strict=True))
             infos: list[dict[str, Any]] = [{} for _ in results]
-            done = over | cut
-            for place in np.flatnonzero(done):
-                infos[place] = {"TimeLimit.truncated": bool(cut[place] and not over[place])}
-                infos[place]["terminal_observation"] = obs[place]
-                self.envs[place].send(None)
-            for place in np.flatnonzero(done):
-                obs[place] = self.envs[place].receive()[0]
+            done = terminated | truncated
+            for env_id in np.flatnonzero(done):
+                infos[env_id] = {"TimeLimit.truncated": bool(truncated[env_id] and not terminated[env_id])}
+                infos[env_id]["terminal_observation"] = obs[env_id]
+                self.envs[env_id].send(None)
+            for env_id in np.flatnonzero(done):
+                obs[env_id] = self.envs[env_id].receive()[0]
             return obs, rewards, done, infos
 
         def reset(self) -> Any:
@@ -103,7 +103,7 @@ def recurrent(task: Task, curve: Curve, seed: int) -> Run:
 
 
 def mappo(task: Task, curve: Curve, seed: int) -> Run:
-    """Learn with PPO, one policy for all agents."""
+    """Learn with PPO and one policy for all agents."""
     from stable_baselines3 import PPO
 
     settings = replace(
@@ -126,7 +126,7 @@ def _q_learning(task: Task, curve: Curve, seed: int, policy: str, **options: Any
     from stable_baselines3 import DQN
 
     settings = task.options
-    # It counts environment steps between copies to the target network, the others updates.
+    # Stable-Baselines3 updates the target network per environment steps; the other contestants count updates.
     interval = settings["target"] * settings["every"] // settings["updates"]
     return _off_policy(
         DQN, policy, task, curve, seed, target_update_interval=interval, exploration_fraction=settings["fraction"],

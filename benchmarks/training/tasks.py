@@ -1,7 +1,7 @@
-"""Tasks that algorithms learn in the learning benchmark: environments, budgets, hyperparameters, and what is measured.
+"""Tasks of the learning benchmark: environments, budgets, hyperparameters, and measured returns.
 
-All contestants get the same environments, networks, optimizers, hyperparameters and environment steps, and learn with
-their own collectors, buffers, algorithms and trainers.
+All contestants use the same environments, networks, optimizers, hyperparameters and numbers of environment steps. Each
+contestant learns with its own collectors, buffers, algorithms and trainers.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import gymnasium
 import numpy as np
 
 Act = Callable[[Any, Any], tuple[Any, Any]]
-"""A policy that acts deterministically: observation and recurrent state in, action and next state out."""
+"""Deterministic policy: maps an observation and a recurrent state to an action and the next state."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task: an environment, a budget of environment steps or offline updates, and an algorithm's hyperparameters."""
+    """Learning task: environment, budget of environment steps or offline updates, and hyperparameters."""
 
     name: str
     make: Callable[[], Any]
@@ -30,25 +30,25 @@ class Task:
     gamma: float
     options: dict[str, Any] = field(default_factory=dict)
     episodes: int = 20
-    """How many episodes the trained policy is tried in."""
+    """Number of episodes in which the trained policy is evaluated."""
     agents: int = 1
-    """How many agents act at an environment step; several are a team's."""
+    """Number of agents that act in each environment step; several agents form a team."""
 
 
 @dataclass
 class Curve:
-    """The returns of a run's training episodes, by the environment steps at their ends."""
+    """Learning curve: the return of each training episode, and the number of environment steps at its end."""
 
     steps: int = 0
     points: list[tuple[int, float]] = field(default_factory=list)
 
     def watch(self, make: Callable[[], Any]) -> Callable[[], Any]:
-        """Make a function whose environments count into this curve."""
+        """Wrap `make` so that the environments record their steps and returns in this curve."""
         return lambda: Watched(make(), self)
 
 
 class Watched(gymnasium.Wrapper):  # type: ignore[misc, type-arg]
-    """An environment whose steps and returns are counted into a curve."""
+    """Environment that records its steps and returns in a curve."""
 
     def __init__(self, env: Any, curve: Curve) -> None:
         super().__init__(env)
@@ -68,7 +68,7 @@ class Watched(gymnasium.Wrapper):  # type: ignore[misc, type-arg]
 
 
 def play(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -> list[float]:
-    """Return the returns of entire episodes in a new environment."""
+    """Run episodes in a new environment and return their returns."""
     env, returns = make(), []
     for number in range(episodes):
         obs, _ = env.reset(seed=seed + number)
@@ -83,7 +83,7 @@ def play(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -
 
 
 class Masked(gymnasium.ObservationWrapper):  # type: ignore[misc, type-arg]
-    """CartPole without velocities, which a policy with memory has to make up for."""
+    """CartPole without velocities, which a policy with memory must infer."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -95,7 +95,7 @@ class Masked(gymnasium.ObservationWrapper):  # type: ignore[misc, type-arg]
 
 
 class BitFlipping(gymnasium.Env[Any, Any]):
-    """Bits that are flipped one per step until they equal a goal: the task of the hindsight paper, section 3.1.
+    """Environment in which each action flips one bit until all bits equal a goal; section 3.1 of the HER paper.
 
     Andrychowicz et al. (2017), https://arxiv.org/abs/1707.01495.
     """
@@ -108,28 +108,28 @@ class BitFlipping(gymnasium.Env[Any, Any]):
         self.action_space = gymnasium.spaces.Discrete(bits)
         self._bits, self._goal = np.zeros((2, bits), np.float32)
 
-    def _seen(self) -> dict[str, Any]:
+    def _observation(self) -> dict[str, Any]:
         return {"observation": self._bits, "achieved_goal": self._bits, "desired_goal": self._goal}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._bits, self._goal = self.np_random.integers(0, 2, (2, len(self._bits))).astype(np.float32)
-        self._left = len(self._bits)
-        return self._seen(), {}
+        self._steps_left = len(self._bits)
+        return self._observation(), {}
 
     def step(self, action: Any) -> Any:
         self._bits = self._bits.copy()
         self._bits[int(action)] = 1 - self._bits[int(action)]
-        self._left -= 1
+        self._steps_left -= 1
         reward = float(reached(self._bits, self._goal))
-        return self._seen(), reward, reward == 0.0, self._left == 0, {}
+        return self._observation(), reward, reward == 0.0, self._steps_left == 0, {}
 
     def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
         return reached(achieved, desired)
 
 
 def reached(achieved: Any, desired: Any) -> Any:
-    """Return 0 if all bits equal the goal, otherwise -1."""
+    """Return 0 for rows whose bits all equal the goal, otherwise -1."""
     return np.where((np.asarray(achieved) == np.asarray(desired)).all(-1), 0.0, -1.0)
 
 
@@ -184,7 +184,7 @@ TASKS = {
             "ddpg", _pendulum, 8_000, 1, (64, 64), 1e-3, 0.98,
             {"size": 50_000, "start": 500, "batch": 256, "every": 1, "updates": 1, "tau": 0.005, "noise": 0.1},
         ),
-        # Returns of three steps, a gradient step for two steps; returns of CartPole reach 100 when discounted.
+        # 3-step returns, one gradient step per two environment steps; discounted CartPole returns reach 100.
         Task("c51", _cartpole, 20_000, 1, (128, 128), 1e-3, 0.99, _ATOMS),
         Task("qrdqn", _cartpole, 20_000, 1, (128, 128), 1e-3, 0.99, _ATOMS),
         Task("rainbow", _cartpole, 20_000, 1, (128, 128), 1e-3, 0.99, _ATOMS | {"alpha": 0.5, "beta": 0.4}),
@@ -196,7 +196,7 @@ TASKS = {
             episodes=100,
         ),
         Task("bc", _cartpole, 2_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256}),
-        # Weight and tau are the defaults of Tianshou.
+        # `weight` and `tau` are Tianshou's defaults.
         Task("cql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "tau": 0.005, "weight": 1.0}),
         Task("iql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "tau": 0.005}),
         Task("recurrent", _masked, 100_352, 8, (64,), 1e-3, 0.98, _PPO | {"state": 64}),
@@ -207,4 +207,4 @@ TASKS = {
         ),
     )
 }  # fmt: skip
-"""The tasks by name. Budgets are such that all contestants learn in a few minutes a run."""
+"""Tasks by name. The budgets allow all contestants to learn in a few minutes per run."""

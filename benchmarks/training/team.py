@@ -1,7 +1,7 @@
-"""Multi-agent tasks of the learning benchmark: their curve, their trial, and agents as single environments.
+"""Multi-agent tasks of the learning benchmark: learning curves, evaluation, and agents as single environments.
 
-Single-agent learners train one policy for all agents of a team: each agent is an environment of a vector, which steps
-after all agents of the team have acted, as in PettingZoo's tutorials.
+Single-agent learners train one policy for all agents of a team, as in PettingZoo's tutorials. Each agent is one
+environment of a vector environment; the team steps after all its agents have acted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.training.tasks import Act, Curve, Task
 
 
 class WatchedTeam(BaseParallelWrapper):  # type: ignore[misc, type-arg]
-    """A parallel environment whose steps, and returns of an agent, are counted into a curve."""
+    """Parallel environment that records its steps and the mean return of its agents in a curve."""
 
     def __init__(self, env: Any, curve: Curve) -> None:
         super().__init__(env)
@@ -37,7 +37,7 @@ class WatchedTeam(BaseParallelWrapper):  # type: ignore[misc, type-arg]
 
 
 def play_team(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -> list[float]:
-    """Return an agent's returns in entire episodes of a new environment; a policy receives one row per agent."""
+    """Run episodes in a new environment and return the mean return of the agents per episode."""
     env, returns = make(), []
     for number in range(episodes):
         obs, _ = env.reset(seed=seed + number)
@@ -53,14 +53,14 @@ def play_team(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_0
 
 
 class Seat(gymnasium.Env[Any, Any]):
-    """An agent of a team as an environment, for vectors of environments that send to all before they receive."""
+    """Single-agent environment of one agent of a team, for vector environments that send all actions at once."""
 
     def __init__(self, env: Any, agent: str, sent: dict[str, Any], received: dict[str, Any]) -> None:
         self.observation_space, self.action_space = env.observation_space(agent), env.action_space(agent)
         self._team, self._agent, self._sent, self._received = env, agent, sent, received
 
     def send(self, action: Any) -> None:
-        """Act, or ask for a reset where the action is None; the team steps when all its agents have sent."""
+        """Send an action, or None to reset; the team steps after all its agents have sent."""
         self._sent[self._agent] = action
         if len(self._sent) < len(self._team.possible_agents):
             return
@@ -70,16 +70,18 @@ class Seat(gymnasium.Env[Any, Any]):
             obs, _ = self._team.reset()
             self._received.update({agent: (obs[agent], {}) for agent in obs})
             return
-        obs, rewards, over, cut, _ = self._team.step(actions)
-        self._received.update({agent: (obs[agent], rewards[agent], over[agent], cut[agent], {}) for agent in obs})
+        obs, rewards, terminated, truncated, _ = self._team.step(actions)
+        self._received.update(
+            {agent: (obs[agent], rewards[agent], terminated[agent], truncated[agent], {}) for agent in obs}
+        )
 
     def receive(self) -> Any:
-        """Return the result of the step or reset."""
+        """Return the result of the last step or reset."""
         return self._received.pop(self._agent)
 
 
 def seats(task: Task, curve: Curve, seed: int) -> list[Seat]:
-    """Make the agents of a task's teams, whose environments have consecutive seeds."""
+    """Create one environment per agent of a task's teams; the teams have consecutive seeds."""
     teams = []
     for number in range(task.envs):
         env = WatchedTeam(task.make(), curve)

@@ -52,7 +52,7 @@ def _rows(obs: Any) -> Any:
 def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
     """Create a vector with one environment per agent.
 
-    Tianshou's multi-agent class gives a reward to the agent that acted last: here all agents act before rewards.
+    Tianshou's multi-agent class passes rewards to the agent that acted last; here, all agents act before rewards.
     """
     from tianshou.env import BaseVectorEnv
     from tianshou.env.worker import DummyEnvWorker
@@ -83,7 +83,7 @@ def a2c(task: Task, curve: Curve, seed: int) -> Run:
 
 
 def mappo(task: Task, curve: Curve, seed: int) -> Run:
-    """Learn with PPO, one policy for all agents."""
+    """Learn with PPO and one policy for all agents."""
     envs, count = _team_vector(task, curve, seed), task.agents
     options = task.options | {"batch": task.options["batch"] * count}
     for_all = replace(task, envs=task.envs * count, steps=task.steps * count, options=options)
@@ -184,7 +184,7 @@ def dqn(task: Task, curve: Curve, seed: int) -> Run:
 
 
 class _GoalNetwork(torch.nn.Module):
-    """Network of concatenated observation and desired goal."""
+    """Network whose input is the concatenated observation and desired goal."""
 
     def __init__(self, width: int, actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -380,4 +380,4 @@ RUNS = {
     "ppo": ppo, "a2c": a2c, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql,
     "ddpg": ddpg, "c51": c51, "qrdqn": qrdqn, "rainbow": rainbow, "dsac": dsac,
 }  # fmt: skip
-"""Its recurrent policies learn from stacked observations only, and not with PPO."""
+"""Runs by task; `recurrent` is missing, because Tianshou's recurrent policies do not support PPO."""

@@ -1,8 +1,7 @@
-"""Tianshou over our classes: batches, buffers and conversions are exchanged in its modules for a while.
+"""Tianshou with our classes: batches, buffers and conversions are temporarily replaced in Tianshou's modules.
 
-Nothing of Tianshou's is changed but the names under which its modules have its own `Batch`, its buffers, its segment
-tree, `to_numpy`, `to_torch` and `to_torch_as`. Its algorithms, policies, networks, collectors and trainers run as they
-are.
+Only names in Tianshou's modules are replaced: `Batch`, the buffers, the segment tree, `to_numpy`, `to_torch` and
+`to_torch_as`. Tianshou's algorithms, policies, networks, collectors and trainers run unmodified.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ EXCHANGED = (
     "to_torch",
     "to_torch_as",
 )
-"""Names in the data package of both libraries."""
+"""Replaced names, which the data packages of both libraries contain."""
 
 _LEFT_ALONE = ("tianshou.data.batch", "tianshou.data.buffer", "tianshou.data.utils")
-"""Modules that define the classes, which must go on among themselves."""
+"""Modules that define the classes; they must continue to use their own classes."""
 
 
 _DRAWS = ("sample_indices", "sample")
@@ -45,7 +44,7 @@ _DRAWS = ("sample_indices", "sample")
 
 @contextmanager
 def classes_of(library: str) -> Iterator[Any]:
-    """Let Tianshou's modules use the classes of a library, `OURS` or `THEIRS`; give that library's data package."""
+    """Make Tianshou's modules use the classes of `OURS` or `THEIRS`; yield the data package of that library."""
     theirs = import_module(THEIRS)
     for module in ("tianshou.trainer", "tianshou.env", "tianshou.utils.net.continuous", "tianshou.utils.net.discrete"):
         import_module(module)
@@ -70,7 +69,7 @@ def classes_of(library: str) -> Iterator[Any]:
 
 @contextmanager
 def matched_draws(data: Any, seed: int = 0) -> Iterator[None]:
-    """Make both libraries' buffers draw the same indices, from NumPy's legacy generator."""
+    """Make the buffers of both libraries draw the same indices, from NumPy's legacy generator."""
     rng = np.random.RandomState(seed)
     base, prioritized = data.ReplayBuffer, (data.PrioritizedReplayBuffer, data.PrioritizedReplayBufferManager)
     classes = {base, *prioritized, data.ReplayBufferManager}

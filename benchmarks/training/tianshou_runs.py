@@ -1,7 +1,7 @@
-"""Short runs of Tianshou's algorithms by name: some steps, some updates, and the final parameters.
+"""Short runs of Tianshou's algorithms, which return the final parameters.
 
-Every public function is a run of the data package from `classes_of` and a number of updates. Offline algorithms learn
-from random steps.
+Every public function is one run; its arguments are the data package that `classes_of` yields and the number of updates.
+Offline algorithms learn from random steps.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ def npg(data: Any, updates: int) -> Any:
     from tianshou.algorithm.modelfree.npg import NPG
 
     envs = continuous()
-    # With a wider region its networks may end up with infinite weights: which do depends on the processor.
+    # With a wider trust region, some weights may become infinite; which weights do depends on the processor.
     return _of_actor_and_critic(NPG, data, updates, envs, gaussian_policy(envs), trust_region_size=0.01)
 
 
@@ -527,7 +527,7 @@ def _seeded(function: Callable[[Any, int], Any]) -> Run:
 
 
 def _parameters_of(algorithm: Any) -> Parameters:
-    """Return the parameters of networks, targets included, as arrays."""
+    """Return the parameters of networks, including target networks, as arrays."""
     named = [(name, value) for name, value in algorithm.state_dict().items() if isinstance(value, torch.Tensor)]
     return {name: value.numpy().copy() for name, value in named}
 

@@ -1,4 +1,4 @@
-"""Environments, loops of collecting and updating, and small networks for short runs of Tianshou's algorithms."""
+"""Environments, training loops and small networks for short runs of Tianshou's algorithms."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ HIDDEN = (16,)
 
 
 def environments(name: str, number: int = 2, make: Callable[[], Any] | None = None) -> Any:
-    """Make Tianshou's vector of seeded environments."""
+    """Create Tianshou's vector environment with seeded environments."""
     from tianshou.env import DummyVectorEnv
 
     envs = DummyVectorEnv([make or (lambda: gymnasium.make(name))] * number)
     envs.seed(0)
-    for place, space in enumerate(envs.action_space):
-        space.seed(place)
+    for index, space in enumerate(envs.action_space):
+        space.seed(index)
     return envs
 
 
 def discrete(number: int = 2) -> Any:
-    """Make environments of 4 observations and 2 actions."""
+    """Create CartPole environments: observations of 4 numbers, 2 discrete actions."""
     return environments("CartPole-v1", number)
 
 
 def continuous(number: int = 2) -> Any:
-    """Make environments of 3 observations and 1 action."""
+    """Create Pendulum environments: observations of 3 numbers, 1 continuous action."""
     return environments("Pendulum-v1", number)
 
 
 @contextmanager
 def training(algorithm: Any) -> Iterator[None]:
-    """Set the training mode of an algorithm and its policy."""
+    """Set the training mode of an algorithm and its policy within the context."""
     from tianshou.utils.torch_utils import policy_within_training_step, torch_train_mode
 
     with policy_within_training_step(algorithm.policy), torch_train_mode(algorithm):
@@ -51,7 +51,7 @@ def training(algorithm: Any) -> Iterator[None]:
 def learn_off_policy(
     algorithm: Any, envs: Any, buffer: Any, updates: int, *, warm_up: int = 64, per_update: int = 2, sample: int = 32
 ) -> Any:
-    """Collect some random steps, then in turns some steps of the policy and one update."""
+    """Collect random steps, then alternate between collecting steps with the policy and one update."""
     from tianshou.data import Collector
 
     collector = Collector(algorithm, envs, buffer, exploration_noise=True)
@@ -65,7 +65,7 @@ def learn_off_policy(
 
 
 def learn_on_policy(algorithm: Any, envs: Any, buffer: Any, updates: int, *, steps: int = 64, repeat: int = 2) -> Any:
-    """In turns collect some steps, update, and forget them."""
+    """Repeatedly collect steps, update with the steps, and discard the steps."""
     from tianshou.data import Collector
 
     collector = Collector(algorithm, envs, buffer)
@@ -79,7 +79,7 @@ def learn_on_policy(algorithm: Any, envs: Any, buffer: Any, updates: int, *, ste
 
 
 def learn_offline(algorithm: Any, data: Any, envs: Any, updates: int, *, steps: int = 200) -> Any:
-    """Collect random steps, then update from them alone."""
+    """Collect random steps, then update from these steps only."""
     from tianshou.data import Collector
 
     buffer = data.VectorReplayBuffer(steps, len(envs))
@@ -97,7 +97,7 @@ def learn_offline(algorithm: Any, data: Any, envs: Any, updates: int, *, steps: 
 
 
 def optimizer(rate: float = 1e-3) -> Any:
-    """Make the factory of an optimizer."""
+    """Create an optimizer factory."""
     from tianshou.algorithm.optim import AdamOptimizerFactory
 
     return AdamOptimizerFactory(lr=rate)
@@ -106,7 +106,7 @@ def optimizer(rate: float = 1e-3) -> Any:
 def network(
     envs: Any, hidden: Sequence[int] = HIDDEN, *, actions: bool = True, together: bool = False, **options: Any
 ) -> Any:
-    """Make a small network of observations, with an output for each action, and maybe actions as further inputs."""
+    """Create a small network with observations, and optionally actions, as inputs and one output per action."""
     from tianshou.utils.net.common import Net
 
     observed, acted = envs.observation_space[0].shape, envs.action_space[0]
@@ -121,7 +121,7 @@ def network(
 
 
 def q_policy(envs: Any, net: Any = None) -> Any:
-    """Make a policy of Q values."""
+    """Create a policy that maximizes Q values."""
     from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 
     return DiscreteQLearningPolicy(
@@ -130,7 +130,7 @@ def q_policy(envs: Any, net: Any = None) -> Any:
 
 
 def discrete_actor(envs: Any, hidden: Sequence[int] = HIDDEN, **options: Any) -> Any:
-    """Make a policy of logits."""
+    """Create a categorical policy from logits."""
     from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
     from tianshou.utils.net.discrete import DiscreteActor
 
@@ -147,34 +147,34 @@ def discrete_actor(envs: Any, hidden: Sequence[int] = HIDDEN, **options: Any) ->
 
 
 def state_values(envs: Any, hidden: Sequence[int] = HIDDEN, **options: Any) -> Any:
-    """Make a critic of observations."""
+    """Create a critic of observations."""
     from tianshou.utils.net.discrete import DiscreteCritic
 
     return DiscreteCritic(preprocess_net=network(envs, hidden, actions=False, **options))
 
 
 def action_values(envs: Any) -> Any:
-    """Make a critic of discrete actions: a value for each."""
+    """Create a critic that returns one value per discrete action."""
     from tianshou.utils.net.discrete import DiscreteCritic
 
     return DiscreteCritic(preprocess_net=network(envs, actions=False), last_size=envs.action_space[0].n)
 
 
 def pair_values(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
-    """Make a critic of observations and actions."""
+    """Create a critic of pairs of observation and action."""
     from tianshou.utils.net.continuous import ContinuousCritic
 
     return ContinuousCritic(preprocess_net=network(envs, hidden, actions=False, together=True))
 
 
 def deterministic_policy(envs: Any) -> Any:
-    """Make a policy of continuous actions, explored with noise."""
+    """Create a deterministic policy of continuous actions, with exploration noise."""
     from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
     from tianshou.exploration import GaussianNoise
     from tianshou.utils.net.continuous import ContinuousActorDeterministic
 
     class SingleNoise(GaussianNoise):  # type: ignore[misc]
-        """Noise in the dtype of the actions, whose column rejects float64 values that would be rounded."""
+        """Float32 noise, because the float32 action column rejects float64 values that would be rounded."""
 
         def __call__(self, size: Any) -> Any:
             return super().__call__(size).astype(np.float32)
@@ -189,7 +189,7 @@ def deterministic_policy(envs: Any) -> Any:
 
 
 def gaussian_actor(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
-    """Make a network of means and deviations."""
+    """Create a network that returns means and standard deviations."""
     from tianshou.utils.net.continuous import ContinuousActorProbabilistic
 
     return ContinuousActorProbabilistic(
@@ -201,7 +201,7 @@ def gaussian_actor(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
 
 
 def gaussian_policy(envs: Any) -> Any:
-    """Make a policy of normal distributions."""
+    """Create a policy that draws actions from normal distributions."""
     from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
 
     def distribution(loc_scale: Any) -> Any:
@@ -213,14 +213,14 @@ def gaussian_policy(envs: Any) -> Any:
 
 
 def soft_policy(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
-    """Make a policy for soft actor-critics."""
+    """Create a policy for soft actor-critic."""
     from tianshou.algorithm.modelfree.sac import SACPolicy
 
     return SACPolicy(actor=gaussian_actor(envs, hidden), action_space=envs.action_space[0])
 
 
 class Walk(gymnasium.Env[Any, Any]):
-    """A walk along a line to a goal; observations are those that hindsight needs."""
+    """Environment of a walk along a line to a goal, with the observations that hindsight replay requires."""
 
     def __init__(self) -> None:
         line = gymnasium.spaces.Box(-20.0, 20.0, (1,), np.float32)
@@ -229,21 +229,21 @@ class Walk(gymnasium.Env[Any, Any]):
         )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
-    def _seen(self) -> dict[str, Any]:
-        return {"observation": self._place, "achieved_goal": self._place, "desired_goal": self._goal}
+    def _observation(self) -> dict[str, Any]:
+        return {"observation": self._position, "achieved_goal": self._position, "desired_goal": self._goal}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._goal = self.np_random.uniform(-3, 3, 1).astype(np.float32)
-        self._place, self._steps = np.zeros(1, np.float32), 0
-        return self._seen(), {}
+        self._position, self._steps = np.zeros(1, np.float32), 0
+        return self._observation(), {}
 
     def step(self, action: Any) -> Any:
-        self._place, self._steps = self._place + np.float32(action), self._steps + 1
-        reward = float(reached(self._place[None], self._goal[None])[0])
-        return self._seen(), reward, reward == 0.0, self._steps >= 10, {}
+        self._position, self._steps = self._position + np.float32(action), self._steps + 1
+        reward = float(reached(self._position[None], self._goal[None])[0])
+        return self._observation(), reward, reward == 0.0, self._steps >= 10, {}
 
 
 def reached(achieved: Any, desired: Any) -> Any:
-    """Return 0 for a goal that is near, -1 otherwise."""
+    """Return 0 for rows near their goal, otherwise -1."""
     return np.where(np.abs(achieved - desired)[:, 0] < 0.5, 0.0, -1.0)
