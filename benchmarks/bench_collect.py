@@ -5,10 +5,10 @@ nothing: the difference from `bare` is the cost of collecting. In `list` rows, o
 as a list. In `derived` rows, the vector environment overrides `step`, so that our collector cannot step the
 environments individually. RLlib's runner acts at random, which is its cheapest mode.
 
-In `calls` rows, each `collect` call adds 1 or 128 steps of all environments to a buffer. With one step, this is the
-pattern of a DQN loop. In these rows, `bare` writes every column of its steps into a preallocated array. In `agent`
-rows, a torch module returns actions, log-probabilities and values, and each call creates the batch of a PPO update. In
-these rows, `bare` calls the same module and writes the same columns into arrays.
+In `calls` rows, each `collect` call adds 1 or 128 steps of all environments to a buffer. Calls with one
+step have the pattern of a DQN loop. In `calls` rows, `bare` writes every column of its steps into a preallocated array.
+In `agent` rows, a torch module returns actions, log-probabilities and values, and each call creates the batch of a PPO
+update. In `agent` rows, `bare` calls the same module and writes the same columns into arrays.
 """
 
 from __future__ import annotations

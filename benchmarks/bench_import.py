@@ -1,4 +1,4 @@
-"""`import.*`: import time in a new interpreter, of the library and of its two dependencies (`bare`)."""
+"""`import.*`: import times of the library, and of its two dependencies (`bare`), in a new interpreter."""
 
 from __future__ import annotations
 

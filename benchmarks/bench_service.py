@@ -8,15 +8,15 @@ Each step includes the next observation, so samples occupy about 49 KB, 1.8 MB a
 - `wire`: as `sample`, without shared memory.
 - `gather`: as `wire`, but bare also gathers the rows of each sample.
 - `stream`: 16 samples from a prefetching stream, without shared memory. Reverb, which prefetches all its samples, is
-  the only peer here. The first samples are ready before the clock starts: the time is the waiting time of a learner
-  that computes between two batches.
+  the only peer of `stream`. The first samples are ready before the clock starts: the time is the waiting time of a
+  learner that computes between two batches.
 - `sustained`: 128 samples of such a stream, read sequentially by a learner that does nothing else.
 - `insert`: 8 fragments, sent without waiting for each other, until the last fragment is acknowledged.
 - `p99`: the 99th percentile of the seconds between sending a fragment and its acknowledgement; one fragment is sent at
   a time.
 
-Bare is plain Arrow Flight. Its server holds precomputed samples in memory, with about as many bytes as our table, and
-discards received fragments. In `gather`, bare is the lower limit of sampling: NumPy gathers the rows of each column
+Bare is plain Arrow Flight. The Flight server holds precomputed samples in memory, with about as many bytes as our
+table, and discards received fragments. In `gather`, bare is the lower limit of sampling: NumPy gathers the rows of each column
 from a ring into the memory of one record batch. Peers are a Tianshou buffer in a Ray actor, TorchRL's
 `RayReplayBuffer`, and Reverb. Reverb runs in a separate interpreter: the environment variable `REVERB_PYTHON` is the
 path of an interpreter that can import Reverb.

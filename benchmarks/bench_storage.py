@@ -8,7 +8,7 @@ exits.
 Our library and bare write a file atomically and flush it to disk before they return. In `save` rows, the files of peers
 are also flushed to disk. In `without waiting` rows, no file is flushed (`durable=False`). All contestants start from
 columns. Bare builds a table, and neither writes nor verifies checksums. In `random rows` rows, each call opens the
-file; in `in memory` rows, calls read loaded data. There, bare gathers into allocated memory. `python -m
+file; in `in memory` rows, calls read loaded data. Bare gathers random rows into allocated memory. `python -m
 benchmarks.bench_storage` prints all rows and the bytes on disk.
 """
 

@@ -63,8 +63,8 @@ def draw_samples(kind: str) -> list[Any]:
 class SampleGatherer:
     """Lower bound of sampling: gathers rows from one byte ring per column into the memory of one record batch.
 
-    NumPy and Arrow draw as many rows, with the same column widths, as in a sample of the kind. The memory is reused:
-    a client may request the next sample only after it has read the previous sample.
+    The number of rows and the column widths equal those of a sample of `kind`. The memory is reused: a client may
+    request the next sample only after it has read the previous sample.
     """
 
     def __init__(self, kind: str) -> None:

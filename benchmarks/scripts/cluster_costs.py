@@ -4,7 +4,7 @@
     python -m benchmarks.scripts cluster_costs write sample --env images --workers 1 4
 
 - `process`, `ray`: `RolloutWorkers.collect` by workers in processes or by Ray actors; this process receives the batch.
-- `service`: `RolloutWorkers.collect` by workers in processes, which write to a replay service in another process. Its
+- `service`: `RolloutWorkers.collect` by workers in processes, which write to a replay service in another process. The
   table is filled before the measurement, because writing to new memory pages doubles the cost.
 - `write`: processes insert one fragment repeatedly, like workers without environments.
 - `sample`: learners in processes sample batches of 256 small steps or 32 image steps, without shared memory, as clients

@@ -203,9 +203,9 @@ def dqn(task: Task, curve: Curve, seed: int) -> Run:
                 rows = buffer.sample(options["batch"])
                 with torch.no_grad():
                     best = target(rows.next_observations).amax(1)
-                    wanted = rows.rewards.flatten() + task.gamma * best * (1 - rows.dones.flatten())
+                    target_values = rows.rewards.flatten() + task.gamma * best * (1 - rows.dones.flatten())
                 values = online(rows.observations).gather(1, rows.actions).squeeze()
-                loss = nn.functional.mse_loss(wanted, values)
+                loss = nn.functional.mse_loss(target_values, values)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -274,10 +274,10 @@ def sac(task: Task, curve: Curve, seed: int) -> Run:
         alpha = log_alpha.exp().detach()
         with torch.no_grad():
             act, logp, _ = actor(rows.next_observations)
-            after = lower(targets, rows.next_observations, act) - alpha * logp
-            wanted = rows.rewards + (1 - rows.dones) * task.gamma * after
+            next_inputs = lower(targets, rows.next_observations, act) - alpha * logp
+            target_values = rows.rewards + (1 - rows.dones) * task.gamma * next_inputs
         joined = torch.cat([rows.observations, rows.actions], 1)
-        descend(optimizers[0], sum(nn.functional.mse_loss(critic(joined), wanted) for critic in critics))
+        descend(optimizers[0], sum(nn.functional.mse_loss(critic(joined), target_values) for critic in critics))
         act, logp, _ = actor(rows.observations)
         descend(optimizers[1], (alpha * logp - lower(critics, rows.observations, act)).mean())
         descend(optimizers[2], (-log_alpha.exp() * (logp.detach() - space.shape[0])).mean())

@@ -50,7 +50,7 @@ def _rows(obs: Any) -> Any:
 
 
 def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
-    """Create a vector with one environment per agent.
+    """Create a vector environment with one environment per agent.
 
     Tianshou's multi-agent class passes rewards to the agent that acted last; here, all agents act before rewards.
     """

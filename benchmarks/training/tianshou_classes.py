@@ -45,17 +45,17 @@ _DRAWS = ("sample_indices", "sample")
 @contextmanager
 def classes_of(library: str) -> Iterator[Any]:
     """Make Tianshou's modules use the classes of `OURS` or `THEIRS`; yield the data package of that library."""
-    theirs = import_module(THEIRS)
+    tianshou_data = import_module(THEIRS)
     for module in ("tianshou.trainer", "tianshou.env", "tianshou.utils.net.continuous", "tianshou.utils.net.discrete"):
         import_module(module)
     data = import_module(library)
-    if data is theirs:
+    if data is tianshou_data:
         yield data
         return
-    replaced = {id(getattr(theirs, name)): getattr(data, name) for name in EXCHANGED}
+    replaced = {id(getattr(tianshou_data, name)): getattr(data, name) for name in EXCHANGED}
     undo = []
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "tianshou" and not name.startswith(_LEFT_ALONE) and module is not theirs:
+        if name.partition(".")[0] == "tianshou" and not name.startswith(_LEFT_ALONE) and module is not tianshou_data:
             for attribute, value in list(vars(module).items()):
                 if id(value) in replaced:
                     undo.append((module, attribute, value))
