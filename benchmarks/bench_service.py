@@ -16,8 +16,8 @@ Each step includes the next observation, so samples occupy about 49 KB, 1.8 MB a
   a time.
 
 Bare is plain Arrow Flight. The Flight server holds precomputed samples in memory, with about as many bytes as our
-table, and discards received fragments. In `gather`, bare is the lower limit of sampling: NumPy gathers the rows of each column
-from a ring into the memory of one record batch. Peers are a Tianshou buffer in a Ray actor, TorchRL's
+table, and discards received fragments. In `gather`, bare is the lower limit of sampling: NumPy gathers the rows of each
+column from a ring into the memory of one record batch. Peers are a Tianshou buffer in a Ray actor, TorchRL's
 `RayReplayBuffer`, and Reverb. Reverb runs in a separate interpreter: the environment variable `REVERB_PYTHON` is the
 path of an interpreter that can import Reverb.
 """

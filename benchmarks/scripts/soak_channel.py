@@ -3,9 +3,9 @@
     python -m benchmarks.scripts soak_channel --seconds 5
     python -m benchmarks.scripts soak_channel --messages 10000000 --seconds 3600
 
-The first phase sends small messages; the second phase sends messages of mixed sizes. A child process produces. The
-main process consumes, and keeps some batches for a while, so that blocks are returned out of order. Private memory and
-file descriptors of both processes are read after a tenth of each phase and at its end; the exit status is 1 if they have
+The first phase sends small messages; the second phase sends messages of mixed sizes. A child process produces. The main
+process consumes, and keeps some batches for a while, so that blocks are returned out of order. Private memory and file
+descriptors of both processes are read after a tenth of each phase and at its end; the exit status is 1 if they have
 grown. The channel's arena is shared memory, reserved when the channel is created.
 """
 
