@@ -42,8 +42,8 @@ class Aggregator:
 
     Fragments are queued without a copy and split at train batch boundaries: the remaining steps of a fragment start the
     next batch. Every step is returned exactly once. Memory that a fragment references, such as a block of a channel, is
-    released when the last step of the fragment has been copied into a train batch. Train batches whose steps are all in
-    one fragment are copied together and share memory.
+    released when the last step of the fragment has been copied into a train batch. Consecutive train batches whose
+    steps all come from one fragment are copied in a single operation and share memory.
 
     A train batch is a `SampleBatch` if all its fragments are `SampleBatch`es, otherwise a `MultiAgentBatch`.
 
@@ -54,13 +54,14 @@ class Aggregator:
         step exceeds the maximum. If None, `batches` yields nothing and `build_and_reset` returns all steps as one
         batch.
     mode
-        Unit of `train_batch_size`: `"agent_steps"` of all agents, or `"env_steps"`. Rows with equal `eps_id` and `t`
-        belong to the same environment step and are in the same train batch. Every row of a `SampleBatch` is a separate
-        step. A fragment that is padded, or lacks `eps_id` or `t`, is not split.
+        Unit of `train_batch_size`: `"agent_steps"` counts the steps of all agents, `"env_steps"` counts environment
+        steps. Rows with equal `eps_id` and `t` belong to the same environment step and are in the same train batch.
+        Every row of a `SampleBatch` is a separate step. A fragment that is padded, or that lacks `eps_id` or `t`, is
+        not split.
     complete_episodes
-        Whether train batches contain only complete episodes, at least one per batch. Unfinished episodes are queued
-        until a fragment ends them (see `episode_ends`). In a train batch, each agent's steps of an episode are
-        contiguous and in order of arrival.
+        Whether train batches contain only complete episodes, at least one per batch. An unfinished episode stays queued
+        until a fragment contains the episode's end (see `episode_ends`). In a train batch, the steps of each agent in
+        an episode are contiguous and in order of arrival.
 
     Attributes
     ----------
@@ -69,7 +70,7 @@ class Aggregator:
     agent_steps : int
         Number of queued steps of all agents.
     episodes : int
-        Number of episodes that end in the queued steps.
+        Number of episodes whose last step is queued.
 
     Raises
     ------
@@ -113,16 +114,16 @@ class Aggregator:
 
     @property
     def fragments(self) -> int:
-        """Number of queued fragments, including partly returned fragments.
+        """Number of queued fragments, including fragments of which only a part has been returned.
 
-        With `complete_episodes`, number of queued episodes.
+        With `complete_episodes`, the number of queued episodes instead.
         """
         is_split = len(self._queue) > 1 and self._queue[0].is_copied
         return len(self._queue) - is_split + (0 if self._open_episodes is None else len(self._open_episodes))
 
     @property
     def nbytes(self) -> int:
-        """Size of the queued columns in bytes; partly returned fragments are counted in full."""
+        """Size of the queued columns in bytes; a fragment of which only a part has been returned is counted in full."""
         unfinished = 0 if self._open_episodes is None else self._open_episodes.nbytes
         return unfinished + sum([view.nbytes for view in self._queue])
 
@@ -132,10 +133,10 @@ class Aggregator:
         Raises
         ------
         ColumnMismatchError
-            If the columns, row shapes or dtypes cannot be concatenated with those of queued fragments. The queue is
-            unchanged.
+            If the columns, row shapes or dtypes differ from queued fragments so that concatenation is impossible. The
+            queue is unchanged.
         ColumnNotFoundError
-            With `complete_episodes`, if `eps_id` is missing, or `t` is missing in a fragment of several policies.
+            With `complete_episodes`, if a fragment lacks `eps_id`, or a fragment of several policies lacks `t`.
         ColumnTypeError
             If `fragment` is not a batch.
         """
@@ -232,7 +233,7 @@ class Aggregator:
         return None
 
     def _copy_batches(self) -> bool:
-        """Copy the train batches within the first view together; return False if there are fewer than two."""
+        """Copy all complete train batches in the first view together; return False if there are fewer than two."""
         view, size, bounds = self._queue[0], self._size or 0, [self._first]
         before = view.counts[:, self._mode]
         while (first := bounds[-1]) < view.stop:
@@ -248,7 +249,7 @@ class Aggregator:
         return True
 
     def _join(self, count: int, stop: int, extra: Sequence[FragmentView] = ()) -> SampleBatch | MultiAgentBatch:
-        """Concatenate `count` views, units of the next view before `stop`, and `extra` views; dequeue the units."""
+        """Dequeue and concatenate `count` views, the next view's units before `stop`, and the views `extra`."""
         ranges: list[tuple[FragmentView, int, int]] = []
         joined: dict[PolicyID, SampleBatch] = {}
         counts, is_flat = _NOTHING, True
@@ -301,7 +302,7 @@ class Aggregator:
 def _example(steps: SampleBatch) -> SampleBatch:
     """View the first row of each column, or the first non-empty row of a ragged column.
 
-    Empty rows of a ragged column do not affect the dtype.
+    Empty rows of a ragged column do not determine a dtype.
     """
     row = steps.slice(0, 1)
     for name, column in steps._all().items():
@@ -326,10 +327,10 @@ Parts = list[tuple[str, SampleBatch]]
 
 
 class FragmentView:
-    """Rows of a fragment, split into units: environment steps, or one unit if the fragment cannot be split.
+    """View of a fragment's rows as units: one unit per environment step, or a single unit if it cannot be split.
 
-    - `parts`: rows of each policy.
-    - `units`: unit of each row of each part; None for a single unit.
+    - `parts`: policy ids and rows.
+    - `units`: unit number of each row, one array per part; None for a single unit.
     - `counts`: numbers of environment steps, agent steps and episode ends before each unit and, in the last row, in
       total; shape (units + 1, 3).
     - `flat`: whether the fragment is a `SampleBatch`.
@@ -356,7 +357,7 @@ class FragmentView:
         return self._nbytes
 
     def copy_units(self, bounds: Sequence[int]) -> list[FragmentView] | None:
-        """Copy the units from the first to the last bound; rows between consecutive bounds become contiguous.
+        """Copy the units from the first bound to the last; in the copy, rows between consecutive bounds are contiguous.
 
         Returns
         -------
@@ -403,11 +404,11 @@ def keep_together(fragment: SampleBatch | MultiAgentBatch, episodes: int) -> Fra
 
 
 def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
-    """Return a view that can be split between environment steps.
+    """Return a view of a fragment that can be split between environment steps.
 
     Every row of a flat batch is a step. The steps of a `MultiAgentBatch` are the distinct pairs of `eps_id` and `t`,
-    ordered by the first appearance of their episode. A fragment is not split if it is padded or time-major, lacks
-    `eps_id` or `t`, or contains a number of steps other than its `count`.
+    ordered by the first appearance of the episode and then by time. A fragment is not split if it is padded or
+    time-major, lacks `eps_id` or `t`, or contains more or fewer distinct steps than its `count`.
     """
     policies = policies_of(fragment)
     if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
@@ -451,7 +452,7 @@ class NumberedSteps(NamedTuple):
 
 
 def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | None:
-    """Number the environment steps of several policies; None if a required column is missing."""
+    """Number the environment steps of several policies; return None if a required column is missing."""
     batches = list(policies.values())
     if not batches or any(names.EPS_ID not in steps or names.T not in steps for steps in batches):
         return None
@@ -467,7 +468,7 @@ def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | No
 
 
 def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
-    """Concatenate fragments and sort rows by `env_id`, `agent_index` and time: each agent's steps are contiguous.
+    """Concatenate fragments and sort rows by `env_id`, `agent_index` and time.
 
     >>> parts = [
     ...     SampleBatch(env_id=[0, 1], agent_index=[0, 0], t=[time, time]) for time in range(2)
@@ -491,7 +492,7 @@ def _by_stream(steps: SampleBatch) -> SampleBatch:
 
 
 def runs(rows: npt.NDArray[np.intp], *, apart: npt.NDArray[Any] | None = None) -> list[tuple[int, int]]:
-    """Split row numbers into contiguous ranges; a range also ends where the values of `apart` change.
+    """Split row numbers into contiguous ranges; rows with different values of `apart` are in different ranges.
 
     >>> runs(np.array([2, 3, 4, 7, 8]))
     [(2, 5), (7, 9)]
@@ -537,7 +538,7 @@ class _Episode:
 
 
 class OpenEpisodes:
-    """Queue of unfinished episodes; the steps of an episode are queued until the episode ends."""
+    """Queue of unfinished episodes, which retains the steps of each episode until the episode ends."""
 
     def __init__(self) -> None:
         self._episodes: dict[Any, _Episode] = {}
@@ -553,7 +554,7 @@ class OpenEpisodes:
         self.nbytes = 0
 
     def drop(self, env_ids: Container[int] | None) -> FragmentView:
-        """Discard the episodes of the given environments, or of all if None, and return the discarded steps."""
+        """Discard the episodes of some environments, or of all environments if None; return the discarded steps."""
         gone = {
             eps_id: episode
             for eps_id, episode in self._episodes.items()
@@ -575,7 +576,7 @@ class OpenEpisodes:
             yield episode.view(ended=False)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> list[FragmentView]:
-        """Queue a fragment and return the episodes that end in the fragment."""
+        """Queue a fragment, and remove and return the episodes that end in the fragment."""
         policies = policies_of(fragment)
         if not policies:
             return [keep_together(fragment, 0)] if fragment.env_steps() else []

@@ -32,26 +32,27 @@ if TYPE_CHECKING:
 
 
 class AsyncCollector(Collector):
-    """Collector for environments with slow or unequal steps: each environment is stepped as soon as it is ready.
+    """Collector for environments with slow or unequally long steps: each is stepped as soon as it is ready.
 
-    Each environment is created and stepped in its own process. A vector environment waits for its slowest environment
-    in every step. In an `AsyncCollector`, a ready environment continues while other environments are still stepping.
-    The policy receives one row per ready environment; `batch.info.env_id` is the environment of each row. The policy's
-    recurrent state is stored per environment.
+    Each environment is created and stepped in a separate process. A vector environment waits for its slowest
+    environment in every step. In an `AsyncCollector`, a ready environment continues while other environments are still
+    stepping. The policy receives one row per ready environment; `batch.info.env_id` contains the environment of each
+    row. The policy's recurrent state is stored per environment.
 
-    Steps in flight when `collect` returns are completed in the background and returned by a later call. The actions of
-    these steps were computed before any later update of the policy. `reset_env` waits for steps in flight.
+    Steps that are in flight when `collect` returns are completed in the background and returned by a later call. The
+    actions of these steps were computed before any later update of the policy. `reset_env` waits for steps in flight.
 
     With `n_step`, `collect` returns once `n_step` steps are stored; it may store up to `num_envs` - 1 additional steps.
     With `n_episode`, the first `n_episode` environments each start or continue one episode. An environment that
-    completes its episode starts another one while fewer than `n_episode` episodes have been started. Every started
-    episode is stored, because selecting the first episodes to end would favour short episodes. Environments without a
-    further episode pause at the start of an episode; environments beyond the first `n_episode` pause immediately. No
-    step is dropped, and no environment is reset before the next call.
+    completes its episode starts another episode while fewer than `n_episode` episodes have been started. Every started
+    episode is stored, because selecting the first episodes to end would favour short episodes. An environment that
+    starts no further episode pauses after its reset; environments beyond the first `n_episode` pause immediately. No
+    step is dropped, and the next call does not reset the environments.
 
-    If an environment raises or hangs, or its process exits, `collect` raises `WorkerError`. Steps recorded before the
-    failure are in the buffer or, without a buffer, in the next batch. After an environment has raised, the next call
-    starts new episodes in all environments; after a process has exited, every later call raises.
+    If an environment raises or hangs, or its process exits, `collect` raises `WorkerError`. Steps that were recorded
+    before the failure are in the buffer or, without a buffer, in the next batch. After an environment has raised, the
+    next call starts new episodes in all environments; after an environment process has exited, every later call raises
+    `WorkerError`.
 
     Batches have the same columns as batches of `Collector`. With the same seed, each environment produces the same
     trajectories as with `Collector`, independently of the other environments. Faster environments contribute more
@@ -78,15 +79,15 @@ class AsyncCollector(Collector):
         As in `Collector`, but each call receives the rows whose actions were computed in one call of the policy.
     wait_num
         Number of environments that must have completed a step or reset before the policy computes actions for all ready
-        environments. A larger number increases the batch size of the policy. The default is 1, so that no environment
+        environments. A larger `wait_num` increases the policy's batch size. The default is 1, so that no environment
         waits for another, or all environments if `timeout_s` is set.
     timeout_s
-        Maximum seconds to wait for `wait_num` environments; after that, one ready environment is sufficient.
+        Maximum time in seconds to wait for `wait_num` environments; after that, one ready environment is sufficient.
     start_method
         Start method of the environment processes: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
-        Seconds without a reply after which an environment is considered hung and its process is killed. Startup is
-        always allowed at least one minute.
+        Time in seconds without a reply after which an environment is considered hung and its process is killed. Startup
+        is always allowed at least one minute.
 
     Raises
     ------
@@ -178,7 +179,7 @@ class AsyncCollector(Collector):
         return self._environments.pids
 
     def close(self) -> None:
-        """Close the environments; wait at most ten seconds for steps in flight, and discard those steps."""
+        """Close the environments after waiting at most ten seconds for steps in flight, which are discarded."""
         super().close()
 
     @property

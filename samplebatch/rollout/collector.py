@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """Base class of objects with environments and a policy, which support `state_dict` but no copying or pickling."""
+    """Base class of objects with environments and a policy; supports `state_dict`, but no copying or pickling."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
@@ -65,7 +65,7 @@ _ELSEWHERE = {
 
 
 class BaseCollector(Uncopied, ABC, Generic[BatchT]):
-    """Base class of collectors, in which policies act in environments; every step is stored in a buffer or a batch.
+    """Base class of collectors: policies act in environments, and every step is stored in a buffer or a batch.
 
     Attributes
     ----------
@@ -194,12 +194,12 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         Parameters
         ----------
         n_step, n_episode
-            Total number of steps or of episodes in all environments; pass exactly one of the two. The description of
-            the class specifies how steps and episodes are distributed over environments.
+            Total number of steps, or of episodes, in all environments; pass exactly one of the two arguments. The class
+            description specifies how steps and episodes are distributed over the environments.
         random
             Whether to draw random actions instead of calling the policy.
         render
-            Seconds to wait after each step has been rendered; None disables rendering.
+            Time in seconds to wait after rendering each step; None disables rendering.
         reset_before_collect
             Whether to start new episodes first, without emptying the buffer.
         gym_reset_kwargs
@@ -250,11 +250,11 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _needs_reset(self, gym_reset_kwargs: dict[str, Any] | None) -> bool:
-        """Return whether all environments must start an episode before the next step."""
+        """Return whether all environments must be reset before the next step."""
 
     @abstractmethod
     def _prepare(self, *, random: bool) -> None:
-        """Reject actions whose unit differs from the unit of recorded steps."""
+        """Reject policy actions whose unit differs from the unit of the recorded actions."""
 
     @abstractmethod
     def _collect_steps(self, n_step: int, *, random: bool, render: float | None) -> None: ...
@@ -268,7 +268,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[BatchT]:
-        """Store the recorded steps with additional constant columns, and return their statistics."""
+        """Store the recorded steps with one more column per entry of `constants`, and return their statistics."""
 
     # Resuming
 
@@ -287,7 +287,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _begin_with_new_seeds(self) -> None:
-        """Abandon unfinished episodes; the next reset uses new seeds."""
+        """Abandon unfinished episodes, and use new seeds for the next reset."""
 
     def _settle(self) -> None:
         """Wait for steps in flight."""
@@ -297,8 +297,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         """Return the state of the collector, for `load_state_dict`.
 
         The state contains the random generators of actions and environments, the counters, the unfinished episodes with
-        their returns and lengths, and the states of recurrent policies. The states of the policy, the hooks and the
-        buffer are not included. Environments are pickled, by value if their classes are not importable. If an
+        their returns and lengths, and the states of recurrent policies. The state excludes the states of the policy,
+        the hooks and the buffer. Environments are pickled, by value if their classes are not importable. If an
         environment cannot be pickled, for example because it runs in another process, all environments are omitted. The
         entry `why_reset` then contains the reason, and a collector that loads the state resets its environments.
 
@@ -382,7 +382,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]:
     """Copy the state of a collector or of workers without environments; loading the copy starts new episodes.
 
-    - `state`: result of `state_dict` of a collector or of workers.
+    - `state`: result of a collector's or workers' `state_dict`.
     - `why`: value of `why_reset` in the copy.
     """
     if "workers" in state:
@@ -417,8 +417,9 @@ The steps are 256 plus an eighth for resets. Twice as many were not faster.
 class Collector(BaseCollector[SampleBatch]):
     """Collector of steps: a policy acts in one or more environments, and every step is stored in a buffer or a batch.
 
-    A policy always computes actions for all environments, row i for environment i. Autoreset steps of Gymnasium's
-    vector environments are omitted, and the next observation of an episode's last step is always its final observation.
+    In each step, the policy computes actions for all environments, and row i belongs to environment i. Autoreset steps
+    of Gymnasium's vector environments are omitted, and the next observation of an episode's last step is always its
+    final observation.
 
     Without a buffer, `collect` returns a batch of the steps, grouped by environment and in time order. The columns of
     the batch are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
@@ -462,7 +463,7 @@ class Collector(BaseCollector[SampleBatch]):
         Keyword arguments for the functions or ids that create environments.
     exploration_noise
         Whether to apply the policy's `add_exploration_noise` to the actions; or a function of actions and batch that
-        returns actions with noise. Not available for the policy `"random"`.
+        returns actions with noise. Noise is not available for the policy `"random"`.
     on_episode_done_hook
         Function that receives the steps of a finished episode under Tianshou's names, and may return arrays by column
         name, with one row per step. The arrays are stored with the steps (see `EpisodeHook`).
@@ -476,8 +477,9 @@ class Collector(BaseCollector[SampleBatch]):
         are stored. Random actions are drawn from the space; with `"scale"`, the stored random actions are scaled to
         [-1, 1].
     seed
-        Seed of random actions and of the environments' first reset. With the same seed and a deterministic policy, the
-        data are the same except `eps_id`. Without a seed, a vector environment of Tianshou uses its own seeds.
+        Seed of random actions and of the environments' first reset. Collectors with equal seeds and the same
+        deterministic policy collect the same data, except for `eps_id`. Without a seed, a vector environment of
+        Tianshou uses its own seeds.
     infos
         Whether to store infos; policies always receive them.
     worker_index
@@ -666,9 +668,10 @@ class Collector(BaseCollector[SampleBatch]):
             self._obs = None
 
     def _collect_chunk(self, max_steps: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
-        """Step all environments, and record the steps as one chunk.
+        """Step all environments up to a limit, and record the steps as one chunk.
 
-        The chunk ends after `max_steps` steps, after the last episode of the quota, or at the maximum chunk size.
+        The chunk ends after `max_steps` steps, after the quota's last episode, or when the maximum chunk size is
+        reached.
         """
         limit, rows = 1, self.num_envs
         # A recurrent state may have to be reset after any step.
@@ -739,11 +742,11 @@ class Collector(BaseCollector[SampleBatch]):
 
 
 class EpisodeQuota:
-    """Number of episodes that a collection must start and complete.
+    """Quota of episodes that a call of `collect` must start and complete.
 
     Selecting the first episodes to end would bias results towards short episodes.
 
-    - `running`: whether each environment is in an episode of the quota, shape (num_envs,).
+    - `running`: whether the current episode of each environment belongs to the quota, shape (num_envs,).
 
     >>> quota = EpisodeQuota(2, n_episode=3)
     >>> quota.spend(np.array([[True, False], [True, False], [False, False]]))
@@ -774,7 +777,7 @@ class EpisodeQuota:
         return self._seen_ends >= self.left
 
     def spend(self, ends: npt.NDArray[np.bool_]) -> Rows | None:
-        """Subtract the episodes that end in the given steps of all environments.
+        """Subtract the episodes that end in the given steps from the quota.
 
         - `ends`: whether each step ended an episode, shape (steps, num_envs).
 
@@ -836,12 +839,12 @@ def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False
 
 
 def is_policy(env: Any) -> bool:
-    """Return whether the argument `env` is a policy and cannot be an environment."""
+    """Return whether the argument `env` is certainly a policy and not an environment."""
     return is_random(env) or is_space(env) or is_module(env) or isinstance(env, Mapping)
 
 
 def is_environment(policy: Any) -> bool:
-    """Return whether the argument `policy` is an environment or a list of environments, and cannot be a policy."""
+    """Return whether the argument `policy` is certainly an environment or a list of environments, and not a policy."""
     if isinstance(policy, list | tuple):
         return bool(policy) and all(map(is_environment, policy))
     if isinstance(policy, str):
@@ -877,7 +880,7 @@ def as_remote(buffer: Any) -> RemoteBuffer | None:
 
 
 def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
-    """Reject a buffer to which a collector cannot write; None and remote buffers are accepted."""
+    """Reject a buffer to which a collector cannot write; accept None and any remote buffer."""
     if buffer is None or as_remote(buffer) is not None:
         return
     # Collectors without a buffer do not import these modules.

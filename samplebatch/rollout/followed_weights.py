@@ -1,4 +1,4 @@
-"""Source of published weights, which are loaded into a collector's policy between collections."""
+"""Published weights that a collector loads into its policy between two calls of `collect`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class WeightsSubscription(Protocol):
 
 
 class FollowedWeights:
-    """Published weights that are loaded into a policy between collections.
+    """Published weights that are loaded into a policy between two calls of `collect`.
 
-    A subscription is read from shared memory. A thread with its own connection polls any other source, so that
-    collection is never blocked by communication.
+    The weights of a `Subscription` are read from shared memory. A thread with its own connection polls any other
+    source, so that collection is never blocked by communication.
 
     - `source`: a `ReplayClient` or a `Subscription`.
     - `poll_s`: polling interval of the thread, in seconds.
@@ -71,8 +71,8 @@ class FollowedWeights:
         """Load the newest weights into a policy, unless the policy already has these weights.
 
         If polling the source has failed since the last call, the error is raised, such as the `ServiceError` of an
-        unreachable service. The next call loads the newest weights that have been received. Raises PolicySpecError if
-        the policy cannot load weights.
+        unreachable service. The next call then loads the newest weights that have been received. Raises PolicySpecError
+        if the policy cannot load weights.
         """
         if self._is_subscription:
             newest = self._source.latest() if self._source.version > self.version else None

@@ -47,10 +47,10 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     - `eps_id`: the episode, identified by 63 random bits that differ between processes and runs, regardless of the
       seed;
     - `env_id`: the environment;
-    - `agent_index`: index of the agent in the environment's `possible_agents`; agents missing from `possible_agents`
-      have larger indices;
-    - `t`: environment steps since the episode started, equal for all agents, including agents that join later. In
-      turn-based environments, every turn is a step;
+    - `agent_index`: index of the agent in the environment's `possible_agents`; an agent that `possible_agents` lacks
+      has an index of at least `len(possible_agents)`;
+    - `t`: number of environment steps since the episode started; all agents of a step have the same `t`, including
+      agents that joined later. In turn-based environments, every turn is a step;
     - `eps_done`: whether the step is the last of its episode, for all agents;
     - `unroll_id`: the number of the batch for which the step was collected.
 
@@ -58,11 +58,11 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     episode continues in the next batch. In turn-based environments, a step is returned once all agents that acted up to
     that step have observed the outcomes of their actions.
 
-    With `n_step`, `collect` performs exactly `n_step` environment steps in total; the numbers of steps of any two
+    With `n_step`, `collect` performs exactly `n_step` environment steps in total; the step counts of any two
     environments differ by at most one. With `n_episode`, `collect` completes the first `n_episode` episodes to start,
     so that the result is not biased towards short episodes. Unfinished episodes of earlier calls are selected before
-    new episodes; no other episode is stepped. `policies` of the result contains statistics per policy. `reset_env`
-    returns observations and infos by agent, one dict per environment.
+    new episodes; episodes that are not selected are not stepped. `policies` of the result contains statistics per
+    policy. `reset_env` returns observations and infos by agent, one dict per environment.
 
     Parameters
     ----------
@@ -89,11 +89,12 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         stored random actions are scaled to [-1, 1].
     exploration_noise
         Whether to call a policy's `add_exploration_noise` on its actions; or a function of actions and batch that
-        returns actions with noise; or a mapping from policy ids to such values, in which case the other policies have
-        no noise. `"random"` policies have no noise.
+        returns actions with noise; or a mapping from policy ids to such values, in which case omitted policies have no
+        noise. `"random"` policies have no noise.
     seed
-        Seed of environments and actions; the same seed gives the same data except `eps_id`. The data of an `env_id` do
-        not depend on the number of environments, provided that the actions of the policies do not depend on it either.
+        Seed of environments and actions; collectors with equal seeds and deterministic policies collect the same data,
+        except for `eps_id`. The data of an `env_id` do not depend on the number of environments, provided that each
+        policy's actions are also independent of this number.
     hooks
         Hooks to apply to each trajectory, or part of a trajectory, in a batch (see `postprocess`); only without a
         buffer.
@@ -347,7 +348,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         return steps
 
     def _let_act(self, adapter: MultiAgentAdapter, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Step an environment; on failure, abandon its episode, because its state is unknown."""
+        """Step an environment; if the step fails, abandon the episode, because the environment's state is unknown."""
         try:
             outcomes = adapter.step(actions)
         except BaseException:
@@ -365,7 +366,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         adapters: Sequence[MultiAgentAdapter],
         outcomes: Mapping[AgentGroup, AgentOutcomes],
     ) -> None:
-        """Record the rows of all policies; if rows are rejected, record no rows and abandon the episodes."""
+        """Record the rows of all policies; if any row is rejected, record no row and abandon the episodes."""
         try:
             self._recorder.append([rows for step in steps if (rows := step.end(outcomes)) is not None])
         except BaseException:
@@ -384,7 +385,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         steps: Mapping[PolicyID, PolicyStep],
         outcomes: Sequence[AgentOutcomes],
     ) -> None:
-        """Queue the turns of a step until their outcomes arrive, and add the outcomes to waiting turns."""
+        """Queue the turns of a step, and add the outcomes that arrived in this step to the queued turns."""
         turns = self._turns[adapter.env_id]
         for group in groups:
             step = steps[group.policy_id]
@@ -431,10 +432,9 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
 class PolicyStep:
     """Next step of all acting agents of a policy: observations, streams and, after `ask`, actions.
 
-    If the same agents act in the following step, the next observations of a step are the observations of the following
-    step.
+    If the same agents act again, the next observations of a step are reused as the observations of the following step.
 
-    - `parts`: rows of each group.
+    - `parts`: slice of rows of each agent group.
     """
 
     __slots__ = ("_actor", "actions", "columns", "groups", "observations", "parts", "policy_id", "streams", "t")
@@ -459,7 +459,7 @@ class PolicyStep:
         self.t = np.array(t)
 
     def ask(self, *, random: bool) -> None:
-        """Compute or draw the actions of all agents of the policy."""
+        """Compute the actions of all agents of the policy, or draw them at random."""
         seen = self.observations
         decide = self._actor.draw if random else self._actor.act
         self.actions, self.columns = decide(self.groups, seen if isinstance(seen, np.ndarray) else None)
@@ -490,11 +490,11 @@ class PolicyStep:
 
 
 class TurnQueue:
-    """Queue of the turns of one environment that are not yet recorded, oldest first.
+    """Queue of one environment's turns that have not been recorded yet, oldest first.
 
     An agent may observe the outcome of its action after other agents have observed outcomes of later actions. Fragments
-    contain complete environment steps only: all turns of a step leave the queue together, in order of the steps, once
-    all outcomes up to that step are known.
+    contain only complete environment steps: the turns of a step are removed from the queue together, once the outcomes
+    of all turns up to and including that step are known.
     """
 
     def __init__(self) -> None:
@@ -518,7 +518,7 @@ class TurnQueue:
         self._turns, self._waiting = copy.deepcopy(state)
 
     def break_off(self) -> None:
-        """Discard turns that can no longer be completed."""
+        """Discard the turns whose outcomes will never be known."""
         steps = self.complete(None)
         self.clear()
         self._turns += chain.from_iterable(steps)
@@ -548,7 +548,7 @@ class TurnQueue:
             turn.columns[names.EPS_DONE] = [True]
 
     def complete(self, limit: int | None) -> list[list[Step]]:
-        """Remove and return the turns of at most `limit` complete environment steps; None removes all of them."""
+        """Remove and return the turns of at most `limit` complete environment steps, or of all if None."""
         completed: list[list[Step]] = []
         turns = self._turns
         while turns and len(completed) != limit:

@@ -1,4 +1,4 @@
-"""Hooks that are applied to each collected trajectory before the trajectory is added to train batches."""
+"""Hooks that collectors apply to each collected trajectory, such as advantage estimation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from samplebatch.returns.arrays import gae, nstep
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Steps of one agent in one episode that are in the same batch, passed to hooks; the episode may be incomplete.
+    """Steps of one agent in one episode, as passed to hooks.
+
+    A trajectory contains only the steps in one batch, so the episode may be incomplete.
 
     Attributes
     ----------
@@ -36,7 +38,7 @@ class Trajectory:
     eps_id
         Episode id.
     steps
-        Steps in order.
+        Steps of the trajectory in time order.
     """
 
     agent: Any
@@ -46,21 +48,21 @@ class Trajectory:
 
     @property
     def ended(self) -> bool:
-        """Whether the last step is terminated or truncated; if it is not, the episode continues in another batch."""
+        """Whether the last step is terminated or truncated; otherwise, the episode continues in another batch."""
         return bool(np.asarray(self.steps[names.DONES])[-1])
 
 
 def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
     """Sort a batch so that the steps of each trajectory are contiguous and in time order.
 
-    Trajectories are identified by `eps_id` and, if it exists, `agent_index`, and are ordered by their first rows.
-    Without `t`, the order of the steps in a trajectory is unchanged.
+    A trajectory is identified by `eps_id` and, if the column exists, `agent_index`; trajectories are ordered by their
+    first rows. Without `t`, the order of the steps in a trajectory is unchanged.
 
     Returns
     -------
     tuple
-        The sorted batch, which is `steps` itself if it was already sorted, and the index of the first row of each
-        trajectory, shape (k,).
+        The sorted batch, or `steps` itself if its rows were already in this order, and the index of the first row of
+        each trajectory, shape (k,).
 
     Examples
     --------
@@ -124,7 +126,7 @@ columns.
 
 
 class TrajectoryColumns(ABC):
-    """Hook that computes columns for all trajectories of a policy at once, or for one trajectory.
+    """Base class of hooks that compute columns for all trajectories of a policy, or for one trajectory, per call.
 
     Attributes
     ----------
@@ -141,11 +143,11 @@ class TrajectoryColumns(ABC):
         Parameters
         ----------
         policy_id
-            Policy that acted.
+            Policy that acted in the steps.
         steps
             Steps of all trajectories; the steps of each trajectory are contiguous and in time order.
         last
-            Whether each step is the last step of its trajectory in the batch, shape (n,). If such a step is neither
+            Whether each step is the last step of its trajectory in the batch, shape (n,). If a last step is neither
             terminated nor truncated, the episode continues in another batch.
         """
 
@@ -186,8 +188,8 @@ def postprocess(
     Returns
     -------
     SampleBatch or MultiAgentBatch
-        A batch of the same type, with the same number of environment steps. The steps of each trajectory are contiguous
-        and in time order.
+        A batch of the same class and with the same number of environment steps as `batch`. The steps of each trajectory
+        are contiguous and in time order.
 
     Raises
     ------
@@ -353,12 +355,13 @@ class GAE(TrajectoryColumns):
         ]
 
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
-        """Compute advantages and value targets; their dtype is the dtype of the estimates.
+        """Compute advantages and value targets, which have the dtype of the value estimates.
 
         Raises
         ------
         ColumnNotFoundError
-            If the column of estimates is missing, or there is no source of bootstrap values.
+            If the column of estimates is missing, or bootstrap values are required, `values` is a column and there is
+            no `bootstrap`.
         ColumnLengthError
             If the number of estimates differs from the number of steps.
         """

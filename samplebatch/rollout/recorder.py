@@ -1,4 +1,4 @@
-"""Recorders of environment steps, which are written in time order and returned in stream order."""
+"""Recorders of environment steps, which are appended in time order and returned sorted by stream and time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CountedSteps(NamedTuple):
     - `ended`: environments whose episodes ended, in time order, shape (e,); None if no episode ended.
     - `returns`, `lens`: sum of rewards and number of steps per ended episode, shape (e,).
     - `eps_id`, `t`: episode of each run, and number of steps in the episode before the run, shape (r,). A run is a
-      sequence of steps of one environment in one episode.
+      sequence of consecutive steps of one environment in one episode.
     - `lengths`, `order`: length of each run, shape (r,), and indices of the steps in order of runs, shape (k,); None if
       each run is a single step.
     """
@@ -91,7 +91,7 @@ def _zero_unless(keeps: Flags, returns: Floats) -> Floats:
 
 
 class EpisodeCount:
-    """Counter of episode returns and lengths in n environments; accepts any number of steps at a time.
+    """Counter of episode returns and lengths in n environments; one call can add any number of steps.
 
     - `ended`: returns and lengths of completed episodes; a recorder clears the list after reading it.
 
@@ -133,9 +133,9 @@ class EpisodeCount:
         """Add steps in time order to the returns and lengths of their episodes.
 
         - `done`: whether each step ended an episode, shape (k,).
-        - `rewards`: rewards, shape (k,), or (k, agents).
-        - `envs`: environment index of each step, shape (k,); None if the steps are one step of every environment, in
-          order.
+        - `rewards`: rewards of each step, shape (k,) or (k, agents).
+        - `envs`: environment index of each step, shape (k,); None if the steps are one step per environment, in order
+          of the environments.
         - `steps`: maximum number of steps of one environment; if it exceeds 1, `envs` is required.
         """
         if rewards.ndim != self._returns.ndim:
@@ -226,7 +226,7 @@ class EpisodeCount:
 
 
 def episode_ids(count: int) -> Ints:
-    """Draw ids that are unique across processes and runs, shape (count,).
+    """Draw episode ids that are unique across processes and runs, shape (count,).
 
     Each id has 63 bits from the operating system's random generator.
 
@@ -249,7 +249,7 @@ _concatenate = np.concatenate
 
 
 class _EMPTY:
-    """Placeholder for an empty info; a class, because copies and pickles preserve the identity of classes."""
+    """Placeholder for an empty info, which is a class because copying and pickling preserve the identity of classes."""
 
 
 _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
@@ -257,7 +257,7 @@ _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL
 
 
 class Streams(NamedTuple):
-    """Episode id and stream (environment and agent) of k rows, shape (k,) each; named after their columns."""
+    """Episode id and stream (environment and agent) of k rows; each field has shape (k,) and the name of its column."""
 
     eps_id: Ints
     env_id: Ints
@@ -266,7 +266,7 @@ class Streams(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """Rows of one policy: one step of each of its k acting agents.
+    """Rows of one policy in one step: one row for each of the policy's k acting agents.
 
     - `columns`: values of the k rows by column name.
     - `streams`: episode id, environment and agent of each row.
@@ -284,7 +284,7 @@ class Step:
 class Recorder:
     """Storage of environment steps by policy, from which collectors create batches.
 
-    Rows are appended in the order of steps. In a batch, rows are sorted by stream (`env_id` and `agent_index`) and
+    Rows are appended in order of collection. In a batch, rows are sorted by stream (`env_id` and `agent_index`) and
     time. Values are copied once when rows are concatenated, and once when rows are sorted.
 
     >>> recorder, zero = Recorder(), np.zeros(2, int)
@@ -307,8 +307,8 @@ class Recorder:
         Rows of a stream must be in time order. Arrays are referenced, not copied. Shallow copies of infos are stored,
         because environments may reuse the dicts.
 
-        Raises ColumnMismatchError if the names or row shapes of columns differ from the policy's earlier rows, or if
-        two dtypes have no lossless common dtype. If an error is raised, no row is written.
+        Raises ColumnMismatchError if the names or row shapes of columns differ from the policy's earlier rows, or if a
+        column's dtype and its earlier dtype have no lossless common dtype. If an error is raised, no row is appended.
         """
         policies = self._policies
         fitted: list[Mapping[str, Block]] = []
@@ -382,7 +382,10 @@ class _PolicyRows:
             ]
 
     def fit(self, columns: Mapping[str, Block]) -> Mapping[str, Block]:
-        """Convert columns to the dtypes of earlier rows; if a dtype is too narrow, convert the earlier rows."""
+        """Convert columns to the dtypes of earlier rows.
+
+        If an earlier dtype cannot represent the new values, the earlier rows are converted.
+        """
         if columns.keys() != self._blocks.keys():
             odd = next(iter(columns.keys() ^ self._blocks.keys()))
             raise ColumnMismatchError(f"all steps of a collection must have the same columns, got some without {odd!r}")
@@ -487,7 +490,7 @@ def _join_nested(name: str, blocks: Sequence[Any]) -> NestedRows:
 
 
 def _is_alike(block: Any, first: Any) -> bool:
-    """Return whether two tensors or nested blocks have equal structure, dtypes and row shapes."""
+    """Return whether two tensors or nested blocks have equal structures, dtypes and row shapes."""
     if is_tensor(block) and is_tensor(first):
         return bool(block.dtype == first.dtype and block.shape[1:] == first.shape[1:])
     if not (isinstance(block, NestedRows) and isinstance(first, NestedRows)) or block.structure != first.structure:
@@ -553,7 +556,9 @@ def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
 
 
 def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
-    """Call a hook on every episode that ends in a batch, and add the returned columns; all other rows are NaN.
+    """Call a hook on every episode that ends in a batch, and add the returned columns.
+
+    Other rows of a returned column contain False, None or NaN, depending on the dtype.
 
     For an episode that started in an earlier batch, the hook receives only the rows in this batch.
     """
@@ -602,7 +607,7 @@ class VectorRecorder:
     """Recorder of the steps of n single-agent environments, which are returned as a batch or added to a buffer.
 
     - `recorded`: number of steps recorded since the last `take`.
-    - `looks_at_each_step`: whether hooks must be called for every step.
+    - `looks_at_each_step`: whether steps must be recorded one at a time, because a hook processes each step or episode.
     """
 
     def __init__(
@@ -680,12 +685,13 @@ class VectorRecorder:
     ) -> None:
         """Record rows of steps.
 
-        - `columns`: arrays of shape (k, ...), step by step.
+        - `columns`: arrays of shape (k, ...), in order of steps.
         - `infos`: infos of each step by step number; steps without infos may be omitted.
-        - `envs`: index of each row's environment, shape (k,); None if every step has one row per environment, in order.
+        - `envs`: index of each row's environment, shape (k,); None if every step has one row per environment, in order
+          of the environments.
         - `steps`: number of steps; each step has the same number of rows.
         - `drop`: rows to discard; None to keep all rows.
-        - `act`: result of the policy for the rows; required if `on_step` was passed.
+        - `act`: policy output for the rows; required if the recorder was created with `on_step`.
         """
         if not self._has_infos:
             infos = {}
@@ -816,7 +822,7 @@ def _infos_of_batch(infos: Mapping[int, Infos], steps: int, count: int, selected
 
 
 def to_transitions(values: Columns, infos: Batch) -> Batch:
-    """Build a batch of transitions under Tianshou's names; nested columns become nested batches.
+    """Build a batch of transitions with Tianshou's column names; nested columns become nested batches.
 
     >>> to_transitions({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, Batch())
     Batch(
@@ -840,7 +846,7 @@ def to_transitions(values: Columns, infos: Batch) -> Batch:
 
 @lru_cache(maxsize=1024)
 def _nested_place(name: str) -> tuple[tuple[str, ...], str]:
-    """Return the names of the nested batches that contain a column in transitions, and the column's key."""
+    """Return a column's path in the transitions: names of nested batches, and the key in the innermost batch."""
     top, *path = name.split(".")
     *folders, leaf = TO_NESTED.get(top, top), *path
     return tuple(folders), leaf

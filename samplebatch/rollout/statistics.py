@@ -32,7 +32,7 @@ class PolicyStatistics:
     episodes
         Number of completed episodes in which an agent of the policy acted.
     returns
-        Sum of rewards per agent and episode, shape (k,); or shape (k, m), if a reward has shape (m,).
+        Sum of rewards per agent and episode, shape (k,); or shape (k, m) if each reward has shape (m,).
     lengths
         Number of steps per agent and episode, shape (k,).
     """
@@ -48,7 +48,7 @@ class PolicyStatistics:
 
     @property
     def mean_length(self) -> float:
-        """Mean of `lengths`; NaN if no episode ended."""
+        """Mean of all values in `lengths`; NaN if no episode ended."""
         return float(self.lengths.mean()) if self.lengths.size else float("nan")
 
 
@@ -133,7 +133,7 @@ def finished_episodes(batch: MultiAgentBatch | SampleBatch) -> npt.NDArray[Any]:
 
 
 def _ends_of(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None:
-    """Find completed episodes; None if a batch lacks a required column."""
+    """Find completed episodes; return None if a batch lacks a required column."""
     if not all(name in steps for steps in policies.values() for name in _NEEDED):
         return None
     return episode_ends(policies)
@@ -169,7 +169,7 @@ def _sum_up(steps: SampleBatch, rows: npt.NDArray[np.intp]) -> _Trajectories:
 
 
 def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.NDArray[Any]) -> _Trajectories:
-    """Sum rewards and count steps per run of rows with equal episode and agent; requires at least one row."""
+    """Sum rewards and count steps per run of rows with one episode and agent; requires at least one row."""
     starts = run_starts(eps_id, agent)
     returns = np.add.reduceat(rewards, starts, axis=0, dtype=np.float64)
     return _Trajectories(eps_id[starts], agent[starts], starts, returns, np.diff(starts, append=len(rewards)))
@@ -179,7 +179,7 @@ class RunningStatistics:
     """Statistics of episodes that extend over several fragments.
 
     `episode_statistics` reads a single batch. `RunningStatistics` accumulates fragments, so that returns and lengths
-    cover entire episodes. Add the parts of an episode in order.
+    cover entire episodes. The fragments of an episode must be added in time order.
 
     >>> running = RunningStatistics()
     >>> for t, rewards, done in (([0, 1], [1.0, 2.0], [False, False]), ([2], [4.0], [True])):
@@ -215,7 +215,7 @@ class RunningStatistics:
         return ended
 
     def advance(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Add a fragment and return the statistics of episodes that end in it, without adding them to the totals."""
+        """Return statistics of the episodes that end in a new fragment, without adding them to the totals."""
         policies = policies_of(fragment)
         ends = _ends_of(policies)
         if ends is None:
@@ -264,7 +264,7 @@ class RunningStatistics:
         self._open, self._newest = {}, {}
 
     def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Discard an unfinished episode if a fragment contains a different unfinished episode of the same environment.
+        """Discard unfinished episodes of environments for which a fragment contains a different unfinished episode.
 
         All fragments must belong to one run, in which environments have distinct `env_id`s.
         """
@@ -402,7 +402,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, repr=False)
 class CollectStats(PrintedAsDict, Generic[BatchT]):
-    """Statistics of one call of `collect`: episodes, steps, speed, returns and the batch.
+    """Result of one call of `collect`: numbers of episodes and steps, speed, returns, lengths and the batch.
 
     Attributes
     ----------
@@ -411,9 +411,9 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     n_collected_steps
         Number of stored steps.
     collect_time
-        Duration in seconds.
+        Duration of the call in seconds.
     collect_speed
-        Steps per second.
+        Number of stored steps per second.
     returns
         Sum of rewards of each finished episode, shape (k,), in order of episode ends. The sums include rewards of steps
         from earlier calls.
@@ -424,9 +424,9 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     batch
         Collected steps in stream order; None if the steps are in a buffer, although the static type omits None.
     policies
-        With several agents, `CollectStats` of each policy by policy id: number of steps of the policy's agents, and one
-        return and length per agent and finished episode. `returns` and `lens` of the report concatenate the values of
-        all policies.
+        With several agents, `CollectStats` by policy id, which contain the number of steps of the policy's agents, and
+        one return and length per agent and finished episode. The report's own `returns` and `lens` concatenate the
+        values of all policies.
     """
 
     n_collected_episodes: int = 0
