@@ -36,7 +36,7 @@ def tree_slice(columns: dict[str, Any], span: slice) -> dict[str, Any]:
 
 
 def spans(boundaries: Any, rows: int) -> list[Span]:
-    """Convert the start rows of all parts except the first to (start, stop) pairs."""
+    """Return the (start, stop) pairs of all parts; `boundaries` are the start rows of all but the first part."""
     edges = [0, *boundaries.tolist(), rows]
     return list(pairwise(edges))
 

@@ -316,7 +316,7 @@ def vector_setup(lib: Any, columns: Any) -> Any:
 
 
 def reading_row(key: slice) -> Row:
-    """Declare a row that reads a slice of a buffer of 20,000 transitions."""
+    """Declare the row for reading a slice of a buffer of 20,000 transitions."""
     name = "all.20k" if key == slice(None) else f"slice{key.stop - key.start}"
 
     def setup(lib: Any, columns: Any) -> Any:

@@ -41,7 +41,7 @@ class StepCounter:
 
 
 def counted_environments(num_envs: int, *, count_resets: bool) -> tuple[list[Any], StepCounter]:
-    """Create single environments; the first one counts its steps, and optionally resets that replace a step."""
+    """Create single environments; the first environment counts its steps and, optionally, resets after an episode."""
     import gymnasium
 
     counter = StepCounter()
@@ -199,7 +199,7 @@ def agent_of_torch(num_envs: int, steps: int) -> tuple[Any, Any]:
 
 
 def ours_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
-    """Collect batches with an actor-critic as the policy."""
+    """Collect batches with an actor-critic policy."""
     from samplebatch import Collector
 
     agent, env = agent_of_torch(*data)
@@ -243,7 +243,7 @@ def bare_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
 
 
 def row_of_agent(num_envs: int, steps: int, bar: float) -> Row:
-    """Declare a row that collects batches with an actor-critic as the policy."""
+    """Declare the row for the collection of batches with an actor-critic policy."""
     return row(
         f"collect.agent.{num_envs}x{steps}",
         partial(tuple[int, int], (num_envs, steps)),
@@ -331,7 +331,7 @@ def tianshou_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], fl
 
 
 def row_of_calls(num_envs: int, calls: int, bar: float) -> Row:
-    """Declare a row that collects into a buffer in several calls."""
+    """Declare the row for collection into a buffer in several calls."""
     return row(
         f"collect.calls.{num_envs}x{STEPS // calls}",
         lambda: num_envs,

@@ -1,6 +1,6 @@
 """`sb.compress.*` and `sb.decompress.*`: LZ4 compression of an observation column, as one block (`bulk`) or row by row.
 
-Small rows are random floats, which do not compress. Image stacks are half constant, so that they compress.
+Small rows are random floats, which do not compress. The upper half of each image is constant, and compresses.
 """
 
 from __future__ import annotations

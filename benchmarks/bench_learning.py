@@ -1,4 +1,4 @@
-"""`learning.*`: short trainings, in microseconds for collecting, storing, sampling and updates.
+"""`learning.*`: short training runs, in microseconds for collecting, storing, sampling and updates.
 
 All contestants learn the same task with the same networks and hyperparameters, on one torch thread. Each contestant
 uses its own collectors, buffers and trainers, as in the learning curves (`benchmarks.scripts.learning_curves`), which

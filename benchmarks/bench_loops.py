@@ -3,7 +3,7 @@
 In `loops.ppo`, `bare` is the loop of single-file implementations with preallocated arrays; `ours` is the same loop with
 our collector, `GAE` and `minibatches`. In `loops.dqn` and `loops.sac`, `sb3` uses Stable-Baselines3's replay buffer;
 `ours` is the same loop with our collector and replay buffer. The loops of a row have the same networks, losses and
-number of updates, on one torch thread.
+number of updates, and run with one torch thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ITERATIONS, DQN_STEPS, SAC_STEPS = 5, 3000, 600
 
 
 def clocked(train: Callable[[Any], Any]) -> Way:
-    """Time entire trainings on one torch thread."""
+    """Time entire training runs with one torch thread."""
 
     def setup(lib: Any, data: Any) -> Callable[[], float]:
         import torch

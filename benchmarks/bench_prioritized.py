@@ -148,7 +148,7 @@ def bare_sample_and_update_setup(_: Any, columns: dict[str, Any]) -> Callable[[]
 
 
 def row_of_full_buffer(name: str, ours: Any, cpprb: Any, bare: Any) -> Row:
-    """Declare a row that uses a full buffer.
+    """Declare a row with a full buffer as its data.
 
     Updates without sampling omit cpprb, because cpprb defers the sums until rows are sampled.
     """

@@ -1,4 +1,4 @@
-"""Storage of steps with peers' own functions; peers that cannot read parts of a file read the entire file.
+"""Storage of steps with the peers' own functions; peers that cannot read parts of a file read the entire file.
 
 Each `*_save` function returns a state that starts with a write function and a path; `*_load` functions read this state.
 Most other functions return one function that reads, or a pair of functions: one that reads and one that selects rows.
@@ -20,7 +20,7 @@ from benchmarks.stored import episode, folder, random_rows
 
 
 def tianshou_save(lib: Any, data: Any) -> Any:
-    """Prepare writing a Tianshou batch to HDF5."""
+    """Write a Tianshou batch to HDF5; return a function that repeats the write, and the path."""
     import h5py
     from tianshou.data.utils.converter import to_hdf5
 
@@ -53,7 +53,7 @@ def tianshou_column(state: Any) -> Any:
 
 
 def tianshou_rows(lib: Any, data: Any) -> Any:
-    """Prepare gathering random rows; Tianshou must read the entire batch first."""
+    """Return a function that reads the entire batch, and a function that gathers random rows of the batch."""
     state, rows = tianshou_save(lib, data), random_rows(len(data["t"]))
     return lambda: lib.Batch(tianshou_load(state)), lambda batch: batch[rows]
 
@@ -73,7 +73,7 @@ def tianshou_filtered(lib: Any, data: Any) -> Any:
 
 
 def tensordict_save(lib: Any, data: Any) -> Any:
-    """Prepare writing a TensorDict to a folder of memory maps."""
+    """Write a TensorDict to a folder of memory maps; return a write function, the path and the TensorDict."""
     import torch
     from tensordict import TensorDict
 
@@ -91,7 +91,7 @@ def tensordict_load(state: Any) -> Any:
 
 
 def tensordict_rows(lib: Any, data: Any) -> Any:
-    """Prepare memory-mapping the folder and gathering random rows."""
+    """Return a function that memory-maps the folder, and a function that gathers random rows."""
     import torch
 
     state, rows = tensordict_save(lib, data), torch.from_numpy(random_rows(len(data["t"])))
@@ -99,7 +99,7 @@ def tensordict_rows(lib: Any, data: Any) -> Any:
 
 
 def tensordict_filtered(lib: Any, data: Any) -> Any:
-    """Prepare memory-mapping the folder and gathering the rows of an episode."""
+    """Return a function that memory-maps the folder and gathers the rows of one episode."""
     state, number = tensordict_save(lib, data), episode(len(data["t"]))
 
     def read() -> Any:
@@ -113,7 +113,7 @@ def tensordict_filtered(lib: Any, data: Any) -> Any:
 
 
 def rllib_save(lib: Any, data: Any) -> Any:
-    """Prepare writing an RLlib batch as JSON."""
+    """Write an RLlib batch as JSON; return a function that repeats the write, and the path."""
     from ray.rllib.offline.json_writer import _to_json
 
     batch, path = lib.SampleBatch(data), folder() / "rllib.json"
@@ -133,7 +133,10 @@ def rllib_load(state: Any) -> Any:
 
 
 def rllib_rows(lib: Any, data: Any) -> Any:
-    """Prepare reading a batch and gathering random rows of each column, because RLlib's batch rejects indices."""
+    """Return a function that reads a batch, and a function that gathers random rows.
+
+    RLlib's batch rejects indices, so the rows of each column are gathered separately.
+    """
     state, rows = rllib_save(lib, data), random_rows(len(data["t"]))
     return lambda: rllib_load(state), lambda batch: {name: values[rows] for name, values in batch.items()}
 
@@ -154,7 +157,7 @@ def rllib_filtered(lib: Any, data: Any) -> Any:
 
 
 def minari_save(lib: Any, data: Any) -> Any:
-    """Prepare writing a Minari dataset."""
+    """Write a Minari dataset; return a function that repeats the write, and the folder."""
     target = folder() / "minari"
     os.environ["MINARI_DATASETS_PATH"] = str(target)
     ends = np.flatnonzero(np.diff(data["eps_id"], append=-1)) + 1
@@ -182,19 +185,19 @@ def _minari_read(lib: Any) -> Any:
 
 
 def minari_load(lib: Any, data: Any) -> Any:
-    """Prepare reading all episodes."""
+    """Write the dataset; return a function that reads all episodes."""
     minari_save(lib, data)
     return partial(_minari_read, lib)
 
 
 def minari_column(lib: Any, data: Any) -> Any:
-    """Prepare reading the rewards of all episodes; Minari must read entire episodes."""
+    """Write the dataset; return a function that reads the rewards, for which Minari must read entire episodes."""
     minari_save(lib, data)
     return lambda: np.concatenate([part.rewards for part in _minari_read(lib)])
 
 
 def minari_rows(lib: Any, data: Any) -> Any:
-    """Prepare reading and concatenating all episodes, and gathering random rows."""
+    """Return a function that reads and concatenates all episodes, and a function that gathers random rows."""
     minari_save(lib, data)
     rows = random_rows(len(data["t"]))
 
@@ -213,6 +216,6 @@ def minari_rows(lib: Any, data: Any) -> Any:
 
 
 def minari_filtered(lib: Any, data: Any) -> Any:
-    """Prepare reading one episode, which Minari can look up by its number."""
+    """Write the dataset; return a function that reads one episode by its number."""
     minari_save(lib, data)
     return lambda: lib.read_episode("steps/steps-v0", episode(len(data["t"])))

@@ -1,9 +1,10 @@
-"""Cost of storing a replay buffer's rows compressed or in a folder, compared with plain memory.
+"""Cost of storing a replay buffer's rows compressed or in a folder, compared with uncompressed rows in memory.
 
     python -m benchmarks.scripts replay_storage --steps 20000
 
-Frames are 84 x 84 bytes, similar to Atari games: a static background, eight moving objects, and a score. Next
-observations are not stored. Times are minima over several rounds; the kinds alternate in each round.
+Frames have 84 x 84 bytes and resemble frames of Atari games: they show a static background, eight moving objects and a
+score. Next observations are not stored. Times are minima over several rounds; the kinds of storage alternate in each
+round.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def shortest_times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str
 
 
 def measure(count: int, rounds: int, folder: Path) -> dict[str, dict[str, float]]:
-    """Measure every kind of storage: quantity (with its unit) -> kind -> value."""
+    """Measure every kind of storage; return the values by quantity (with its unit) and kind."""
     steps = steps_of(frames(count))
     results: dict[str, dict[str, float]] = {}
     buffers = {kind: ReplayBuffer(count, ignore_obs_next=True, **options(folder)) for kind, options in KINDS.items()}

@@ -19,12 +19,12 @@ from samplebatch.rollout import Collector
 
 
 def balance(obs: Any) -> Any:
-    """Choose CartPole actions by a rule that balances the pole, for rows of observations."""
+    """Return one CartPole action per row of observations, by a rule that balances the pole."""
     return (obs[:, 2] + 0.3 * obs[:, 3] > 0).astype(np.int64)
 
 
 def write_balanced(path: Path) -> None:
-    """Write 50 CartPole episodes, balanced by a rule with 10 % random actions."""
+    """Write 50 CartPole episodes, collected by a rule that balances the pole, with 10 % random actions."""
     make = TASKS["bc"].make
     rng, space = np.random.default_rng(0), make().action_space
     space.seed(0)
@@ -41,7 +41,7 @@ def write_balanced(path: Path) -> None:
 
 
 def write_replay(path: Path, steps: int = 10_000) -> None:
-    """Write all steps of a SAC run on Pendulum, from random steps to steps of a policy that solves the task.
+    """Write all steps of a SAC run on Pendulum: first random steps, finally steps of a policy that solves the task.
 
     Replays of such runs are the "medium-replay" data of D4RL (Fu et al., arXiv:2004.07219).
     """

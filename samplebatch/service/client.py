@@ -553,7 +553,7 @@ class ReplayClient:
             self._send(stream_key, partial(TableConnection.add_fragment, fragment=part))
 
     def _split(self, batch: Any) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_] | None]]:
-        """Yield (key, rows, row mask) for each service that owns rows of a batch; the mask is None for all rows.
+        """Yield (key, rows, row mask) for each service that owns rows; the mask is None if one service owns all rows.
 
         A batch of several policies is not split: the first environment id of the first policy selects the service.
         """
@@ -572,7 +572,7 @@ class ReplayClient:
             yield key, (steps if rows is None else steps[rows]), rows
 
     def _partition(self, ids: npt.NDArray[Any]) -> list[tuple[Any, npt.NDArray[np.bool_] | None]]:
-        """Return (key, row mask) for each service that owns rows; the mask is None for all rows."""
+        """Return (key, row mask) for each service that owns rows; the mask is None if one service owns all rows."""
         with self._lock:
             keys: dict[Shard, list[Any]] = {}
             for key in np.unique(ids).tolist():

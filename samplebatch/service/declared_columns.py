@@ -115,12 +115,12 @@ class DeclaredColumns:
 
     @property
     def by_policy(self) -> bool:
-        """Whether columns are declared by policy."""
+        """Whether columns are declared separately for each policy."""
         return list(self._policies) != [None]
 
     @property
     def flat(self) -> Forms:
-        """Dtype and row shape of each column, as text, by name; requires columns that are not declared by policy."""
+        """Dtype and row shape of each column, as text, by name; requires one declaration for all policies."""
         return dict(self._policies[None])
 
     def __str__(self) -> str:
@@ -143,8 +143,8 @@ class DeclaredColumns:
     def for_steps(self) -> DeclaredColumns:
         """Return the declarations under RLlib's column names, which tables of steps use.
 
-        Raises ArgumentError if columns are declared by policy, because all policies share the columns of steps. Raises
-        ArgumentError if two declared names correspond to the same RLlib name.
+        Raises ArgumentError if columns are declared separately for each policy, because all policies share the columns
+        of steps. Raises ArgumentError if two declared names correspond to the same RLlib name.
         """
         if self.by_policy:
             raise ArgumentError(

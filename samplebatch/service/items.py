@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Mode = Literal["steps", "sequences", "episodes", "fragments"]
 Ints = npt.NDArray[np.int64]
 Pause = Callable[[int], None]
-"""Callback between portions of a draw, which releases the lock; accepts the number of items in the last portion."""
+"""Callback that releases the lock between portions of a draw; its argument is the size of the last portion in items."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Items(ABC):
         """Return the items and all state that later samples depend on."""
 
     def freeze(self) -> dict[str, Any]:
-        """Return a snapshot of the state for a checkpoint; large parts may be read after the call."""
+        """Return a snapshot of the state for a checkpoint; its rows may be read after the lock is released."""
         return self.state_dict()
 
     @abstractmethod

@@ -194,7 +194,7 @@ class RowStore:
         return keys_array(keys)
 
     def _match(self, name: str, column: Column) -> Column:
-        """Convert a column to the kind of the stored column, and compare dtype and row shape."""
+        """Convert a column to the kind of the stored column, and validate its dtype and row shape."""
         stored = self.forms.get(name)
         if stored is None or form_of(column) == stored:
             return column
@@ -236,7 +236,7 @@ class RowStore:
                 )
 
     def _read_selection_values(self, columns: Mapping[str, Column]) -> dict[str, Ints]:
-        """Return group, version and length of each row of a write.
+        """Return the group, the version and the length of each row of a write, by role.
 
         Raises ColumnTypeError if a column does not contain one group, version or length per row.
         """
@@ -425,7 +425,7 @@ class RowStore:
         """
         rows = np.flatnonzero(self._arrays["alive"][: self._used])
         names = sorted(self.forms)
-        # Equal codes mark rows with the same columns.
+        # Rows with equal codes have the same columns.
         codes = np.zeros(len(rows), np.int64)
         for name in names:
             codes = np.unique(codes * 2 + self._has(name)[rows], return_inverse=True)[1]

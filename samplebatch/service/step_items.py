@@ -179,8 +179,8 @@ class StepItems(Items):
     - `options`: options of the buffer, and the default `n_step` and `gamma` of samples.
     - `columns`: required columns; None if the first steps determine them.
 
-    Raises ArgumentError if an option is unknown or out of range, or columns are declared by policy. Raises
-    PriorityError if alpha or beta is negative or not a number.
+    Raises ArgumentError if an option is unknown or out of range, or columns are declared separately for each policy.
+    Raises PriorityError if alpha or beta is negative or not a number.
     """
 
     unit = "steps"
@@ -237,7 +237,7 @@ class StepItems(Items):
     def declare(self, columns: DeclaredColumns | None) -> None:
         """Set the columns that later steps must have; None lets the first steps determine the columns.
 
-        Raises ArgumentError if columns are declared by policy, or a name is declared twice.
+        Raises ArgumentError if columns are declared separately for each policy, or a name is declared twice.
         """
         self.declared = None if columns is None else columns.for_steps()
 
@@ -510,7 +510,7 @@ class StepItems(Items):
     # Checkpoints
 
     def streams(self) -> list[list[Any]]:
-        """Return writer, environment and ring of each stream, the least recently written stream first."""
+        """Return the writer, the environment and the ring of each stream, the least recently written stream first."""
         return [[writer, environment, ring] for (writer, environment), ring in self._streams.items()]
 
     def set_streams(self, streams: Any) -> None:

@@ -364,7 +364,7 @@ def _has_leaves(source: Node) -> bool:
 class _OtherName:
     """Attribute that only other libraries' batches have; access raises AttributeError unless a column has this name."""
 
-    # Without `__set__`, the values of a batch come first.
+    # The descriptor has no `__set__`, so values in the `__dict__` of a batch take precedence.
     def __init__(self, name: str, way_out: str = "") -> None:
         self.name, self.way_out = name, way_out
 
@@ -465,7 +465,7 @@ class Batch(Node):
     # Access by name
 
     if TYPE_CHECKING:
-        # At run time a value is a plain attribute, found in __dict__: a hook here would double the cost.
+        # At run time, a value is a plain attribute in `__dict__`; a hook would double the cost of an access.
         def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -506,7 +506,7 @@ class Batch(Node):
         return self.__dict__.keys()
 
     def get_keys(self) -> KeysView[str]:
-        """Return the names, also if the batch has a column named `keys`."""
+        """Return the names, even if the batch has a column named `keys`."""
         return self.__dict__.keys()
 
     def values(self) -> ValuesView[Any]:
@@ -990,7 +990,7 @@ class Batch(Node):
         conversions.drop_reserved(self)
 
     def isnull(self) -> Self:
-        """Return a batch of bool with the same structure that marks NaN, NaT and None.
+        """Return a batch with the same structure, in which True marks NaN, NaT and None, and False all other values.
 
         >>> Batch(a=[1.0, float("nan")], b=["x", None]).isnull().to_dict()
         {'a': array([False,  True]), 'b': array([False,  True])}

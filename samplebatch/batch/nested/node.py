@@ -28,9 +28,9 @@ class Node:
     __slots__ = ("__dict__", "__weakref__", "_action_unit")
     __dict__: dict[str, Any]
     _action_unit: ActionUnit | None
-    """Unit of actions; None if unknown. A slot, so that no column hides it.
+    """Unit of actions; None if unknown. The unit is stored in a slot, so that no column can hide the unit.
 
-    Every constructor sets it, because reading an unset slot is four times slower."""
+    Every constructor sets the slot, because reading an unset slot is four times slower than reading a set slot."""
     _stack_rows: ClassVar[Callable[[Sequence[Any], str], Node]]
     """Function that stacks dicts and nested batches under a dotted prefix; set by `Batch`, used by `parse`."""
 
@@ -39,7 +39,7 @@ class Node:
 
 
 PEER_CLASSES: Final[dict[type, type]] = {}
-"""Class of batches to Tianshou's class of the same name, once Tianshou is loaded."""
+"""Mapping from each batch class to Tianshou's class of the same name; empty until Tianshou is imported."""
 
 _new = object.__new__
 _ndarray = np.ndarray
@@ -244,7 +244,7 @@ def format_tree(source: Node, head: str | None = None) -> str:
 
 def _format_leaf(value: Any) -> str:
     kind = KINDS[type(value)]
-    # One row out of a buffer is a view, and shown as the array that it is.
+    # An element of a buffer's row is a 0-d view of an array, and is formatted as an array.
     if kind in (ARRAY, NUMBER) and np.ndim(value) == 0 and getattr(value, "base", None) is None:
         number = np.asarray(value)
         if number.dtype in _PLAIN_DTYPES:

@@ -152,7 +152,7 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
                 raise IndexError(f"the mask has {masked} rows and the column {len(value)}")
             if kind == ARRAY:
                 picked = value[selection.index] if rows is None else value.take(rows, 0)
-                # An index with an ellipsis wraps even a single object.
+                # NumPy returns a 0-d array for an index with an ellipsis, even if the array contains a single object.
                 wrapped = value.dtype.hasobject and type(picked) is _ndarray and picked.ndim == 0
                 selected[name] = picked.item() if wrapped else picked
             elif kind == NODE:
@@ -160,7 +160,7 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
             elif kind == TENSOR:
                 selected[name] = value[selection.of_tensor(value)]
             elif kind == RAGGED:
-                # Indices of several dimensions give arrays of rows.
+                # An index with several dimensions returns an object array of rows.
                 selected[name] = value[selection.of_rows] if selection.picks_rows else value.to_numpy()[selection.index]
             elif kind == DISTRIBUTION:
                 selected[name] = slice_distribution(value, selection)
@@ -243,7 +243,7 @@ def _zero_all(target: Node, selection: Selection, prefix: str) -> None:
             elif kind in (OBJECT, DISTRIBUTION):
                 columns[name] = None
             else:
-                # A 0-d array is one value: emptied for any rows.
+                # A 0-d array has no rows: its value is reset for any index.
                 _zero_rows(value, kind, selection if value.ndim else EVERYTHING)
     except Exception as error:
         fault(prefix + name, "reset", error)
@@ -476,7 +476,7 @@ def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join:
 
 def _stack_leaves(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis: int) -> Any:
     if RAGGED in kinds:
-        # Rows of rows that vary in shape are no ragged column.
+        # A stack of ragged columns has two axes of rows and cannot be stored as a ragged column.
         rows = [row.to_numpy() if KINDS[type(row)] == RAGGED else row for row in rows]
         kinds = kinds - {RAGGED} | {ARRAY}
     if kinds == {ARRAY, NUMBER}:

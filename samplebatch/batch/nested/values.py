@@ -54,7 +54,10 @@ _SHAPES_OF_ONE = {(), (1,)}
 _AGGREGATES = {NODE, MAPPING, RECORD}
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num
-"""Smaller type numbers are bool, integer, floating-point (except float16) and complex dtypes."""
+"""NumPy type number of `object`.
+
+The type numbers of bool, integer, floating-point (except float16) and complex dtypes are smaller.
+"""
 
 
 def parse(value: Any, make: type[Node], path: str) -> Any:
@@ -213,8 +216,8 @@ def stack_rows(rows: Any, make: type[Node]) -> Node:
 def trees_equal(a: Node, b: Node) -> bool:
     """Return whether two trees have the same names, and leaves of equal type, dtype, shape and elements.
 
-    A number equals an array of shape () or (1,) with that number. The order of names is ignored. NaN is unequal to
-    itself, as in NumPy.
+    A number equals an array of shape () or (1,) whose only element is this number. The order of names is ignored. NaN
+    is unequal to itself, as in NumPy.
     """
     if a is b and not a.__dict__:
         return True
@@ -234,7 +237,7 @@ def trees_equal(a: Node, b: Node) -> bool:
 def _leaves_equal(value: Any, other: Any) -> bool:
     kind, other_kind = KINDS[type(value)], KINDS[type(other)]
     if NUMBER in (kind, other_kind) and {kind, other_kind} <= {NUMBER, ARRAY}:
-        # A number out of a row equals the 0-d array that a batch keeps for it.
+        # A number from a row equals the 0-d array that a batch stores for this number.
         value, other, kind = np.asarray(value), np.asarray(other), ARRAY
     elif kind != other_kind:
         return False
@@ -324,7 +327,7 @@ def missing_value(dtype: Any, path: str) -> Any:
 
 
 _MISSING: dict[str, Any] = {"f": np.nan, "c": np.nan, "b": False, "O": None}
-"""By kind of dtype."""
+"""Missing value by kind of dtype."""
 
 
 def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
