@@ -15,11 +15,11 @@ Each step includes the next observation, so samples occupy about 49 KB, 1.8 MB a
 - `p99`: the 99th percentile of the seconds between sending a fragment and its acknowledgement; one fragment is sent at
   a time.
 
-Bare is plain Arrow Flight. The Flight server holds precomputed samples in memory, with about as many bytes as our
-table, and discards received fragments. In `gather`, bare is the lower limit of sampling: NumPy gathers the rows of each
-column from a ring into the memory of one record batch. Peers are a Tianshou buffer in a Ray actor, TorchRL's
-`RayReplayBuffer`, and Reverb. Reverb runs in a separate interpreter: the environment variable `REVERB_PYTHON` is the
-path of an interpreter that can import Reverb.
+Bare is plain Arrow Flight. The Flight server stores precomputed samples in memory, which together have about as many
+bytes as our table, and discards received fragments. In `gather`, bare is the lower limit of sampling: NumPy gathers the
+rows of each column from a ring into the memory of one record batch. Peers are a Tianshou buffer in a Ray actor,
+TorchRL's `RayReplayBuffer`, and Reverb. Reverb runs in a separate interpreter: the environment variable `REVERB_PYTHON`
+is the path of an interpreter that can import Reverb.
 """
 
 from __future__ import annotations
@@ -228,12 +228,12 @@ def _reverb(work: str) -> Way:
 
 
 def _p99_way(setup: Callable[..., Call]) -> Way:
-    """Declare the 99th percentile of single inserts."""
+    """Declare an implementation that measures the 99th percentile of single inserts."""
     return Way(lambda lib, kind: partial(p99, setup(lib, kind, 1)), clocked=True)
 
 
 def _sustained_way(setup: Callable[..., Call]) -> Way:
-    """Declare the reading of a sustained stream."""
+    """Declare an implementation that reads a sustained stream."""
     return Way(lambda lib, kind: partial(sustained, setup(lib, kind)), clocked=True)
 
 

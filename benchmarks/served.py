@@ -51,8 +51,8 @@ def steps(kind: str, rows: int, seed: int = 7) -> Columns:
 def draw_samples(kind: str) -> list[Any]:
     """Draw the samples that plain Arrow Flight sends, packed as our service packs them.
 
-    The samples have about as many bytes as the table. A single sample would be sent from the processor's cache, which
-    cannot contain the rows of a table.
+    All samples together have about as many bytes as the table. A single sample would be sent from the processor's
+    cache, which cannot contain the rows of a table.
     """
     from samplebatch.service.samples import pack
 

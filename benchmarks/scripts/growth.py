@@ -123,7 +123,7 @@ def service_operations(rows: int) -> Iterator[Operation]:
 
 
 def measure(largest: int, report: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """Measure all operations at powers of ten and at the largest size: name -> unit, and seconds by rows."""
+    """Measure all operations at powers of ten and at the largest size; return units and seconds by operation name."""
     times: dict[str, dict[str, Any]] = {}
     for rows in sorted({*(10**power for power in range(3, 1 + int(math.log10(largest)))), largest}):
         report(f"{rows:,} rows")

@@ -3,10 +3,10 @@
     python -m benchmarks.scripts soak_channel --seconds 5
     python -m benchmarks.scripts soak_channel --messages 10000000 --seconds 3600
 
-The first phase sends small messages; the second phase sends messages of mixed sizes. A child process produces. The main
-process consumes, and keeps some batches for a while, so that blocks are returned out of order. Private memory and file
-descriptors of both processes are read after a tenth of each phase and at its end; the exit status is 1 if they have
-grown. The channel's arena is shared memory, reserved when the channel is created.
+The first phase sends small messages; the second phase sends messages of mixed sizes. A child process sends the
+messages. The main process receives the messages, and retains some batches, so that blocks are returned out of order.
+Private memory and file descriptors of both processes are read after a tenth of each phase and at its end; the exit
+status is 1 if they have grown. The channel's arena is shared memory, reserved when the channel is created.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _produce(producer: Any, phases: list[Phase], reports: Connection) -> None:
 
 
 def _consume(consumer: Any, phases: list[Phase]) -> Iterator[Report]:
-    """Receive and verify every batch; keep some batches for a while."""
+    """Receive and verify every batch; retain up to `MAX_KEPT_BATCHES` batches and release them out of order."""
     number = 0
     random = np.random.default_rng(1)
     for phase in phases:

@@ -156,7 +156,7 @@ def _perceptron(width: int, hidden: tuple[int, ...], out: int) -> nn.Sequential:
 
 
 def _stored(task: Task, curve: Curve, seed: int, choose: Callable[[Any, int], Any]) -> Iterator[tuple[int, Any]]:
-    """Step one environment and store the steps in a buffer; yield step number and buffer when an update is due."""
+    """Step one environment into a buffer; yield the step number and the buffer when an update is due."""
     from stable_baselines3.common.buffers import ReplayBuffer
 
     options = task.options

@@ -1,4 +1,4 @@
-"""Short runs of Tianshou's algorithms, which return the final parameters.
+"""Short runs of Tianshou's algorithms; each run returns the final parameters.
 
 Every public function is one run; its arguments are the data package that `classes_of` yields and the number of updates.
 Offline algorithms learn from random steps.

@@ -484,7 +484,7 @@ class TableConnection:
             session.close()
 
     def _find_nonce(self) -> str | None:
-        """Return the secret that proves that client and service run on the same machine; None if they do not."""
+        """Return the secret that proves that the client and the service share a machine; None on different machines."""
         if not self._nonce_is_read:
             self._nonce = self._link.retry(lambda: read_nonce(self._link))
             self._nonce_is_read = True

@@ -30,7 +30,7 @@ _OPTIONS: Final = ("columns", "at_least", "by_group", "max_tokens", "max_lag")
 
 
 class RowSession:
-    """Session that answers the requests of one client to a row table in order.
+    """Session that answers, in order, the requests of one client to a row table.
 
     Rows that the client takes are leased until the client confirms receipt; unconfirmed rows return to the table.
 
@@ -317,7 +317,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 sample = next_sample.result()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answer the requests of a learner or of a row table's client in order, in one session."""
+        """Answer, in order, the requests of a learner or of a row table's client in one session."""
         with _flight_errors():
             draw = protocol.Draw.read(descriptor.command or b"", "the command")
             memory = self._secret.open(draw.nonce, self._service.bounds.shared_nbytes) if draw.nonce else None
@@ -375,7 +375,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class _Session:
-    """Session that answers the requests of one learner in order.
+    """Session that answers, in order, the requests of one learner.
 
     If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. At most one large
     sample is sent while another one waits. Small samples of one request share a message.

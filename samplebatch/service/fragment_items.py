@@ -202,7 +202,9 @@ class FragmentItems(Items):
     # Sampling
 
     def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
-        """Validate a request for fragments; the options are `key` for tables by key and `beta` for prioritized tables.
+        """Validate a request for fragments.
+
+        Options are `key` for a table of kind `"key"` and `beta` for a prioritized table.
 
         Raises ArgumentError if the table can never return `batch_size` fragments, an option is unknown, or a required
         key is missing.
@@ -433,7 +435,7 @@ def _nbytes_of(fragment: Fragment) -> int:
 
 
 def _schema_of(fragment: Fragment) -> _Schema:
-    """Return the columns that later fragments must have, by policy: kinds, dtypes and row shapes."""
+    """Return the kind, dtype and row shape of each column that later fragments must have, by policy."""
     if isinstance(fragment, MultiAgentBatch):
         return {("policy", policy): _columns_of(part) for policy, part in fragment.policy_batches.items()}
     return {"flat": _columns_of(fragment)}

@@ -195,8 +195,9 @@ class Draw:
     - `unfinished`: as in `ReplayBuffer.sample_episodes`.
     - `beta`: exponent of importance weights; None for the table's exponent.
     - `key`: key of the fragment to sample, for a table of kind `"key"`.
-    - `nonce`: secret that proves that client and service share memory; None to receive all samples in messages.
-    - `ahead`: whether the learner prefetches samples; if so, the service sends a large sample while it draws the next.
+    - `nonce`: secret that proves that the client and the service share memory; None to receive all samples in messages.
+    - `ahead`: whether the learner prefetches samples; if so, the service sends a large sample while it draws the next
+      sample.
 
     >>> draw = Draw("replay", 256, n_step=3)
     >>> Draw.read(draw.write(), "the ticket") == draw

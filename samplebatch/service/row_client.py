@@ -43,10 +43,10 @@ class RowClient:
     Each request is executed exactly once: after a connection loss, the client reconnects and repeats unacknowledged
     requests. If a client dies, rows in transit to the client return to the table.
 
-    If client and service run on the same machine, rows are received through shared memory and are read-only. The client
-    is thread-safe; puts and reads do not block each other. A pickled client connects in the process that unpickles it;
-    a forked child cannot use its parent's client. Ctrl-C interrupts a blocked call; an interrupted put may still be
-    stored.
+    If the client and the service run on the same machine, rows are received through shared memory and are read-only.
+    The client is thread-safe; puts and reads do not block each other. A pickled client connects in the process that
+    unpickles it; a forked child cannot use its parent's client. Ctrl-C interrupts a blocked call; an interrupted put
+    may still be stored.
 
     Parameters
     ----------
@@ -317,7 +317,8 @@ class RowClient:
         n
             Maximum number of rows.
         columns
-            Columns to return; rows that lack one are not taken. None for all current columns of the table.
+            Columns to return; rows that lack one of these columns are not taken. None for all current columns of the
+            table.
         consumer
             Name of one of the table's consumers.
         timeout_s
@@ -419,7 +420,7 @@ class RowClient:
         return _rows(self._ask({"ask": "get", "columns": _names(columns)}, list_keys(keys))[1])
 
     def remove(self, keys: Any) -> int:
-        """Remove rows by key and return how many existed. Raises ServiceError if the service is unreachable."""
+        """Remove rows by key; return the number of removed rows. Raises ServiceError if the service is unreachable."""
         return whole("removed", self._ask({"ask": "remove"}, list_keys(keys))[0].get("removed"))
 
     def _limit(self, timeout_s: float | None) -> float | None:

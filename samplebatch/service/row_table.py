@@ -820,7 +820,7 @@ class RowTable:
         -------
         dict
             The entries of `ReplayTable.info` and three others: `consumers`, the number of `evicted` rows, and the
-            newest `version` (None if unknown). `columns` maps each column name to dtype and row shape.
+            newest `version` (None if unknown). `columns` maps each column name to its dtype and row shape.
         """
         with self._lock:
             rows = self._rows

@@ -22,7 +22,7 @@ class Item:
     - `number`: sequence number of the insertion, which identifies the fragment.
     - `fragment`: the fragment.
     - `priority`: priority, for selectors that use priorities.
-    - `key`: key of the fragment in a table by key; None in other tables.
+    - `key`: key of the fragment in a table of kind `"key"`; None in other tables.
     - `times`: number of times that the fragment was sampled.
     - `nbytes`: size of the fragment's columns in bytes.
     """

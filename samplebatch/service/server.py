@@ -341,7 +341,7 @@ def _cut_connections(port: int) -> None:
 
 
 def _sockets() -> Iterator[tuple[int, int, bool]]:
-    """Yield file descriptor, local port and whether the socket listens, for each TCP socket of this process."""
+    """Yield the file descriptor, the local port and whether the socket listens, for each TCP socket of this process."""
     if not os.path.isdir(_DESCRIPTORS):
         return
     for name in os.listdir(_DESCRIPTORS):
