@@ -1,1 +1,1 @@
-"""Rollout workers: processes that collect steps with a policy and send the steps in fragments."""
+"""Rollout workers, which collect steps with a policy in separate processes and send the steps in fragments."""

@@ -1,4 +1,4 @@
-"""Base classes of worker backends, and the backends for worker processes and for workers in the same process."""
+"""Base classes of worker backends, and the backends for worker processes and for workers in the calling process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(Exception):
-    """Raised after the last message of a worker that has failed, died or hung.
+    """Exception for a worker that has failed, died or hung, raised after the worker's last message.
 
     - `how`: how the worker ended.
     - `why`: reason that the worker reported; empty if it reported none.
@@ -67,11 +67,11 @@ class WorkerExit(Exception):
 
 
 class WorkerUnplaced(WorkerExit):
-    """Raised if no machine has the resources to start a worker; a replacement would fail for the same reason."""
+    """Exception for a worker for which no machine has resources, so that a replacement could not start either."""
 
 
 def word_failure(error: Exception) -> str:
-    """Format the reason of a failure for `WorkerExit.why`; an error of another library is prefixed with its class.
+    """Format an error as a reason for `WorkerExit.why`; errors of other libraries are prefixed with the error class.
 
     >>> word_failure(KeyError("obs"))
     "KeyError: 'obs'"
@@ -101,7 +101,7 @@ class BackendOptions:
 
     @property
     def fragments_nbytes(self) -> int:
-        """Memory for the fragments of each worker, in bytes.
+        """Size of the memory for the fragments of each worker, in bytes.
 
         >>> [
         ...     BackendOptions(workers, "random", "spawn", None).fragments_nbytes >> 20
@@ -118,8 +118,9 @@ class Worker(ABC):
 
     - `spec`: environments and policy of the worker.
     - `request`: current request; None if all requests are complete.
-    - `env_steps`, `episodes`: number of environment steps and of completed episodes received for the current request.
-    - `fragments`, `total_steps`: total number of received messages and of received environment steps.
+    - `env_steps`, `episodes`: numbers of environment steps and completed episodes that were received for the current
+      request.
+    - `fragments`, `total_steps`: total numbers of received messages and received environment steps.
     - `heard_at`: monotonic time of the worker's last progress, from which the stall deadline is measured.
     """
 
@@ -133,7 +134,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Process id on the worker's machine; 0 until it is known."""
+        """Process id on the worker's machine; 0 until the process id is known."""
 
     @property
     def is_placed(self) -> bool:
@@ -142,18 +143,21 @@ class Worker(ABC):
 
     @property
     def waits_on(self) -> list[Any]:
-        """Handles that become ready when a message is available: file descriptors, or object references of Ray."""
+        """File descriptors, or object references of Ray, that become ready when a message is available."""
         return []
 
     @property
     @abstractmethod
     def num_envs(self) -> int:
-        """Number of the worker's environments; 0 until they have been created."""
+        """Number of the worker's environments; 0 until the environments have been created."""
 
     @property
     @abstractmethod
     def answer(self) -> Any:
-        """State that the worker has returned; raises FormatError if it cannot be unpickled in this process."""
+        """State that the worker has returned.
+
+        Raises FormatError if the state cannot be unpickled in this process.
+        """
 
     @property
     @abstractmethod
@@ -163,7 +167,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def sent_steps(self) -> int:
-        """Number of environment steps in sent fragments."""
+        """Number of environment steps in the fragments that the worker has sent."""
 
     @property
     @abstractmethod
@@ -171,21 +175,21 @@ class Worker(ABC):
         """Number of sent fragments that have not been received yet."""
 
     def ask(self, request: Request) -> None:
-        """Send a request; if the worker has died, `receive` raises."""
+        """Send a request; if the worker has died, the next `receive` raises the error."""
         self.request = request
         self.env_steps = self.episodes = 0
         self.heard_at = time.monotonic()
 
     @abstractmethod
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
-        """Receive the next fragment; None if no fragment is available or the request is complete.
+        """Receive the next fragment; return None if no fragment is available or the request is complete.
 
         Raises WorkerExit if the worker has exited and all its fragments have been received.
         """
 
     @abstractmethod
     def check_stall(self, stall_timeout_s: float) -> None:
-        """Kill the worker if it is stalled; `receive` then raises WorkerExit after the last fragment."""
+        """Kill the worker if it made no progress in time; `receive` then raises WorkerExit after the last fragment."""
 
     @abstractmethod
     def terminate(self) -> None:
@@ -193,11 +197,11 @@ class Worker(ABC):
 
     @abstractmethod
     def drain(self, deadline: float) -> Iterator[Collected]:
-        """Receive the last fragments of a stopping worker; kill the worker at the deadline."""
+        """Receive the last fragments of a worker that was requested to exit; kill the worker at the deadline."""
 
     @abstractmethod
     def end(self) -> None:
-        """Kill the worker; received fragments stay valid."""
+        """Kill the worker; fragments that have been received stay valid."""
 
     def _find_hang(self, progress: tuple[int, int], stall_timeout_s: float, *, has_sent: bool) -> WorkerExit | None:
         """Return a WorkerExit if the worker has made no progress within the stall deadline; otherwise None."""
@@ -213,7 +217,7 @@ class Worker(ABC):
 
 
 class Weights(ABC):
-    """Newest published weights of a run, which workers load."""
+    """Store of a run's newest published weights, from which workers load them."""
 
     @property
     @abstractmethod
@@ -261,7 +265,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
-        """Wait until some workers have messages, and return these workers."""
+        """Wait until at least one worker has a message, and return the workers with messages."""
 
     def forget(self, worker: Worker) -> None:  # noqa: B027 # optional
         """Stop waiting for a failed worker."""
@@ -280,7 +284,7 @@ class SharedWeights(Weights):
 
     @property
     def subscription(self) -> Subscription:
-        """Subscription to the broadcast, which workers receive."""
+        """Subscription to the broadcast, which is passed to the workers."""
         return self.open()[1]
 
     @property
@@ -294,7 +298,7 @@ class SharedWeights(Weights):
         return self.open()[1].latest()
 
     def open(self) -> tuple[Publisher, Subscription]:
-        """Return both ends of the broadcast."""
+        """Return the publishing and the reading end of the broadcast."""
         if self._ends is None:
             self._ends = broadcast(self._nbytes)
         return self._ends
@@ -332,7 +336,7 @@ class InlineBackend(Backend):
 
 
 class LocalWorker(Worker):
-    """Worker in this process, which collects when `receive` is called; `Worker` describes its attributes."""
+    """Worker in the calling process, which collects when `receive` is called; `Worker` describes the attributes."""
 
     waiting = 0
 
@@ -407,7 +411,7 @@ class LocalWorker(Worker):
 
 
 class ProcessBackend(Backend):
-    """Backend that starts processes on this machine, each with a channel in shared memory."""
+    """Backend that starts worker processes on this machine, each with a channel in shared memory."""
 
     def __init__(self, options: BackendOptions) -> None:
         self._context = multiprocessing.get_context(options.start_method)
@@ -473,7 +477,7 @@ class ProcessBackend(Backend):
 
 
 class WorkerProcess(Worker):
-    """Worker process and the consumer end of its channel; `Worker` describes the attributes."""
+    """Handle of a worker process, with the consumer of its channel; `Worker` describes the attributes."""
 
     def __init__(
         self,
@@ -539,7 +543,7 @@ class WorkerProcess(Worker):
             self._requests.send(request)
 
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
-        """Receive the next fragment: a view of shared memory if enough memory remains free, otherwise a copy."""
+        """Receive the next fragment, as a view of shared memory if enough memory remains free, otherwise as a copy."""
         was_alive = self._process.is_alive()
         try:
             fragment = cast("Fragment", self._consumer.recv(timeout_s))
@@ -617,9 +621,9 @@ created environments, and whether the parent requests the worker to end."""
 
 
 class WorkerCounters:
-    """Counters of each worker in shared memory, which survive the worker's death.
+    """Counters of each worker in shared memory, which remain readable after the worker's death.
 
-    The worker writes all of its counters except `ENDING`.
+    A worker writes all of its counters except `ENDING`, which the parent process writes.
 
     >>> board = WorkerCounters.create(2)
     >>> board.line(1)[MADE] += 3
@@ -643,7 +647,7 @@ class WorkerCounters:
         return line
 
     def clear(self, index: int) -> None:
-        """Set the counters of a worker to 0, before the worker is started or replaced."""
+        """Set a worker's counters to 0, before the worker or its replacement is started."""
         self._words[index] = 0
 
     def close(self) -> None:
@@ -663,7 +667,7 @@ _STATE = "worker_state"
 def work(
     producer: Producer, requests: Connection, subscription: Subscription, region: Region, spec: WorkerSpec
 ) -> None:
-    """Execute the requests of a worker process until the pipe is closed."""
+    """Execute requests in a worker process until the request pipe is closed."""
     line = WorkerCounters(region).line(spec.index)
 
     def end(*_: Any) -> None:
@@ -724,7 +728,7 @@ def _serve(
 
 
 def _send(producer: Producer, fragment: Fragment, task: Task) -> None:
-    """Send a fragment with the statistics of the episodes that end in it; split a fragment that is too large."""
+    """Send a fragment and the statistics of the episodes that it completes; split a fragment that is too large."""
     # Smaller fragments are never split and need no check.
     is_large = fragment.size_bytes() > producer.capacity_nbytes // 32
     before = task.episodes.state_dict() if is_large else {}

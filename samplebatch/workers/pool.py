@@ -1,4 +1,4 @@
-"""Pool of workers, which sends requests, receives fragments, counts them, and replaces failed workers."""
+"""Pool of workers, which sends requests, receives and counts fragments, and replaces failed workers."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class WorkerFailure:
 
 
 class WorkerPool:
-    """Supervised workers of a run, which receive requests, send fragments, and are replaced on failure.
+    """Pool of a run's workers, which sends requests, receives fragments, and replaces failed workers.
 
-    If no machine has resources for a replacement, because idle workers occupy the resources, an idle worker collects
-    the missing steps in its own environments.
+    If idle workers occupy the resources that a replacement requires, an idle worker collects the missing steps in its
+    own environments.
 
     - `workers`: current workers, in order of their indices.
     - `failures`: worker failures in this run, in time order.
     - `earlier_failures`: number of failures before the run was resumed.
-    - `waiting_s`: seconds spent waiting for fragments.
+    - `waiting_s`: time in seconds that callers spent waiting for fragments.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class WorkerPool:
         return self._stop_requested
 
     def ask(self, requests: Mapping[int, Request]) -> None:
-        """Send requests to workers by worker index, unless a stop has been requested."""
+        """Send one request to each worker whose index is a key of `requests`, unless a stop has been requested."""
         if self._stop_requested:
             return
         for position, request in requests.items():
@@ -132,9 +132,9 @@ class WorkerPool:
     def receive(
         self, next_request: Callable[[Worker], Request | None] | None = None
     ) -> Iterator[tuple[Worker, Collected]]:
-        """Yield worker and fragment as fragments arrive, until all requests are complete or a stop is requested.
+        """Yield each fragment with its worker on arrival, until all requests are complete or a stop is requested.
 
-        A worker that completes its request immediately receives the request that `next_request` returns, unless it is
+        A worker that completes its request immediately receives the result of `next_request`, unless the result is
         None.
         """
         self._come_back()
@@ -243,10 +243,10 @@ class WorkerPool:
         return next(position for position, worker in enumerate(self.workers) if worker.spec.index == index)
 
     def _has_stand_in(self, worker: Worker) -> bool:
-        """Return whether other workers can execute the request of a worker without resources; reassign the request.
+        """Reassign the request of a worker without resources, and return whether other workers can execute the request.
 
-        The request is assigned to an idle worker; if all workers are busy, it waits until one is idle. An unlimited
-        request remains assigned to the replacement, because the other workers also have unlimited requests.
+        The request is assigned to an idle worker; if all workers are busy, the request waits until a worker is idle. An
+        unlimited request remains assigned to the replacement, because the other workers also have unlimited requests.
         """
         request = worker.request
         if worker.is_placed or request is None or isinstance(request, StateRequest):
@@ -286,12 +286,12 @@ class WorkerStats:
     queue_depth
         Number of sent fragments that have not been received yet.
     waiting_s
-        Seconds that the caller spent waiting for fragments.
+        Time in seconds that the caller spent waiting for fragments.
     lost_steps
         Known number of environment steps that failed, dead or hung workers had completed but not sent.
     stale_fragments, stale_steps
-        Number of fragments that were discarded because of `max_lag`, and number of environment steps in these
-        fragments.
+        Number of fragments that were discarded because they exceeded `max_lag`, and number of environment steps in
+        these fragments.
     restarts
         Number of replaced workers.
     failures
@@ -347,7 +347,7 @@ class StepCount:
         self._ended.load_state_dict(state["ended"])
 
     def report(self, time_s: float, batch: Fragment | None = None) -> CollectStats[Any]:
-        """Return the statistics of all counted fragments; `batch` is their concatenation."""
+        """Return the statistics of all counted fragments; `batch` is the concatenation of these fragments."""
         ended = self._ended.statistics()
         if isinstance(batch, MultiAgentBatch) or not self._is_flat:
             joined = None if batch is None else batch.as_multi_agent()
@@ -372,9 +372,9 @@ class Received:
         self._began = self._newest = time.perf_counter()
 
     def add(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics, min_version: int) -> bool:
-        """Count a fragment and the episodes that end in it; return whether the caller receives the fragment.
+        """Count a fragment and the episodes that it completes; return whether the caller receives the fragment.
 
-        A fragment whose weights are older than `min_version` is discarded.
+        A fragment whose weights version is less than `min_version` is counted as stale and discarded.
         """
         env_steps = fragment.env_steps()
         worker.env_steps += env_steps
@@ -397,7 +397,7 @@ class Received:
         return {"run": self._run.state_dict(), "time_s": self._newest - self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the counters of steps and episodes of an earlier run."""
+        """Restore the counters of steps and episodes from the state of an earlier run."""
         self._run.load_state_dict(state["run"])
         self._newest = time.perf_counter()
         self._began = self._newest - state["time_s"]
@@ -407,7 +407,7 @@ class Received:
         return self._run.report(self._newest - self._began)
 
     def worker_stats(self, pool: WorkerPool | None) -> WorkerStats:
-        """Return the statistics of the workers."""
+        """Return the statistics of the received fragments and of the pool's workers."""
         counted = WorkerStats(
             fragments=self._fragments,
             nbytes=self._nbytes,

@@ -1,4 +1,4 @@
-"""Backend that runs workers as actors on a Ray cluster: the actors, and their handles in the learner's process."""
+"""Backend that runs workers as Ray actors: the actor class, and the actors' handles in the learner's process."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ Body = tuple[Packed, EpisodeStatistics]
 
 
 def pack(value: Any) -> Packed:
-    """Pickle a value for Ray's object store; its arrays are out-of-band buffers."""
+    """Pickle a value for Ray's object store; the value's arrays become out-of-band buffers."""
     buffers: list[pickle.PickleBuffer] = []
     return pickle.dumps(value, protocol=5, buffer_callback=buffers.append), buffers
 
 
 def unpack(packed: Packed, buffers: Sequence[Any] | None = None) -> Any:
-    """Unpickle a value from Ray's store; its arrays are views of `buffers`, or of writable copies if `buffers` is None.
+    """Unpickle a value from Ray's store; arrays are views of `buffers`, or of writable copies if `buffers` is None.
 
     >>> import numpy as np
     >>> value = unpack(pack({"bias": np.zeros(2)}))
@@ -72,7 +72,7 @@ Kind = Literal["progress", "fragment", "state", "end", "failed"]
 
 @dataclass(frozen=True)
 class Report:
-    """Progress report in every reply of an actor; it is small enough to bypass the object store.
+    """Progress report in every reply of an actor, which is small enough to bypass the object store.
 
     - `kind`: kind of the reply.
     - `pid`, `node`: process id of the actor, and id of its node.
@@ -94,9 +94,9 @@ class Report:
 
 
 class RayCollector:
-    """Worker in a Ray actor; `RayWorker` limits the number of its calls in flight.
+    """Ray actor that executes a worker's requests; `RayWorker` limits the number of the actor's calls in flight.
 
-    The methods `report` and `stop` run in a separate thread, while a call of `next` may be collecting.
+    The methods `report` and `stop` run in a separate thread, so they can run while a call of `next` is collecting.
 
     - `spec`: pickled `WorkerSpec`.
     - `threads`: number of torch threads.
@@ -119,10 +119,10 @@ class RayCollector:
     ) -> tuple[Report, Body | bytes | None]:
         """Collect the next fragment of a request.
 
-        - `number`: number of the request; if the request is complete, the reply is of kind `end`.
+        - `number`: number of the request; after the last fragment of the request, the reply is of kind `end`.
         - `request`: pickled request in the first call for a request; None in later calls.
         - `version`, `weights`: version of the newest weights, and a list with their object reference. The list is empty
-          if the reference has been sent before.
+          if the reference has already been sent.
         """
         if self._failure is None:
             try:
@@ -203,7 +203,7 @@ class RayCollector:
 
 
 class _NewestWeights:
-    """Newest weights that an actor has received; they are fetched from the object store when they are loaded."""
+    """Newest weights that an actor has received, which are fetched from the object store when the policy loads them."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -218,7 +218,7 @@ class _NewestWeights:
 
 
 class _Stop(BaseException):
-    """Raised in an environment step if the fragment is no longer requested."""
+    """Exception in an environment step if the current fragment is no longer requested."""
 
 
 def read_weights(ray: Any, version: int, reference: Any) -> Publication:
@@ -238,7 +238,8 @@ class RayOptions:
         to which this process is connected, the cluster in `RAY_ADDRESS`, or the cluster that was started last on this
         machine, in this order; if none exists, a new cluster is started.
     num_cpus, num_gpus
-        Number of CPUs and GPUs per worker. Torch uses one thread per CPU, and at least one thread.
+        Number of CPUs and GPUs per worker. In each worker, torch uses one thread per CPU of the worker, and at least
+        one thread.
     memory
         Memory in bytes that Ray reserves for each worker; None disables the reservation.
     resources
@@ -249,8 +250,8 @@ class RayOptions:
     runtime_env
         Ray runtime environment of each worker process, such as `{"env_vars": {...}}`.
     in_flight
-        Maximum number of requested fragments per worker that have not been received: one fragment is collected while
-        the others wait in the object store.
+        Maximum number of fragments per worker that have been requested, but not received: one fragment is being
+        collected while the others wait in the object store.
 
     Raises
     ------
@@ -288,7 +289,7 @@ class RayOptions:
         whole("in_flight", self.in_flight, 1)
 
     def describe_needs(self) -> str:
-        """Format the resources of a worker.
+        """Format the resources that a worker requires.
 
         >>> RayOptions(num_gpus=0.5, resources={"seat": 1}).describe_needs()
         '1 CPU, 0.5 GPU, 1 seat'
@@ -383,14 +384,14 @@ def _actor_class() -> Any:
 
 
 class _Call(NamedTuple):
-    """References to the two parts of a reply: the report, which bypasses the object store, and the body."""
+    """Object references to the two parts of a reply: the report, which bypasses the object store, and the body."""
 
     report: Any
     body: Any
 
 
 class RayWorker(backend.Worker):
-    """Ray actor and its calls in flight; `Worker` describes the attributes."""
+    """Handle of a Ray actor, with the actor's calls in flight; `Worker` describes the attributes."""
 
     def __init__(
         self, spec: WorkerSpec, pickled: bytes, options: RayOptions, weights: StoredWeights, capacity_nbytes: int
@@ -568,7 +569,7 @@ class RayWorker(backend.Worker):
 
 
 class StoredFragments:
-    """Fragments of one worker that are pinned in Ray's object store, because this process references their memory.
+    """Fragments of one worker that Ray's object store pins, because arrays of this process reference their memory.
 
     - `capacity_nbytes`: memory limit of a worker in bytes; if pinned fragments would exceed half of it, a fragment is
       copied instead.
@@ -595,7 +596,7 @@ class StoredFragments:
         return sum(lease.nbytes for lease in leases)
 
     def open(self, packed: Packed) -> Fragment:
-        """Read a fragment without a copy, or copy it if too many bytes would be pinned.
+        """Read a fragment without a copy, or copy the fragment if too many bytes would be pinned.
 
         A fragment is never copied if no other fragment is pinned, regardless of its size.
         """
@@ -646,7 +647,7 @@ class StoredWeights(backend.Weights):
             raise ChannelClosedError("workers must be running to receive weights; they have been stopped")
 
     def close(self) -> None:
-        """Drop the reference, so that the object store can evict weights that no actor is reading."""
+        """Drop the reference to the weights, so that the object store can evict them once no actor reads them."""
         self._is_closed = True
         self.newest = self.version, []
 
@@ -693,7 +694,7 @@ def connect(address: str | None) -> Any:
 
 
 def _check_last_cluster(address: str) -> None:
-    """Check that the cluster in Ray's address file, the last that was started on this machine, still replies."""
+    """Check that the cluster in Ray's address file, the newest cluster on this machine, still replies."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
@@ -716,7 +717,7 @@ def check_tokens(address: str) -> None:
 
 
 def _has_tokens(address: str) -> bool | None:
-    """Return whether a cluster uses tokens, according to its node on this machine; None if unknown."""
+    """Return whether a cluster uses tokens, from the environment of its local raylet; None if it is not readable."""
     address_option = f"--gcs-address={address}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Tasks of rollout workers, which collect fragment by fragment in any process, and requests to workers."""
+"""Tasks of rollout workers, which collect one fragment at a time in any process, and requests to workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Fragment = SampleBatch | MultiAgentBatch
 
 
 class Collected(NamedTuple):
-    """Fragment, and statistics of the episodes that end in the fragment."""
+    """Fragment, with statistics of the episodes that end in the fragment."""
 
     fragment: Fragment
     ended: EpisodeStatistics
@@ -55,7 +55,8 @@ class WorkerSpec:
     - `policy_mapping`, `exploration_noise`, `map_action`, `hooks`, `infos`: arguments of `RolloutWorkers`.
     - `seed`: seed of the run, or a derived seed if the worker is a replacement.
     - `first_unroll_id`: `unroll_id` of the worker's first fragment.
-    - `earlier_versions`: number of publications before the run was resumed; it is added to each version of this run.
+    - `earlier_versions`: number of publications before the run was resumed; this number is added to each weights
+      version of the resumed run.
     - `buffer`: buffer to which the worker writes its steps; if None, the worker sends its steps to the parent process.
     """
 
@@ -75,7 +76,7 @@ class WorkerSpec:
 
     @property
     def env_ids(self) -> range:
-        """`env_id` of each environment; not valid for a vector environment."""
+        """`env_id` of each environment in `envs`; undefined if an entry of `envs` creates a vector environment."""
         return range(self.index * self.num_envs, (self.index + 1) * self.num_envs)
 
 
@@ -110,10 +111,10 @@ class StateRequest(Request):
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
-    """Distribute a total evenly over environments, and return the amount for each worker.
+    """Distribute a number of steps or episodes evenly over environments, and return each worker's number.
 
-    If the total is not divisible by the number of environments, the first environments receive one more. The amount for
-    an environment does not depend on its worker.
+    If the total is not divisible by the number of environments, the first environments receive one step or episode more
+    than the others. The number for an environment does not depend on the worker that steps the environment.
 
     >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
     ([6, 4], [3, 3, 2, 2], [None, None])
@@ -149,7 +150,7 @@ _COUNTED = frozenset(
 
 
 class Task(ABC):
-    """Task of one worker: a policy that collects fragment by fragment in environments, on request.
+    """Base class of worker tasks: for each request, a policy collects one fragment at a time in environments.
 
     - `episodes`: statistics of unfinished episodes, accumulated over fragments.
     """
@@ -171,7 +172,7 @@ class Task(ABC):
         """Number of environments."""
 
     def begin(self, request: Request) -> None:
-        """Start a request, whose fragments `next` collects."""
+        """Start a request; subsequent calls of `next` collect the request's fragments."""
         self._request = request
         reset_kwargs = request.gym_reset_kwargs
         seed = None if reset_kwargs is None else reset_kwargs.get("seed")
@@ -210,7 +211,7 @@ class Task(ABC):
         return ended
 
     def _write(self, fragment: Fragment, buffer: RemoteBuffer) -> Fragment:
-        """Write a fragment to a buffer in another process; return only the columns that statistics require."""
+        """Write a fragment to a buffer in another process; return the fragment with only the columns for statistics."""
         buffer._add_fragment(fragment)
         if self._request is None:
             buffer.flush()
@@ -224,7 +225,7 @@ class Task(ABC):
         """Collect the next fragment of a request, and drop the request after its last fragment."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the picklable state between two requests, for `load_state_dict`."""
+        """Return the picklable state of the task between two requests, for `load_state_dict`."""
         return {
             "collector": self._collector.state_dict(),
             "exploration": {policy_id: policy.get_exploration_state() for policy_id, policy in self._exploring()},
@@ -233,7 +234,7 @@ class Task(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the state of a task that was created with the same arguments; environments are unpickled."""
+        """Restore the state of a task that was created with the same arguments; this unpickles the environments."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
         for policy_id, policy in self._exploring():
@@ -244,7 +245,7 @@ class Task(ABC):
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def _exploring(self) -> list[tuple[Any, Any]]:
-        """Return ids and policies with an exploration state, which the weights do not include."""
+        """Return the policies that have an exploration state outside their weights, with their ids."""
         policies = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
         owners = [(policy_id, unwrap_policy(policy)) for policy_id, policy in policies.items()]
         return [(policy_id, policy) for policy_id, policy in owners if hasattr(policy, "get_exploration_state")]
@@ -470,7 +471,7 @@ def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, 
 
 
 def exchange_state(task: Task, request: StateRequest) -> bytes | None:
-    """Restore the state in a request, or return the pickled state; both include the global random generators."""
+    """Restore the state in a request, or return the pickled state; states include the global random generators."""
     reply = answer(task, request)
     if request.state is not None:
         load_generators(request.state["generators"])

@@ -1,4 +1,4 @@
-"""Rollout workers: processes that step environments and send fragments."""
+"""Rollout workers, which step environments in separate processes and send fragments."""
 
 from __future__ import annotations
 
@@ -70,14 +70,15 @@ class RolloutWorkers(collector.Uncopied):
 
     A fragment is a view of the shared memory to which the worker wrote it; the memory is reused after the last array
     that references it has been deleted. If existing fragments occupy half of a worker's memory, further fragments are
-    copies, so that fragments never block a worker.
+    copied to private memory, so that fragments never block a worker.
 
     A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total. The replacement collects the
-    missing steps in environments with the same ids. A fragment that was not sent completely is discarded (see
-    `worker_stats`). If no replacements are left, `fragments` yields every complete fragment that was sent, then raises
-    `WorkerError`. `collect` raises immediately, and the next call of `fragments` yields the fragments that `collect`
-    had received. Workers ignore Ctrl-C, which the parent handles, and exit when the parent process exits for any
-    reason.
+    missing steps in environments with the same ids. A fragment that a failed worker did not send completely is
+    discarded (see `worker_stats`). If a worker fails after `max_restarts` replacements, `fragments` yields every
+    complete fragment that was sent, then raises `WorkerError`. If a worker fails after `max_restarts` replacements
+    during `collect`, `collect` raises `WorkerError` immediately, and the next call of `fragments` yields the fragments
+    that `collect` had received. Workers ignore Ctrl-C, which the parent handles, and exit when the parent process exits
+    for any reason.
 
     Parameters
     ----------
@@ -103,8 +104,9 @@ class RolloutWorkers(collector.Uncopied):
     env_kwargs
         Keyword arguments for the functions or ids that create environments.
     max_lag
-        Maximum number of publications since the weights of a returned fragment; unlimited by default. Older fragments
-        are discarded; `worker_stats` counts their steps, and they count towards `n_step` of `fragments`.
+        Maximum number of publications since the weights of a returned fragment; unlimited by default. Fragments with
+        older weights are discarded; `worker_stats` counts their steps, and these steps count towards `n_step` of
+        `fragments`.
     policy_mapping
         As in `MultiAgentCollector`; functions must be importable.
     exploration_noise, map_action, infos
@@ -123,17 +125,18 @@ class RolloutWorkers(collector.Uncopied):
     start_method
         Start method of the worker processes: `"spawn"`, `"forkserver"` or `"fork"`. Not used with Ray.
     stall_timeout_s
-        Seconds without a step or fragment after which a worker is considered hung. Time during which no caller waits
-        for fragments is not counted. Startup and the first fragment are always allowed at least one minute.
+        Time in seconds without a step or fragment after which a worker is considered hung. Time during which no caller
+        waits for fragments is not counted. Startup and the first fragment are always allowed at least one minute.
     max_restarts
         Maximum number of replaced workers in total.
     capacity_nbytes
-        Memory for a worker's fragments in bytes; fragments larger than half of it are sent in parts. The default is 64
-        MiB; with more than four workers, it is smaller, but at least 8 MiB. The maximum size of weights is the largest
-        of `capacity_nbytes`, 16 MiB and the size of the policy. With Ray, the fragments of a worker may occupy half of
-        `capacity_nbytes` in the object store and are sent in one piece; the size of weights is unlimited.
+        Size of the memory for a worker's fragments in bytes; fragments larger than half of this memory are sent in
+        parts. The default is 64 MiB for up to four workers; with more workers, the default decreases to at least 8 MiB.
+        The maximum size of weights is the largest of `capacity_nbytes`, 16 MiB and the size of the policy. With Ray,
+        the fragments of a worker may occupy half of `capacity_nbytes` in the object store and are sent in one piece;
+        the size of weights is unlimited.
     ray_options
-        Cluster, and resources and placement of each worker; only with the backend `"ray"`.
+        Cluster of the workers, and resources and placement of each worker; only with the backend `"ray"`.
 
     Raises
     ------
@@ -246,9 +249,9 @@ class RolloutWorkers(collector.Uncopied):
 
     @property
     def pids(self) -> list[int]:
-        """Process id of each worker, in order; empty if no worker processes have been started.
+        """Process id of each worker, in order of the workers; empty if no worker processes have been started.
 
-        The process id of a Ray actor is included after the actor's first reply; it is valid on the actor's machine.
+        The process id of a Ray actor, which is valid on the actor's machine, is included after the actor's first reply.
         """
         workers = [] if self._pool is None else self._pool.workers
         return [worker.pid for worker in workers if worker.pid not in (0, os.getpid())]
@@ -266,9 +269,9 @@ class RolloutWorkers(collector.Uncopied):
     def publish(self, weights: Mapping[str, Any]) -> int:
         """Publish weights, which every worker loads into its policy before its next fragment.
 
-        The policy loads the weights with its method `load_state_dict` (as torch modules have) or `set_weights`. A
-        worker skips weights that are replaced by newer weights before it loads them. While another thread is in
-        `collect`, `publish` blocks, because all steps of a batch use the same version of the weights.
+        The policy loads the weights with its method `load_state_dict` (as torch modules have) or `set_weights`. If
+        newer weights are published before a worker loads a version, the worker skips this version. While another thread
+        is in `collect`, `publish` blocks, because all steps of a batch use the same version of the weights.
 
         Parameters
         ----------
@@ -325,7 +328,7 @@ class RolloutWorkers(collector.Uncopied):
             Total number of steps, distributed evenly over environments. The single-agent environments of a worker are
             stepped together, so each environment may contribute one additional step.
         n_episode
-            Number of episodes to complete. Every worker completes the first episodes to start, so that the result is
+            Number of episodes to complete. Every worker completes the episodes that start first, so that the result is
             not biased towards short episodes.
         random, render, reset_before_collect, gym_reset_kwargs
             As in `Collector.collect`, in every worker. A `seed` in `gym_reset_kwargs` is the seed of `env_id` 0; the
@@ -378,19 +381,19 @@ class RolloutWorkers(collector.Uncopied):
         """Start collecting in all workers and return immediately; `collect` with the same arguments receives the steps.
 
         Workers that have not started yet use weights that are published between the two calls. If `collect` is called
-        with other arguments, the next call of `fragments` yields the requested steps. `collect` describes the
-        parameters and errors.
+        with other arguments, it raises an error, and the next call of `fragments` yields the requested steps. `collect`
+        describes the parameters and errors.
         """
         with self._one_version:
             self._begin(Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs))
 
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
-        """Receive steps as they arrive, while workers collect continuously.
+        """Receive steps in order of arrival, while the workers collect continuously.
 
-        `n_step` is divided over the workers. Each worker collects its steps in fragments, up to two fragments ahead of
-        the caller, and loads the newest weights before each fragment. A worker that has sent its steps receives a new
-        request. No worker waits for another. Fragments older than `max_lag` are discarded, counted in `worker_stats`,
-        and excluded from the result.
+        The steps are distributed evenly over the workers. Each worker collects its steps in fragments, up to two
+        fragments ahead of the caller, and loads the newest weights before each fragment. A worker that has sent all
+        steps of its request receives a new request. No worker waits for another. Fragments whose weights exceed
+        `max_lag` are discarded, counted in `worker_stats`, and excluded from the result.
 
         Parameters
         ----------
@@ -466,7 +469,7 @@ class RolloutWorkers(collector.Uncopied):
     def fragments(
         self, n_step: int | None = None, n_episode: int | None = None, fragment_length: int = 200
     ) -> Iterator[Fragment]:
-        """Collect in all workers asynchronously, and yield fragments as they arrive.
+        """Collect in all workers asynchronously, and yield fragments in order of arrival.
 
         A call with the same arguments while fragments are pending yields the pending fragments.
 
@@ -487,8 +490,8 @@ class RolloutWorkers(collector.Uncopied):
         ArgumentError
             If a number is not positive, or both `n_step` and `n_episode` are passed.
         WorkerError
-            If workers have not been started, or fragments of another call are pending; or if, during iteration, a
-            worker fails and cannot be replaced.
+            If workers have not been started, or fragments of a call with other arguments are pending; or if, during
+            iteration, a worker fails and cannot be replaced.
         """
         requested = Request(n_step, n_episode, fragment_length)
         for name in ("n_step", "n_episode", "fragment_length"):
@@ -541,7 +544,7 @@ class RolloutWorkers(collector.Uncopied):
             raise failure
 
     def _count(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics, count: StepCount | None) -> bool:
-        """Count a fragment and write it to the buffer; return False if it is stale."""
+        """Count a fragment and write it to the buffer; return False if the fragment is stale."""
         min_version = 0
         if self._max_lag is not None:
             min_version = self._earlier_versions + self._backend.weights.version - self._max_lag
@@ -691,7 +694,7 @@ class RolloutWorkers(collector.Uncopied):
             self._load(state, earlier_versions)
 
     def _load(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the part of a state that belongs to this process."""
+        """Restore the part of a run's state that belongs to the learner's process."""
         pool = self._started()
         for worker, worker_state in zip(pool.workers, state["workers"], strict=True):
             worker.spec = replace(
@@ -717,7 +720,7 @@ class RolloutWorkers(collector.Uncopied):
     # Stopping
 
     def request_stop(self) -> None:
-        """Request `fragments` to end after the complete fragments that have been sent; callable in signal handlers.
+        """Request `fragments` to end after the fragments that have been sent completely; callable in signal handlers.
 
         A running call of `collect` then returns the steps received so far. A stop request during startup ends the first
         call of `fragments` or `collect`.
@@ -727,7 +730,7 @@ class RolloutWorkers(collector.Uncopied):
             self._pool.request_stop()
 
     def stop(self) -> list[Fragment]:
-        """Stop all workers, and return complete fragments that were sent but not received.
+        """Stop all workers, and return the complete fragments that were sent, but not received.
 
         Workers that have not closed their environments and exited after two seconds are killed.
         """
@@ -844,7 +847,7 @@ class BufferWriter:
 
 
 class Rollouts:
-    """Source of steps for trainers: a collector in this process that acts with the learner's policy object.
+    """Source of steps for trainers that wraps a collector, which acts with the learner's policy object.
 
     - `buffer`: buffer to which steps are written; None for a test collector.
     """
@@ -862,16 +865,16 @@ class Rollouts:
         return None
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
-        """Collect into the buffer with the newest policy."""
+        """Collect into the buffer with the learner's current policy."""
         stats: CollectStats[Any] = self._source.collect(n_step=n_step, n_episode=n_episode)
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the source; the state of the buffer is not included."""
+        """Return the state of the collector or workers; the state of the buffer is not included."""
         return dict(self._source.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of a source that was created with the same arguments."""
+        """Restore the state of a collector or workers that were created with the same arguments."""
         self._source.load_state_dict(state, allow_pickle=allow_pickle)
 
     def clear(self) -> None:
@@ -880,9 +883,9 @@ class Rollouts:
 
 
 class WorkerRollouts(Rollouts):
-    """Source of steps for trainers: workers that load the newest weights before they collect.
+    """Source of steps for trainers that wraps workers, which load the newest weights before they collect.
 
-    - `workers`: started workers with a buffer. If `is_asynchronous` is true, any source with the methods `publish` and
+    - `workers`: started workers with a buffer. If `is_asynchronous` is true, any object with the methods `publish` and
       `receive`, such as `RemoteActors`.
     - `policy`: policy of the learner, a torch module, of which each worker has a copy.
     - `is_asynchronous`: whether workers continue collecting between two calls of `collect`.
@@ -896,7 +899,7 @@ class WorkerRollouts(Rollouts):
         """Report on steps in the buffer that no call of `collect` has returned yet."""
 
     def reset(self, *, reset_buffer: bool) -> None:
-        """Empty the buffer if requested; workers start new episodes when they are started."""
+        """Empty the buffer if requested; workers start new episodes only when their processes start."""
         if reset_buffer:
             self.buffer.reset()
 
@@ -923,7 +926,7 @@ class WorkerRollouts(Rollouts):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Wait for steps in flight, and return the state of all workers."""
+        """Wait until steps in flight have been received, and return the state of all workers."""
         if self._begun is not None:
             self._pending_stats = super().collect(*self._begun)
             self._begun = None
