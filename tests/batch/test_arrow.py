@@ -113,7 +113,7 @@ def test_flags_may_be_numpy_numbers() -> None:
     assert made.max_seq_len == 2
 
 
-def test_names_of_any_sort() -> None:
+def test_column_names_may_contain_any_characters() -> None:
     batch = SampleBatch({"": [1, 2], "a b": [3, 4], "ä/ö": [5, 6], "a.b.c": [7, 8], "\0": [9, 10]})
     assert SampleBatch.from_arrow(through_ipc(batch.to_arrow())) == batch
 
@@ -131,7 +131,7 @@ def test_time_major_has_no_rows_of_steps() -> None:
     assert batch.to_batch_major().to_arrow().num_rows == 2
 
 
-def test_parquet_keeps_everything(tmp_path: Path) -> None:
+def test_parquet_files_restore_every_column_exactly(tmp_path: Path) -> None:
     plain = {name: values for name, values in every_kind(5).items() if name not in PICKLED and "zero" not in name}
     for batch in (
         SampleBatch(a=numbers("f4", 5, 2), b=numbers("i8", 5), infos=plain["infos"]),
@@ -202,7 +202,7 @@ def ipc_bytes(batch: SampleBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def test_a_table_keeps_the_memory_alive() -> None:
+def test_a_table_keeps_a_reference_to_the_memory() -> None:
     table = SampleBatch(a=np.arange(1000)).to_arrow()
     made = SampleBatch.from_arrow(table)
     del table

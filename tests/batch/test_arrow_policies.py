@@ -71,7 +71,7 @@ def test_policies_round_trip_exactly(
         assert made[policy].zero_padded == rows.zero_padded
 
 
-def test_policies_with_different_columns_keep_them_apart(unlike: MultiAgentBatch) -> None:
+def test_policies_with_different_columns_store_them_separately(unlike: MultiAgentBatch) -> None:
     table = unlike.to_arrow()
     assert "one/a" in table.column_names
     assert "only" in table.column_names

@@ -44,7 +44,7 @@ def test_pyarrow_reads_a_batch(batch: SampleBatch) -> None:
     assert SampleBatch.from_arrow(pa.table(batch)) == batch
 
 
-def test_a_schema_can_be_asked_for() -> None:
+def test_a_schema_may_be_requested() -> None:
     batch = SampleBatch(a=[1, 2])
     wanted = pa.schema([pa.field("a", pa.int32())])
     try:
@@ -175,7 +175,7 @@ def test_foreign_layouts_are_converted() -> None:
     ],
     ids=lambda values: str(values.type),
 )
-def test_nulls_are_rejected_by_name(values: pa.Array) -> None:
+def test_nulls_are_rejected_with_the_column_name(values: pa.Array) -> None:
     with pytest.raises(ColumnTypeError, match="column 'speed' must have no nulls, got 1"):
         SampleBatch.from_arrow(pa.table({"speed": values}))
     with pytest.raises(ColumnTypeError, match="column 'speed' must have no nulls, got 1"):
@@ -190,7 +190,7 @@ def test_nulls_are_rejected_by_name(values: pa.Array) -> None:
     ],
     ids=lambda values: str(values.type),
 )
-def test_unsupported_types_are_rejected_by_name(values: pa.Array) -> None:
+def test_unsupported_types_are_rejected_with_the_column_name(values: pa.Array) -> None:
     with pytest.raises(ColumnTypeError, match="column 'speed' must have an Arrow type"):
         SampleBatch.from_arrow(pa.table({"speed": values}))
 
@@ -207,13 +207,13 @@ def test_chunks_are_joined() -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_our_own_tables_can_be_joined(padded: bool) -> None:
+def test_exported_tables_can_be_joined(padded: bool) -> None:
     batch = in_sequences(padded=padded).drop("words", "infos")
     table = pa.concat_tables([batch.to_arrow(), batch.to_arrow()])
     assert SampleBatch.from_arrow(table) == batch.concat(batch)
 
 
-def test_our_own_tables_can_be_sliced_and_filtered() -> None:
+def test_exported_tables_can_be_sliced_and_filtered() -> None:
     batch = SampleBatch(every_kind(7)).drop(*PICKLED)
     table = batch.to_arrow()
     for start, length in ((0, 3), (2, 4), (6, 1), (3, 0)):
@@ -232,7 +232,7 @@ def test_tables_of_sequences_can_be_sliced(padded: bool) -> None:
         assert part == batch.take_sequences(np.arange(start, stop))
 
 
-def test_columns_of_our_own_tables_can_be_chosen() -> None:
+def test_columns_of_exported_tables_can_be_selected() -> None:
     batch = SampleBatch(a=[1, 2], obs={"x": [3, 4], "y": [5, 6]}, infos=[{}, {}])
     table = batch.to_arrow()
     assert SampleBatch.from_arrow(table.select(["a"])) == SampleBatch(a=[1, 2])
@@ -246,7 +246,7 @@ def test_columns_of_our_own_tables_can_be_chosen() -> None:
     assert SampleBatch.from_arrow(renamed).column_names == ("b", "obs.x", "obs.y", "infos")
 
 
-def test_columns_of_sequences_can_be_chosen() -> None:
+def test_columns_of_tables_of_sequences_can_be_selected() -> None:
     table = in_sequences(padded=True).to_arrow()
     part = SampleBatch.from_arrow(table.select(["a", "seq_lens", "state_in_0"]))
     assert part == in_sequences(padded=True).select("a", "seq_lens", "state_in_0")
@@ -255,7 +255,7 @@ def test_columns_of_sequences_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     "source", [{"a": [1]}, pa.record_batch({"a": [1]}), pa.RecordBatchReader.from_batches], ids=plain_repr
 )
-def test_other_objects_are_accepted_as_tables(source: Any) -> None:
+def test_objects_with_an_arrow_interface_are_accepted(source: Any) -> None:
     if source is pa.RecordBatchReader.from_batches:
         record = pa.record_batch({"a": [1]})
         source = pa.RecordBatchReader.from_batches(record.schema, [record])

@@ -24,7 +24,7 @@ from samplebatch.errors import (
 from tests.batch.arrow_tables import tampered, through_ipc
 
 
-def test_pickled_rows_are_rejected_by_name_unless_allowed() -> None:
+def test_pickled_rows_are_rejected_unless_allowed() -> None:
     batch = SampleBatch(a=[1, 2], infos=[{"set": {1}}, None])
     table = batch.to_arrow()
     with pytest.raises(UntrustedPickleError, match=r"'infos'.*allow_pickle=True"):
@@ -151,7 +151,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_files_name_dtypes_that_can_be_built_from_bytes(tmp_path: Path) -> None:
+def test_dtypes_in_files_must_be_constructible_from_bytes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     paths = [str(tmp_path / name) for name in ("qint8", "quint8", "quint4x2", "quint2x4", "uint4", "bits8")]
     for path in paths:

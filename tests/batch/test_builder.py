@@ -107,7 +107,7 @@ def test_a_later_value_widens_the_column_when_nothing_is_lost(values: list[Any],
         ([np.array(["a"]), np.array([1])], "<U1"),
     ],
 )
-def test_a_value_of_another_shape_or_dtype_is_rejected_by_name(values: list[Any], words: str) -> None:
+def test_a_value_of_another_shape_or_dtype_is_rejected_with_its_name(values: list[Any], words: str) -> None:
     builder = SampleBatchBuilder()
     for value in values[:-1]:
         builder.add_values(a=1.0, reward=value)
@@ -120,7 +120,7 @@ def test_a_value_of_another_shape_or_dtype_is_rejected_by_name(values: list[Any]
 
 
 @pytest.mark.parametrize("value", [object(), [[1], [1, 2]], {1, 2}])
-def test_an_unsupported_value_is_rejected_by_name(value: Any) -> None:
+def test_an_unsupported_value_is_rejected_with_its_name(value: Any) -> None:
     builder = SampleBatchBuilder()
     with pytest.raises(ColumnTypeError, match="'obs'"):
         builder.add_values(t=1, obs=value)
@@ -128,7 +128,7 @@ def test_an_unsupported_value_is_rejected_by_name(value: Any) -> None:
     assert builder.build_and_reset().column_names == ("other",)
 
 
-def test_a_declared_dtype_holds_from_the_start_and_is_not_widened() -> None:
+def test_a_declared_dtype_is_used_from_the_first_row_and_never_widened() -> None:
     builder = SampleBatchBuilder(dtypes={"rewards": np.float32})
     builder.add_values(rewards=1)
     with pytest.raises(ColumnMismatchError, match=r"'rewards'.*float32.*float64"):
@@ -152,7 +152,7 @@ def test_values_are_copied_when_they_are_added() -> None:
     assert [one["step"] for one in batch["infos"]] == [0, 1, 2]
 
 
-def test_strided_rows_are_stored_as_they_read() -> None:
+def test_strided_rows_are_stored_with_the_values_they_contain() -> None:
     image = np.arange(12).reshape(3, 4)
     batch = built({"obs": image.T}, {"obs": image[:, ::-1].T})
     assert (batch["obs"][0] == image.T).all()
@@ -178,7 +178,7 @@ def test_steps_must_have_the_columns_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"b": "word"}, {"b": 0.5, "c": "word"}, {"b": np.zeros(2)}])
-def test_a_failed_step_leaves_the_builder_as_it_was(bad: dict[str, Any]) -> None:
+def test_a_failed_step_does_not_change_the_builder(bad: dict[str, Any]) -> None:
     builder = SampleBatchBuilder(capacity=2)
     for step in range(5):
         builder.add_values(a=step, b=step, c=step)
@@ -324,7 +324,7 @@ def test_building_transfers_the_memory_and_resets_the_builder() -> None:
     assert len(builder.build_and_reset()) == 0
 
 
-def test_a_short_batch_does_not_keep_a_long_ones_memory() -> None:
+def test_a_short_batch_does_not_retain_the_memory_of_a_long_one() -> None:
     builder = SampleBatchBuilder(capacity=100_000)
     builder.add_values(obs=np.zeros(4))
     assert builder.build_and_reset()["obs"].base.size < 1000
@@ -379,7 +379,7 @@ def test_casting_exactly_changes_no_value(values: list[Any], code: str) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=12))
-def test_steps_alone_and_in_groups_give_the_same_batch(groups: list[tuple[bool, int]]) -> None:
+def test_single_steps_and_groups_of_steps_build_the_same_batch(groups: list[tuple[bool, int]]) -> None:
     builder = SampleBatchBuilder(capacity=1)
     at = 0
     for together, size in groups:
@@ -429,7 +429,7 @@ def test_all_agents_share_the_default_policy_by_default() -> None:
     assert batch.count == 3
 
 
-def test_an_agent_without_a_policy_is_named() -> None:
+def test_an_agent_without_a_policy_is_listed_in_the_error() -> None:
     builder = MultiAgentBatchBuilder({"walker_1": "walker"})
     with pytest.raises(PolicyNotFoundError, match=r"'walker_2'.*did you mean 'walker_1'"):
         builder.add_values("walker_2", t=0)
@@ -445,7 +445,7 @@ def test_agents_with_different_columns_are_rejected_and_kept() -> None:
     assert builder.agent_steps == 2
 
 
-def test_an_agents_failed_step_is_undone() -> None:
+def test_a_failed_step_of_an_agent_is_undone() -> None:
     builder = MultiAgentBatchBuilder()
     builder.add_values("a", t=0, obs=np.zeros(2))
     with pytest.raises(ColumnMismatchError):

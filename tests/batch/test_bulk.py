@@ -61,7 +61,7 @@ def test_gathering_from_a_small_batch(rows: list[int]) -> None:
     assert len({_block_nbytes(gathered[name]) for name in COLUMNS}) == 1
 
 
-def test_a_few_rows_of_large_columns_are_gathered_alone() -> None:
+def test_a_few_rows_of_large_columns_are_gathered_without_the_rest() -> None:
     rows = bulk.BLOCK_NBYTES // 16 + 1
     gathered = SampleBatch(a=np.arange(2 * rows), b=np.zeros(2 * rows)).take(np.arange(rows))
     assert _block_nbytes(gathered["a"]) == gathered["a"].nbytes

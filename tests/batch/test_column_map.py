@@ -20,7 +20,7 @@ def batch() -> SampleBatch:
     return SampleBatch(a=[1, 2], obs={"x": [3, 4], "y": ([5, 6], [7, 8])}, b=[9, 10], _num_grad_updates=2.0)
 
 
-def test_select_keeps_the_order_asked_for_and_shares_memory(batch: SampleBatch) -> None:
+def test_select_uses_the_requested_order_and_shares_memory(batch: SampleBatch) -> None:
     part = batch.select("b", "obs")
     assert list(part) == ["b", "obs"]
     assert part["b"] is batch["b"]
@@ -31,7 +31,7 @@ def test_select_keeps_the_order_asked_for_and_shares_memory(batch: SampleBatch) 
     assert list(batch) == ["a", "obs", "b"]
 
 
-def test_drop_keeps_the_rest(batch: SampleBatch) -> None:
+def test_drop_keeps_all_other_columns(batch: SampleBatch) -> None:
     assert list(batch.drop("a", "obs")) == ["b"]
     assert list(batch.drop()) == ["a", "obs", "b"]
     assert len(batch.drop("a", "b", "obs")) == 0

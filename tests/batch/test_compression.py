@@ -78,7 +78,7 @@ def test_decompressing_again_changes_nothing() -> None:
 
 
 @both
-def test_missing_columns_are_left_alone(bulk: bool) -> None:
+def test_missing_columns_are_ignored(bulk: bool) -> None:
     batch = SampleBatch(rewards=np.ones(3))
     assert batch.compress(bulk=bulk) is batch
     assert batch.compress(bulk=bulk, columns={"nothing", "rewards"}).column("rewards").kind == "compressed"
@@ -92,7 +92,7 @@ def test_missing_columns_are_left_alone(bulk: bool) -> None:
     [[{}, {}], torch.zeros(2), [[1], [2, 3]], np.array([object(), None])],
     ids=["infos", "torch", "ragged", "objects"],
 )
-def test_columns_that_are_not_numeric_are_rejected_by_name(bulk: bool, values: object) -> None:
+def test_non_numeric_columns_are_rejected_with_the_column_name(bulk: bool, values: object) -> None:
     batch = SampleBatch(obs=values, new_obs=np.zeros(2))
     with pytest.raises(ColumnTypeError, match="'obs' must be an array to be compressed"):
         batch.compress(bulk=bulk)
@@ -120,7 +120,7 @@ def test_rows_of_a_compressed_column_can_be_read(bulk: bool) -> None:
 
 
 @both
-def test_compressed_columns_pass_through_slices_joins_and_pickles(bulk: bool) -> None:
+def test_slices_joins_and_pickles_keep_columns_compressed(bulk: bool) -> None:
     values = np.random.default_rng(0).integers(0, 4, (500, 64)).astype(np.uint8)
     batch = SampleBatch(obs=values.copy(), a=np.arange(500)).compress(bulk=bulk)
     for made in (
@@ -140,7 +140,7 @@ def test_compressed_columns_pass_through_slices_joins_and_pickles(bulk: bool) ->
     assert batch.column("obs").kind == "compressed"
 
 
-def test_equality_looks_at_the_rows_not_at_the_blocks() -> None:
+def test_equality_compares_rows_and_not_compressed_blocks() -> None:
     values = np.arange(100_000.0)
     rows, bulk = SampleBatch(obs=values).compress(), SampleBatch(obs=values).compress(bulk=True)
     assert rows == bulk

@@ -34,12 +34,12 @@ def test_joined_columns_are_aligned() -> None:
     assert joined["a"].ctypes.data % memory.ALIGNMENT == 0
 
 
-def test_any_iterable_of_batches_will_do() -> None:
+def test_any_iterable_of_batches_is_accepted() -> None:
     batches = [SampleBatch(a=[1]), SampleBatch(a=[2])]
     assert concat_samples(iter(batches)) == concat_samples(tuple(batches)) == SampleBatch(a=[1, 2])
 
 
-def test_the_order_of_columns_is_the_firsts() -> None:
+def test_columns_have_the_order_of_the_first_batch() -> None:
     joined = concat_samples([SampleBatch(b=[1], a=[2]), SampleBatch(a=[3], b=[4])])
     assert list(joined) == ["b", "a"]
     assert joined["a"].tolist() == [2, 3]
@@ -83,7 +83,7 @@ def test_dtypes_widen_without_loss(dtypes: list[str], joined: str) -> None:
     ],
     ids=str,
 )
-def test_dtypes_that_would_lose_values_are_rejected_by_name(dtypes: tuple[str, str]) -> None:
+def test_dtypes_that_lose_values_are_rejected_with_the_column_name(dtypes: tuple[str, str]) -> None:
     for order in (dtypes, dtypes[::-1]):
         with pytest.raises(ColumnMismatchError, match=r"'reward'.*dtype.*convert"):
             concat_samples([SampleBatch(reward=np.zeros(2, dtype)) for dtype in order])
@@ -102,7 +102,7 @@ def test_dtypes_that_would_lose_values_are_rejected_by_name(dtypes: tuple[str, s
     ],
     ids=["row shapes", "dimensions", "torch shapes", "torch dtypes", "torch and NumPy", "objects", "ragged"],
 )
-def test_incompatible_columns_are_rejected_by_name(mine: Any, theirs: Any) -> None:
+def test_incompatible_columns_are_rejected_with_the_column_name(mine: Any, theirs: Any) -> None:
     for pair in ((mine, theirs), (theirs, mine)):
         with pytest.raises(ColumnMismatchError, match=r"'a' must (be|have)"):
             concat_samples([SampleBatch(a=values) for values in pair])
@@ -110,7 +110,7 @@ def test_incompatible_columns_are_rejected_by_name(mine: Any, theirs: Any) -> No
             concat_samples([SampleBatch(o={"x": values}) for values in pair])
 
 
-def test_missing_columns_are_all_named() -> None:
+def test_the_error_lists_all_missing_columns() -> None:
     batches = [SampleBatch(a=[1], b=[1]), SampleBatch(a=[1], c=[1]), SampleBatch(a=[1], b=[1], c=[1], d=[1])]
     with pytest.raises(ColumnMismatchError, match="'b', 'c', 'd'"):
         concat_samples(batches)
@@ -190,7 +190,7 @@ def test_policies_may_have_different_columns() -> None:
     assert joined["q"] == SampleBatch(b=[1.0, 1.0])
 
 
-def test_columns_missing_from_a_policy_are_named() -> None:
+def test_the_error_lists_columns_missing_from_a_policy() -> None:
     batches = [MultiAgentBatch({"p": SampleBatch(a=[1])}, 1), MultiAgentBatch({"p": SampleBatch(a=[1], b=[1])}, 1)]
     with pytest.raises(ColumnMismatchError, match="'b'"):
         concat_samples(batches)
@@ -218,8 +218,8 @@ def test_sequences_of_policies_are_joined() -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_long_sequences_keep_a_row_for_each(padded: bool) -> None:
-    """Batches so large that two threads join them have columns of two lengths all the same."""
+def test_columns_per_sequence_are_joined_for_large_batches(padded: bool) -> None:
+    """Two threads join large batches, which have columns per step and columns per sequence."""
     batch = SampleBatch(
         a=np.arange(600_000.0), seq_lens=[100_000, 200_000, 300_000], state_in_0=np.arange(3), _max_seq_len=300_000
     )
@@ -278,7 +278,7 @@ def test_empty_batches_keep_columns_ragged() -> None:
     assert tensors["ids"].kind == "ragged_torch"
 
 
-def test_ragged_columns_are_not_joined_to_what_would_lose_values() -> None:
+def test_ragged_columns_are_not_joined_if_values_would_be_lost() -> None:
     for other, words in (
         (SampleBatch(ids=[1, 2]), "must be of one kind to be concatenated, got ragged and tensor"),
         (SampleBatch(ids=np.zeros((2, 2, 2), int)), "must have rows of one number of dimensions to be joined"),

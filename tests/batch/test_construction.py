@@ -140,7 +140,7 @@ def test_lists_become_arrays(door: Assign, values: Any, dtype: Any) -> None:
 
 
 @every_door
-def test_infos_become_an_array_of_the_very_objects(door: Assign) -> None:
+def test_infos_become_an_array_of_the_same_objects(door: Assign) -> None:
     infos = [{"x": 1}, None, {}]
     held = door("infos", infos)["infos"]
     assert isinstance(held, np.ndarray)
@@ -177,7 +177,7 @@ def test_arrow_arrays_and_columns_are_accepted(door: Assign) -> None:
     assert door("a", column).column("a") is column
 
 
-def test_a_batch_holds_columns_of_every_kind_at_once() -> None:
+def test_a_batch_contains_columns_of_every_kind_together() -> None:
     batch = SampleBatch(every_kind(5))
     assert len(batch) == 5
     kinds = {"tensor", "ragged", "text", "object"} | ({"torch", "ragged_torch"} if HAS_TORCH else set())
@@ -185,7 +185,7 @@ def test_a_batch_holds_columns_of_every_kind_at_once() -> None:
 
 
 # -- replacing and deleting --------------------------------------------------------------------------------------------
-def test_a_flat_column_gives_way_to_a_nested_one_and_back() -> None:
+def test_assignment_replaces_flat_columns_by_nested_ones_and_back() -> None:
     batch = SampleBatch(a=[1, 2], obs=[3, 4])
     batch["obs"] = {"x": [5, 6], "y": ([7, 8], [9, 10])}
     assert batch.column_names == ("a", "obs.x", "obs.y.0", "obs.y.1")
@@ -196,7 +196,7 @@ def test_a_flat_column_gives_way_to_a_nested_one_and_back() -> None:
     assert batch["obs"].tolist() == [0, 0]
 
 
-def test_a_leaf_can_be_assigned_alone() -> None:
+def test_one_leaf_of_a_nested_column_can_be_assigned() -> None:
     batch = SampleBatch(obs={"x": [1, 2], "y": [3, 4]})
     replaced = np.array([5.0, 6.0])
     batch["obs.x"] = replaced
@@ -282,7 +282,7 @@ def test_a_tensordict_becomes_columns() -> None:
     assert SampleBatch(obs=td)["obs.next.rewards"].tolist() == [1, 1, 1]
 
 
-def test_the_columns_given_are_not_changed() -> None:
+def test_the_mapping_passed_to_the_constructor_is_unchanged() -> None:
     given = {"obs": [1.0], "seq_lens": None}
     assert list(SampleBatch(given)) == ["obs"]
     assert list(given) == ["obs", "seq_lens"]
@@ -344,7 +344,7 @@ def test_a_declared_array_is_viewed() -> None:
     assert torch.equal(column[1], tensor[1])
 
 
-def test_a_declared_dtype_holds_every_row() -> None:
+def test_all_rows_are_converted_to_a_declared_dtype() -> None:
     batch = SampleBatch(ids=[[1], []], logp=[[0.1], [0.2]], ragged={"ids": np.int32, "logp": "float32"})
     assert [batch[name].dtype for name in batch] == [np.int32, np.float32]
     assert batch["logp"][0] == np.float32(0.1)
@@ -374,12 +374,14 @@ def test_a_declared_dtype_holds_every_row() -> None:
         ({"ids": [np.zeros(1), np.zeros((1, 1))]}, "ids", "column 'ids' must have rows of one number of dimensions"),
     ],
 )
-def test_values_that_cannot_be_ragged_are_rejected_by_name(columns: dict[str, Any], ragged: Any, words: str) -> None:
+def test_values_that_cannot_be_ragged_are_rejected_with_the_name(
+    columns: dict[str, Any], ragged: Any, words: str
+) -> None:
     with pytest.raises(SampleBatchError, match=words.replace("?", r"\?")):
         SampleBatch(columns, ragged=ragged)
 
 
-def test_a_list_keeps_the_kind_of_the_ragged_column_it_replaces() -> None:
+def test_a_list_that_replaces_a_ragged_column_becomes_ragged() -> None:
     batch = SampleBatch(ids=[[1], [2, 3]])
     batch["ids"] = [[4], [5]]
     assert isinstance(batch["ids"], RaggedColumn)

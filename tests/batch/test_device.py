@@ -44,7 +44,7 @@ def test_nested_columns_become_tensors_leaf_by_leaf() -> None:
     assert all(isinstance(leaf, torch.Tensor) for leaf in batch["obs"]["y"])
 
 
-def test_what_torch_has_no_dtype_for_stays() -> None:
+def test_columns_without_a_torch_dtype_are_unchanged() -> None:
     batch = SampleBatch(every_kind(4), squeezed=np.zeros((4, 2))).compress(columns={"squeezed"})
     before = {name: batch.column(name) for name in batch.column_names}
     batch.to_device("cpu")
@@ -62,7 +62,7 @@ def test_what_torch_has_no_dtype_for_stays() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "bool"])
-def test_existing_tensors_stay(dtype: str) -> None:
+def test_existing_tensors_are_unchanged(dtype: str) -> None:
     values = tensor(dtype, 3)
     assert SampleBatch(a=values).to_device("cpu")["a"] is values
 
@@ -76,7 +76,7 @@ def test_read_only_memory_is_not_aliased() -> None:
     assert batch["a"].tolist() == [100, 1, 2, 3]
 
 
-def test_flags_and_sequences_stay() -> None:
+def test_flags_and_sequences_are_unchanged() -> None:
     batch = in_sequences(padded=True).to_device("cpu")
     assert isinstance(batch["seq_lens"], torch.Tensor)
     assert len(batch) == 6
@@ -130,7 +130,7 @@ def test_another_framework_is_rejected() -> None:
     assert isinstance(batch["a"], np.ndarray)
 
 
-def test_a_device_that_is_not_there_leaves_the_batch() -> None:
+def test_an_unavailable_device_does_not_change_the_batch() -> None:
     batch = SampleBatch(a=[1], b=[2])
     with pytest.raises(DeviceError, match="got 'no such device'"):
         batch.to_device("no such device")
@@ -140,7 +140,7 @@ def test_a_device_that_is_not_there_leaves_the_batch() -> None:
 @cuda
 @pytest.mark.parametrize("pin_memory", [False, True])
 @pytest.mark.parametrize("use_stream", [False, True])
-def test_there_and_back(pin_memory: bool, use_stream: bool) -> None:
+def test_columns_are_moved_to_cuda_and_back(pin_memory: bool, use_stream: bool) -> None:
     batch = SampleBatch(a=np.arange(1000.0), i=np.arange(1000), infos=[{}] * 1000)
     batch.to_device("cuda", pin_memory=pin_memory, use_stream=use_stream)
     torch.cuda.synchronize()

@@ -94,7 +94,7 @@ def test_flags_of_the_row_layout_affect_equality() -> None:
     assert flat == SampleBatch(a=np.zeros((2, 2)), seq_lens=[1, 1], _time_major=False)
 
 
-def test_flags_about_use_do_not_matter() -> None:
+def test_training_flags_do_not_affect_equality() -> None:
     batch = SampleBatch(a=[1], _num_grad_updates=3, _is_training=True)
     assert batch == SampleBatch(a=[1])
 

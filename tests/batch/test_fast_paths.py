@@ -91,7 +91,7 @@ def test_all_columns_joined_at_once(seed: int, shared_always: None) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rows_are_counted_without_asking_each_column(seed: int) -> None:
+def test_rows_are_counted_without_inspecting_each_column(seed: int) -> None:
     rng = np.random.default_rng(seed)
     columns = random_columns(rng, int(rng.integers(1, 9)))
     assert bulk.count_rows(columns) == len(columns["c0"])
@@ -113,7 +113,7 @@ def test_plain_arrays_become_columns_like_others(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_arrays_assigned_to_present_columns(seed: int) -> None:
+def test_arrays_are_assigned_to_existing_columns(seed: int) -> None:
     rng = np.random.default_rng(seed)
     plain, general = SampleBatch(a=np.zeros(5), actions=np.zeros(5)), SampleBatch(a=np.zeros(5), actions=np.zeros(5))
     name = str(rng.choice(["a", "actions"]))
@@ -160,7 +160,7 @@ def test_streams_are_ordered_by_radix_as_by_comparison(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_few_sequences_are_cut_as_many_are(seed: int) -> None:
+def test_few_and_many_sequences_are_split_alike(seed: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 4, int(rng.integers(0, 30)))
     start, stop = sorted(rng.integers(0, lengths.sum() + 1, 2).tolist())
@@ -186,7 +186,7 @@ def test_short_and_long_ragged_rows_are_gathered_like_slices(seed: int, mean: in
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rows_of_a_tree_are_iterated_as_they_are_selected(seed: int) -> None:
+def test_iteration_returns_the_same_nested_rows_as_selection(seed: int) -> None:
     rng = np.random.default_rng(seed)
     batch = Batch(
         a=rng.random((5, 2)),
@@ -198,7 +198,7 @@ def test_rows_of_a_tree_are_iterated_as_they_are_selected(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rows_written_directly_grow_columns_as_puts_do(seed: int) -> None:
+def test_rows_written_directly_extend_columns_like_puts(seed: int) -> None:
     rng = np.random.default_rng(seed)
     steps = [
         {"obs": rng.random(3).astype(np.float32), "rewards": rng.choice([1, 0.5, True, np.float32(2)]), "t": int(t)}
@@ -212,7 +212,7 @@ def test_rows_written_directly_grow_columns_as_puts_do(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_outcomes_of_usual_types_are_converted_like_others(seed: int) -> None:
+def test_results_of_common_types_are_converted_like_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     refuse = lambda sentence, row: SampleBatchError(sentence)  # noqa: E731
     rewards = [float(value) for value in rng.random(4)]

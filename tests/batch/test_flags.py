@@ -30,7 +30,7 @@ def test_zero_padded_is_rejected_if_rows_are_not_padded() -> None:
     assert padded.zero_padded
 
 
-def test_max_seq_len_can_be_set_within_reason() -> None:
+def test_max_seq_len_can_be_set_within_valid_bounds() -> None:
     batch = SampleBatch(a=[1, 2, 3], seq_lens=[1, 2])
     batch.max_seq_len = 10
     assert batch.max_seq_len == 10
@@ -43,7 +43,7 @@ def test_max_seq_len_can_be_set_within_reason() -> None:
     assert padded.max_seq_len == 3
 
 
-def test_time_major_can_be_set_where_the_columns_have_the_shape() -> None:
+def test_time_major_can_be_set_if_the_columns_have_the_shape() -> None:
     batch = SampleBatch(a=np.zeros((2, 2)), seq_lens=[1, 1])
     batch.time_major = True
     assert batch.time_major
@@ -65,7 +65,7 @@ def test_num_grad_updates_and_is_training_can_be_set() -> None:
     assert batch.num_grad_updates is None
 
 
-def test_flags_of_views_are_their_own() -> None:
+def test_views_have_separate_flags() -> None:
     batch = SampleBatch(a=[1, 2], _num_grad_updates=1)
     view = batch[:1]
     view.num_grad_updates = 2
@@ -129,14 +129,14 @@ def test_setting_flags_on_a_view_does_not_lose_its_rows() -> None:
         "arrow",
     ],
 )
-def test_operations_keep_what_is_known_about_the_policy(operation) -> None:
+def test_operations_keep_flags_about_the_policy(operation) -> None:
     batch = SampleBatch(a=[1, 2], b=[3, 4], _num_grad_updates=2.5, _is_training=True)
     made = operation(batch)
     assert made.num_grad_updates == 2.5
     assert made.is_training is True
 
 
-def test_num_grad_updates_are_averaged_by_steps_over_those_that_know() -> None:
+def test_num_grad_updates_are_averaged_over_steps_with_a_known_count() -> None:
     known = SampleBatch(a=np.zeros(50), _num_grad_updates=2), SampleBatch(a=np.zeros(50), _num_grad_updates=3)
     assert concat_samples(known).num_grad_updates == 2.5
     unknown = SampleBatch(a=np.zeros(100))

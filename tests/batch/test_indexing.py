@@ -62,7 +62,7 @@ def rows_of(key: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("key", [*SLICES, *INDICES, *MASKS], ids=str)
-def test_every_key_picks_the_rows_that_numpy_would(key: Any) -> None:
+def test_every_key_selects_the_same_rows_as_numpy(key: Any) -> None:
     rows = rows_of(key)
     batch = with_every_kind(7)
     part = batch[key]
@@ -97,7 +97,7 @@ def test_tensors_can_be_reversed(rows: int) -> None:
     assert batch.take(np.arange(rows)[::-1])["a"].tolist() == list(range(rows))[::-1]
 
 
-def test_a_torch_mask_and_torch_indices_pick_rows() -> None:
+def test_torch_masks_and_indices_select_rows() -> None:
     batch = SampleBatch(a=np.arange(4), b=torch.arange(4))
     assert batch[torch.tensor([3, 0])]["a"].tolist() == [3, 0]
     assert batch[batch["b"] > 1]["a"].tolist() == [2, 3]
@@ -138,7 +138,7 @@ def test_a_row_out_of_range_is_rejected(key: int) -> None:
 
 
 @pytest.mark.parametrize("key", [0, -1, np.int64(3)])
-def test_a_single_row_is_no_batch(key: int) -> None:
+def test_a_single_integer_is_rejected_as_a_key(key: int) -> None:
     with pytest.raises(RowIndexError, match=rf"take\(\[{key}\]\)"):
         SampleBatch(a=np.arange(7))[key]
     with pytest.raises(RowIndexError, match="single integer"):
@@ -170,7 +170,7 @@ def test_a_mask_of_another_length_is_rejected() -> None:
         SampleBatch(a=np.arange(7))[np.ones(6, bool)]
 
 
-def test_the_first_row_outside_is_named() -> None:
+def test_the_error_contains_the_first_row_out_of_range() -> None:
     with pytest.raises(RowIndexError, match=r"row 9 must be in \[-3, 3\)"):
         SampleBatch(a=[1, 2, 3]).take([0, 9, 8])
 

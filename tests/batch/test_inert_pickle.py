@@ -85,7 +85,7 @@ def test_numbers_and_dtypes_of_numpy_round_trip() -> None:
     assert [type(value) for value in found] == [type(value) for value in values]
 
 
-def test_what_is_shared_stays_shared() -> None:
+def test_shared_references_are_preserved() -> None:
     inner = [1]
     loop: list[Any] = [inner, inner]
     loop.append(loop)
@@ -114,7 +114,7 @@ class Rebuilt:
         return {"a": np.arange(2), "b": 1}
 
 
-def test_nothing_is_called(tmp_path: Path) -> None:
+def test_no_function_is_called(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.touch()
     found = read_pickle(pickle.dumps({"a": [Malice(victim)]}))
@@ -125,7 +125,7 @@ def test_nothing_is_called(tmp_path: Path) -> None:
     assert not is_plain(np.array([1, found], object))
 
 
-def test_objects_stay_foreign_with_their_states() -> None:
+def test_objects_become_placeholders_with_their_states() -> None:
     found = read_pickle(pickle.dumps(Rebuilt()))
     assert isinstance(found, Foreign)
     assert found.name.endswith("Rebuilt")
@@ -181,14 +181,14 @@ def test_deep_values_are_rejected_at_any_recursion_limit(nest: bytes) -> None:
 
 @given(st.binary(max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_rejected(data: bytes) -> None:
     with contextlib.suppress(SampleBatchError):
         read_pickle(data)
 
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_changed_bytes_are_read_or_rejected(data: st.DataObject) -> None:
+def test_changed_bytes_are_decoded_or_rejected(data: st.DataObject) -> None:
     pickled = bytearray(pickle.dumps({"a": np.arange(4), "b": [None, np.array(["x", None], object)], "c": Rebuilt()}))
     for _ in range(data.draw(st.integers(1, 3))):
         pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
@@ -261,7 +261,7 @@ def test_extension_codes_persistent_ids_and_duplicates_are_rejected(data: bytes)
         read_pickle(data)
 
 
-def test_many_names_are_rejected() -> None:
+def test_too_many_global_names_are_rejected() -> None:
     with pytest.raises(FormatError, match="must name at most"):
         read_pickle(b"](" + b"".join(b"ca\n%d\n" % i for i in range(10_000)) + b"e.")
 

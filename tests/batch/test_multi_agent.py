@@ -24,7 +24,7 @@ def rows_of(parts: list[MultiAgentBatch], column: str = "a") -> list[dict[str, l
 # -- the mapping ------------------------------------------------------------------------------------------------------
 
 
-def test_policies_are_reached_by_id() -> None:
+def test_policies_are_accessed_by_id() -> None:
     p, q = SampleBatch(a=[1, 2]), SampleBatch(b=[3])
     given = {"p": p, "q": q}
     batch = MultiAgentBatch(given, env_steps=2)
@@ -39,7 +39,7 @@ def test_policies_are_reached_by_id() -> None:
     assert batch.agent_steps() == 3
 
 
-def test_a_misspelt_policy_lists_the_near_ones() -> None:
+def test_a_misspelt_policy_lists_similar_ids() -> None:
     with pytest.raises(PolicyNotFoundError, match="no policy 'walke'; did you mean 'walker'"):
         MultiAgentBatch({"walker": SampleBatch(a=[1])}, 1)["walke"]
     with pytest.raises(KeyError):
@@ -94,7 +94,7 @@ def agents() -> MultiAgentBatch:
     return MultiAgentBatch({"p": p, "q": q}, env_steps=6)
 
 
-def test_timeslices_go_by_episode_time_and_agent(agents: MultiAgentBatch) -> None:
+def test_timeslices_are_ordered_by_episode_time_and_agent(agents: MultiAgentBatch) -> None:
     assert rows_of(agents.timeslices(1)) == [
         {"p": [100, 101]},
         {"p": [110], "q": [109]},
@@ -170,7 +170,7 @@ def test_timeslices_of_sequences(padded: bool) -> None:
     assert rows_of(parts, "state_in_0") == [{"p": [[3]]}, {"p": [[3], [1]]}, {"p": [[1], [2]]}]
 
 
-def test_timeslices_of_nothing() -> None:
+def test_timeslices_of_empty_batches() -> None:
     assert MultiAgentBatch({}, 0).timeslices(1) == []
     assert MultiAgentBatch({"p": SampleBatch()}, 0).timeslices(3) == []
     mixed = MultiAgentBatch({"p": SampleBatch(), "q": SampleBatch(a=[1], t=[0], eps_id=[0])}, 1)

@@ -52,7 +52,7 @@ def test_shuffle_with_a_seed_is_repeatable() -> None:
     assert shuffled(generator) != shuffled(generator)
 
 
-def test_shuffle_leaves_numpys_global_state() -> None:
+def test_shuffle_does_not_change_the_global_generator_of_numpy() -> None:
     np.random.seed(3)
     expected = np.random.random(3).tolist()
     np.random.seed(3)
@@ -70,7 +70,7 @@ def test_shuffle_does_not_write_into_arrays_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_shuffle_of_nothing_to_shuffle(count: int) -> None:
+def test_shuffle_of_empty_batches_and_single_rows(count: int) -> None:
     assert SampleBatch(a=np.arange(count)).shuffle()["a"].tolist() == list(range(count))
     assert len(SampleBatch().shuffle()) == 0
 
@@ -142,7 +142,7 @@ def test_a_failed_shuffle_leaves_rows_complete() -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("epochs", [0, 1, 3])
-def test_minibatches_go_over_every_row_once_an_epoch(shuffle: bool, epochs: int) -> None:
+def test_minibatches_contain_every_row_once_per_epoch(shuffle: bool, epochs: int) -> None:
     batch = SampleBatch(a=np.arange(10), b=np.arange(10))
     parts = list(batch.minibatches(4, epochs=epochs, shuffle=shuffle, rng=0))
     assert [len(part) for part in parts] == [4, 4, 2] * epochs
@@ -158,7 +158,7 @@ def test_each_epoch_has_its_own_order() -> None:
     assert first != second
 
 
-def test_minibatches_are_repeatable_and_leave_the_batch() -> None:
+def test_minibatches_are_repeatable_and_do_not_change_the_batch() -> None:
     batch = SampleBatch(a=np.arange(10))
     assert values(list(batch.minibatches(3, rng=5))) == values(list(batch.minibatches(3, rng=5)))
     assert values(list(batch.minibatches(3, rng=5))) != values(list(batch.minibatches(3, rng=6)))
@@ -171,7 +171,7 @@ def test_minibatches_in_order_are_views_and_shuffled_ones_copies() -> None:
     assert not any(np.shares_memory(part["a"], batch["a"]) for part in batch.minibatches(3, rng=0))
 
 
-def test_minibatches_of_nothing() -> None:
+def test_minibatches_of_empty_batches() -> None:
     assert list(SampleBatch().minibatches(3)) == []
     assert list(SampleBatch(a=np.empty(0)).minibatches(3, shuffle=False)) == []
 
@@ -187,7 +187,7 @@ def test_minibatches_reject_arguments_immediately(arguments: dict[str, int]) -> 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 12])
 @pytest.mark.parametrize("number", [1, 2, 5, 13])
-def test_timeslices_of_a_number_are_as_equal_as_can_be(count: int, number: int) -> None:
+def test_timeslices_of_a_given_count_differ_by_one_row_at_most(count: int, number: int) -> None:
     parts = SampleBatch(a=np.arange(count)).timeslices(num_slices=number)
     lengths = [len(part) for part in parts]
     assert len(parts) == number
@@ -208,7 +208,7 @@ def test_timeslices_are_views_of_every_kind() -> None:
     [{}, {"size": 0}, {"size": -2}, {"num_slices": 0}, {"k": 0}, {"size": 2, "num_slices": 2}, {"size": 2, "k": 2}],
     ids=str,
 )
-def test_timeslices_need_one_number_of_at_least_one(arguments: dict[str, int]) -> None:
+def test_timeslices_require_one_positive_argument(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"exactly one of|must be a whole number from 1"):
         SampleBatch(a=[1, 2, 3]).timeslices(**arguments)
 
@@ -299,7 +299,7 @@ def test_episodes_need_their_column(key: str | None) -> None:
     ],
 )
 @pytest.mark.parametrize("padded", [False, True])
-def test_where_a_trajectory_ends(
+def test_the_end_of_a_trajectory_is_classified(
     terminateds: list[int], truncateds: list[int], ended: bool, single: bool, padded: bool
 ) -> None:
     batch = SampleBatch(terminateds=np.array(terminateds, bool), truncateds=np.array(truncateds, bool))
@@ -310,7 +310,7 @@ def test_where_a_trajectory_ends(
     assert bool(batch.is_single_trajectory()) is single
 
 
-def test_where_a_trajectory_ends_needs_steps_and_flags() -> None:
+def test_the_end_of_a_trajectory_requires_steps_and_flags() -> None:
     with pytest.raises(IndexError, match="no last one"):
         SampleBatch(terminateds=np.empty(0, bool)).is_terminated_or_truncated()
     with pytest.raises(ColumnNotFoundError, match="'dones'"):
@@ -343,7 +343,7 @@ def test_rows_of_every_kind() -> None:
     assert row["words"] == "word 2word 2"
 
 
-def test_rows_make_the_batch_again() -> None:
+def test_the_batch_can_be_rebuilt_from_its_rows() -> None:
     batch = SampleBatch(a=np.arange(4), b=np.arange(8.0).reshape(4, 2), infos=[{}, None, {"x": 1}, {}])
     made = list(batch.rows())
     assert SampleBatch({name: [row[name] for row in made] for name in batch}) == batch
@@ -351,7 +351,7 @@ def test_rows_make_the_batch_again() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-5, 200)), min_size=1, max_size=40), st.booleans())
-def test_environment_steps_that_are_counted_are_those_that_are_sorted(rows: list[tuple[int, int]], wide: bool) -> None:
+def test_counted_environment_steps_equal_the_sorted_ones(rows: list[tuple[int, int]], wide: bool) -> None:
     eps_id = np.array([episode for episode, _ in rows])
     t = np.array([time for _, time in rows]) * (10**15 if wide else 1)
     pairs = sorted(set(zip(eps_id.tolist(), t.tolist(), strict=True)))

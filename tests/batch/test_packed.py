@@ -47,7 +47,7 @@ def test_packed_rows_are_unpacked(rows: Any) -> None:
     assert batch.decompress_if_needed()["obs"].tolist() == ROWS.tolist()
 
 
-def test_other_columns_wait_to_be_named() -> None:
+def test_other_columns_are_unpacked_only_if_listed() -> None:
     batch = SampleBatch(obs={"x": [pack(row) for row in ROWS]}, actions=[pack(np.int64(i)) for i in range(4)])
     MultiAgentBatch({0: batch}, 4).decompress_if_needed(["obs", "actions"])
     assert batch["obs"]["x"].tolist() == ROWS.tolist()
@@ -59,7 +59,7 @@ def test_rows_that_differ_in_shape_become_ragged() -> None:
     assert batch.column("obs").kind == "ragged"
 
 
-def test_words_are_left_alone() -> None:
+def test_ordinary_strings_are_not_unpacked() -> None:
     for words in (["north", "BCJ"], [b"north", b""], ["", "BCJNG"], np.array(["a", "b"])):
         batch = SampleBatch(obs=words).decompress_if_needed()
         assert list(batch["obs"]) == list(words)
@@ -74,7 +74,7 @@ class Touch:
         return Path.touch, (self.path,)
 
 
-def test_code_runs_with_permission_only(tmp_path: Path) -> None:
+def test_pickled_code_runs_only_with_permission(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     rows = [pack({"obs": Touch(trap)})]
     batch = SampleBatch(obs=rows)
@@ -103,7 +103,7 @@ def test_damaged_rows_are_rejected(damage: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_rllib_packs_like_this() -> None:
+def test_rllib_packs_rows_in_the_same_format() -> None:
     compression = pytest.importorskip("ray.rllib.utils.compression", exc_type=ImportError)
     if not compression.compression_supported():
         pytest.skip("RLlib packs nothing without lz4")

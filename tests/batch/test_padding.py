@@ -23,7 +23,7 @@ def test_padding_and_cutting_again_is_the_identity(width: int) -> None:
     assert padded.take(np.arange(6)) == batch.take(np.arange(6))
 
 
-def test_padding_anew() -> None:
+def test_padded_sequences_can_be_padded_again() -> None:
     batch = in_sequences(padded=True)
     batch.right_zero_pad(3)
     assert batch.max_seq_len == 3
@@ -35,7 +35,7 @@ def test_padding_anew() -> None:
     assert_sound(batch)
 
 
-def test_padding_does_not_reach_views_made_before() -> None:
+def test_padding_does_not_change_existing_views() -> None:
     batch = in_sequences(padded=False)
     view, exact = batch[0:5], batch.slice(1, 4)
     batch.right_zero_pad(4)
@@ -56,7 +56,7 @@ def test_padding_states_as_well() -> None:
     assert batch.right_zero_pad(4)["state_in_0"].tolist() == [[7], [8]]
 
 
-def test_columns_may_come_padded_before_their_lengths() -> None:
+def test_padded_columns_may_be_assigned_before_seq_lens() -> None:
     batch = SampleBatch(_zero_padded=True)
     batch["a"] = [1, 0, 0, 2, 3, 0]
     batch["seq_lens"] = [1, 2]

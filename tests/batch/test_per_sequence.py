@@ -68,7 +68,7 @@ def test_parts_keep_the_rows_of_their_sequences() -> None:
 
 
 @pytest.mark.parametrize("exclude_states", [False, True])
-def test_padding_leaves_one_row_per_sequence(exclude_states: bool) -> None:
+def test_padding_keeps_one_row_per_sequence(exclude_states: bool) -> None:
     batch = sequences(state_in_0=[7.0, 8.0, 9.0]).right_zero_pad(4, exclude_states=exclude_states)
     assert scores(batch) == WHOLE
     assert len(batch["state_in_0"]) == (3 if exclude_states else 12)
@@ -115,7 +115,7 @@ def test_time_major_sequences() -> None:
         SampleBatch(obs=np.zeros((3, 2)), score=[1, 2, 3], seq_lens=[3, 2], per_sequence="score", _time_major=True)
 
 
-def test_columns_change_with_their_declaration() -> None:
+def test_columns_per_sequence_are_renamed_selected_and_dropped() -> None:
     batch = sequences()
     assert batch.rename({"score": "reward", "outcome": "end"}).per_sequence == ("end", "reward")
     assert batch.rename({"outcome": "end"})[2:]["end"]["won"].tolist() == [False, True]
@@ -149,7 +149,7 @@ def test_equality_compares_the_declaration() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["b.arrow", "b.parquet", "b.hdf5", "folder"])
-def test_files_keep_it(tmp_path: Path, name: str, padded: bool) -> None:
+def test_files_preserve_columns_per_sequence(tmp_path: Path, name: str, padded: bool) -> None:
     batch = sequences().right_zero_pad(3) if padded else sequences()
     if name.endswith("hdf5"):
         pytest.importorskip("h5py")
@@ -159,7 +159,7 @@ def test_files_keep_it(tmp_path: Path, name: str, padded: bool) -> None:
     assert scores(loaded[2:]) == WHOLE[1:]
 
 
-def test_datasets_keep_it(tmp_path: Path) -> None:
+def test_datasets_preserve_columns_per_sequence(tmp_path: Path) -> None:
     sequences().save(tmp_path / "folder")
     dataset = Dataset(tmp_path / "folder")
     dataset.extend(sequences().slice(1, 6))
@@ -189,7 +189,7 @@ def test_sequences_of_a_dataset_have_the_first_row(tmp_path: Path) -> None:
     assert (batch["obs"] == rows.reshape(-1)).all()
 
 
-def test_processes_and_pickles_keep_it() -> None:
+def test_channels_and_pickles_preserve_columns_per_sequence() -> None:
     batch = sequences()
     for protocol in (2, 5):
         assert scores(pickle.loads(pickle.dumps(batch[2:], protocol))) == WHOLE[1:]
@@ -204,7 +204,7 @@ def test_processes_and_pickles_keep_it() -> None:
         assert scores(consumer.recv()["a"][2:]) == WHOLE[1:]
 
 
-def test_jax_trees_keep_it() -> None:
+def test_jax_trees_preserve_columns_per_sequence() -> None:
     jax = pytest.importorskip("jax")
     register_with_jax()
     doubled = jax.tree.map(lambda values: values, SampleBatch(a=[1, 2, 3], s=[1, 2], seq_lens=[1, 2], per_sequence="s"))
@@ -236,7 +236,7 @@ def test_flags_of_foreign_bytes_are_validated(value: Any) -> None:
         wire.flags_of([None, False, 3, None, False, None, ["score"], 1])
 
 
-def test_steps_for_other_libraries_repeat_it() -> None:
+def test_exports_repeat_values_per_sequence_for_each_step() -> None:
     assert as_flat(sequences(state_in_0=[1, 2, 3]))["score"].tolist() == [1, 1, 2, 2, 2, 3]
     assert list(as_flat(sequences(state_in_0=[1, 2, 3]))) == ["obs", "eps_id", "score", "outcome"]
 

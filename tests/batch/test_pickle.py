@@ -90,7 +90,7 @@ def test_nothing_is_copied_in_either_direction() -> None:
 
 
 @pytest.mark.parametrize("rows", [slice(3, 7), slice(0, 1), slice(5, 5), slice(-2, None)], ids=str)
-def test_a_slice_ships_its_rows_only(rows: slice) -> None:
+def test_a_pickled_slice_contains_only_its_rows(rows: slice) -> None:
     columns = {name: values for name, values in every_kind(100).items() if name.split()[0] in ("flat", "wide", "torch")}
     part = SampleBatch(columns)[rows]
     _, buffers = out_of_band(part)
@@ -98,7 +98,7 @@ def test_a_slice_ships_its_rows_only(rows: slice) -> None:
     assert received(part) == part
 
 
-def test_a_slice_of_other_kinds_ships_its_rows_only() -> None:
+def test_a_pickled_slice_of_every_kind_contains_only_its_rows() -> None:
     batch = SampleBatch(
         visited=[np.arange(i, dtype=np.float64) for i in range(100)],
         infos=[{"payload": "x" * 1000} for _ in range(100)],
@@ -112,14 +112,14 @@ def test_a_slice_of_other_kinds_ships_its_rows_only() -> None:
     assert nbytes(out_of_band(squeezed[10:12])[1]) < squeezed.size_bytes() / 10
 
 
-def test_a_slice_of_sequences_ships_its_rows_only() -> None:
+def test_a_pickled_slice_of_sequences_contains_only_its_rows() -> None:
     batch = SampleBatch(a=np.zeros(1000), state_in_0=np.zeros((100, 8)), seq_lens=[10] * 100)
     part = batch[100:200]
     _, buffers = out_of_band(part)
     assert nbytes(buffers) == part.size_bytes() == 100 * 8 + 10 * 64 + 10 * 4
 
 
-def test_buffers_that_are_read_only_stay_so() -> None:
+def test_read_only_buffers_give_read_only_arrays() -> None:
     data, buffers = out_of_band(SampleBatch(a=np.arange(4), t=torch.arange(4)))
     made = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
     with pytest.raises(ValueError, match="read-only"):
@@ -128,7 +128,7 @@ def test_buffers_that_are_read_only_stay_so() -> None:
     assert made["a"].tolist() == [0, 1, 2, 3]
 
 
-def test_buffers_at_any_address_will_do() -> None:
+def test_buffers_at_any_address_are_accepted() -> None:
     batch = SampleBatch({dtype: numbers(dtype, 5, 2) for dtype in (*NUMBERS, *DATES, *STRINGS)}, t=tensor("float64", 5))
     data, buffers = out_of_band(batch)
     shifted = [memoryview(bytearray(b"\0" + bytes(buffer.raw())))[1:] for buffer in buffers]
@@ -205,7 +205,7 @@ def test_objects(infos: list[Any]) -> None:
         assert [type(info) for info in made["infos"]] == [type(info) for info in infos]
 
 
-def test_objects_that_cannot_be_pickled_are_rejected_by_name() -> None:
+def test_objects_that_cannot_be_pickled_are_rejected_with_the_name() -> None:
     batch = SampleBatch(infos=[{"stream": io.StringIO()}, {"function": lambda: 0}])
     with pytest.raises(TypeError):
         pickle.dumps(batch, 5)
@@ -258,13 +258,13 @@ class Experience(SampleBatch):
     """A batch of someone else's making."""
 
 
-def test_subclasses_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subclasses_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Experience(a=[1, 2, 3])
     assert type(received(batch)) is Experience
     assert type(batch[1:]) is type(batch.copy()) is type(batch.take([0])) is Experience
 
 
-def test_a_batch_inside_other_things() -> None:
+def test_a_batch_inside_other_objects() -> None:
     batch = SampleBatch(a=np.arange(3))
     made = received({"batches": [batch, batch[1:]], "again": batch})
     assert made["batches"] == [batch, batch[1:]]
@@ -274,7 +274,7 @@ def test_a_batch_inside_other_things() -> None:
 # -- frames: what channels and files carry ----------------------------------------------------------------------------
 
 
-def test_a_frame_is_not_unpickled_unless_that_is_allowed() -> None:
+def test_a_frame_is_unpickled_only_if_allowed() -> None:
     columns = SampleBatch(infos=[{"set": {1}}])._all()
     header, buffers = frame.dump_columns(columns)
     with pytest.raises(UntrustedPickleError):
@@ -310,7 +310,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("importable")
-def test_through_queues_to_a_process_and_back() -> None:
+def test_batches_are_sent_through_queues_to_a_process_and_back() -> None:
     context = multiprocessing.get_context("spawn")
     inbox, outbox = context.Queue(), context.Queue()
     child = context.Process(target=Echo(), args=(inbox, outbox))
@@ -339,7 +339,7 @@ def test_through_queues_to_a_process_and_back() -> None:
     assert child.exitcode == 0
 
 
-def test_through_a_pool_of_processes() -> None:
+def test_batches_are_sent_through_a_pool_of_processes() -> None:
     batch = MultiAgentBatch(
         {"p": SampleBatch(a=np.arange(5), t=np.arange(5), eps_id=np.zeros(5, int), infos=[{"i": i} for i in range(5)])},
         5,

@@ -104,7 +104,7 @@ def test_ids_are_preserved(way: str, batch: MultiAgentBatch, tmp_path: Path) -> 
     assert all(found[policy]["obs"].tolist() == batch[policy]["obs"].tolist() for policy in IDS)
 
 
-def test_integers_of_numpy_are_found_by_those_of_python(tmp_path: Path) -> None:
+def test_policies_with_numpy_integer_ids_accept_python_integers(tmp_path: Path) -> None:
     batch = MultiAgentBatch({np.int64(3): SampleBatch(a=[1, 2])}, 2)
     assert batch[3]["a"].tolist() == [1, 2]
     for way in ("arrow file", "parquet file", "hdf5 file", "channel"):
@@ -117,26 +117,26 @@ def test_other_ids_are_rejected(policy: Any) -> None:
         MultiAgentBatch({policy: SampleBatch(a=[1])}, 1)
 
 
-def test_a_missing_id_is_named_as_it_was_given(batch: MultiAgentBatch) -> None:
+def test_the_error_contains_the_missing_id_as_it_was_passed(batch: MultiAgentBatch) -> None:
     with pytest.raises(PolicyNotFoundError, match="no policy 11; did you mean"):
         batch[11]
     with pytest.raises(PolicyNotFoundError, match=r"no policy '7'; did you mean 7\?"):
         MultiAgentBatch({7: SampleBatch(a=[1])}, 1)["7"]
 
 
-def test_tables_show_integers_as_strings_of_their_own(batch: MultiAgentBatch) -> None:
+def test_tables_show_integer_ids_as_distinct_strings(batch: MultiAgentBatch) -> None:
     shown = batch.to_arrow()["policy_id"].to_pylist()
     assert shown[::2] == ["1_", "1", "walker", "0", "-3", ""]
 
 
 @pytest.mark.parametrize("number", ["1", True, 1.0, None, [1]], ids=repr)
-def test_an_id_that_is_no_other_policys_integer_is_rejected(batch: MultiAgentBatch, number: Any) -> None:
+def test_an_id_that_collides_with_an_integer_id_is_rejected(batch: MultiAgentBatch, number: Any) -> None:
     table = tampered(batch.to_arrow(), lambda about: about["policies"]["walker"].update(id=number))
     with pytest.raises(FormatError, match=r"'walker' must have a unique id|must be complete"):
         MultiAgentBatch.from_arrow(table)
 
 
-def test_builders_take_integers_for_policies() -> None:
+def test_builders_accept_integer_policy_ids() -> None:
     builder = MultiAgentBatchBuilder(lambda agent: agent % 2)
     for agent in range(3):
         builder.add_values(agent, obs=agent)
@@ -153,7 +153,7 @@ def buffer(request: pytest.FixtureRequest, batch: MultiAgentBatch) -> Iterator[M
 
 
 @pytest.mark.parametrize("change", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
-def test_a_buffers_state_keeps_ids(buffer: MultiAgentReplayBuffer, change: Callable[[Any], Any]) -> None:
+def test_the_state_of_a_buffer_preserves_ids(buffer: MultiAgentReplayBuffer, change: Callable[[Any], Any]) -> None:
     found = change(buffer)
     assert list(found) == list(IDS)
     expected = buffer.sample(8).batch
@@ -162,7 +162,7 @@ def test_a_buffers_state_keeps_ids(buffer: MultiAgentReplayBuffer, change: Calla
         assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
 
 
-def test_a_saved_buffer_keeps_ids(buffer: MultiAgentReplayBuffer, tmp_path: Path) -> None:
+def test_a_saved_buffer_preserves_ids(buffer: MultiAgentReplayBuffer, tmp_path: Path) -> None:
     buffer.save(tmp_path / "buffer")
     found = samplebatch.load(tmp_path / "buffer")
     assert [(type(policy), policy) for policy in found] == [(type(policy), policy) for policy in IDS]
@@ -181,14 +181,14 @@ def test_names_in_hdf5_are_strings() -> None:
         to_hdf5({1: np.zeros(3)}, file)
 
 
-def test_policies_that_look_alike_draw_apart(batch: MultiAgentBatch) -> None:
+def test_policies_with_similar_ids_have_separate_draws(batch: MultiAgentBatch) -> None:
     buffer = MultiAgentReplayBuffer(4)
     buffer.add(batch)
     drawn = buffer.sample(32).batch
     assert (drawn[1]["obs"] - 10 * IDS.index(1)).tolist() != (drawn["1"]["obs"] - 10 * IDS.index("1")).tolist()
 
 
-def test_damage_to_policies_that_look_alike_is_seen(buffer: MultiAgentReplayBuffer) -> None:
+def test_damage_to_policies_with_similar_ids_is_detected(buffer: MultiAgentReplayBuffer) -> None:
     for policy in (1, "1"):
         state = pickle.loads(pickle.dumps(buffer.state_dict()))
         form, dtype = state["forms"][policy]

@@ -95,7 +95,7 @@ def test_columns_are_selected_in_every_policy(batch: MultiAgentBatch) -> None:
 # -- minibatches ------------------------------------------------------------------------------------------------------
 
 
-def test_minibatches_have_every_row_once_an_epoch(batch: MultiAgentBatch) -> None:
+def test_minibatches_have_every_row_once_per_epoch(batch: MultiAgentBatch) -> None:
     parts = list(batch.minibatches(4, epochs=2, rng=0))
     assert [(part.count, {policy: len(own) for policy, own in part.items()}) for part in parts] == [
         (4, {0: 4, "guard": 3}),
@@ -127,7 +127,7 @@ def test_minibatches_in_lockstep_have_all_rows_of_their_steps(batch: MultiAgentB
     assert sorted(seen) == sorted(dict.fromkeys(steps_of(batch[0])))
 
 
-def test_minibatches_come_to_the_learner(batch: MultiAgentBatch) -> None:
+def test_minibatches_are_converted_for_the_learner(batch: MultiAgentBatch) -> None:
     for lockstep in (False, True):
         part = next(batch.minibatches(3, rng=0, lockstep=lockstep, device="cpu", floats="float32", prefetch=1))
         assert part[0]["obs"].dtype == torch.float32
@@ -156,7 +156,7 @@ def test_sequences_are_not_split() -> None:
 # -- order and episodes -----------------------------------------------------------------------------------------------
 
 
-def test_policies_are_shuffled_by_themselves(batch: MultiAgentBatch) -> None:
+def test_each_policy_is_shuffled_separately(batch: MultiAgentBatch) -> None:
     before = shown(batch)
     views = batch[0:3]
     assert batch.shuffle(rng=3) is batch

@@ -22,7 +22,7 @@ from tests.optional import torch
 
 @every_door
 @pytest.mark.parametrize("length", [0, 1, 2, 4])
-def test_columns_of_another_length_are_rejected_by_name(door: Assign, length: int) -> None:
+def test_columns_of_another_length_are_rejected_with_the_name(door: Assign, length: int) -> None:
     for values in (
         np.zeros(length),
         np.zeros((length, 2)),
@@ -57,7 +57,7 @@ def test_columns_of_another_length_are_rejected_by_name(door: Assign, length: in
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_values_without_rows_are_rejected_by_name(door: Assign, values: Any, message: str) -> None:
+def test_values_without_rows_are_rejected_with_the_column_name(door: Assign, values: Any, message: str) -> None:
     with pytest.raises(ColumnTypeError, match=rf"'strange(\.x)?'.*{message}"):
         door("strange", values)
 
@@ -120,7 +120,7 @@ def test_seq_lens_must_have_rows(lengths: Any) -> None:
         SampleBatch(a=[1, 2, 3], seq_lens=lengths)
 
 
-def test_a_misspelt_column_lists_the_near_ones() -> None:
+def test_a_misspelt_column_lists_similar_names() -> None:
     batch = SampleBatch(rewards=[1.0], obs={"camera": [1]})
     with pytest.raises(ColumnNotFoundError, match=r"no column 'reward'; did you mean 'rewards'\?"):
         batch["reward"]
@@ -174,7 +174,7 @@ def test_dots_in_flat_names_are_allowed() -> None:
 
 
 @every_door
-def test_a_tensor_that_requires_a_gradient_is_rejected_by_name(door: Assign) -> None:
+def test_a_tensor_that_requires_a_gradient_is_rejected_with_the_name(door: Assign) -> None:
     values = torch.ones(2, requires_grad=True)
     for tensor in (values, values * 2):
         with pytest.raises(ColumnTypeError, match=r"column 'x' must be a tensor without a gradient.*detach\(\)"):

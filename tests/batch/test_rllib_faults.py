@@ -49,7 +49,7 @@ def test_shuffle_keeps_infos_with_their_rows() -> None:
 
 
 @pytest.mark.parametrize("names", [(["a"], ["a", "b"]), (["a", "b"], ["a"]), (["a", "b"], ["a", "c"])])
-def test_concat_names_columns_that_only_some_batches_have(names: tuple[list[str], list[str]]) -> None:
+def test_concat_errors_list_columns_that_some_batches_lack(names: tuple[list[str], list[str]]) -> None:
     batches = [SampleBatch({name: [1, 2] for name in part}) for part in names]
     with pytest.raises(ColumnMismatchError, match="'b'"):
         concat_samples(batches)
@@ -77,11 +77,11 @@ def test_dones_are_terminated_or_truncated() -> None:
 
 
 @pytest.mark.parametrize("ended", ["terminateds", "truncateds"])
-def test_dones_are_the_one_flag_that_there_is(ended: str) -> None:
+def test_dones_equal_the_only_flag_column(ended: str) -> None:
     assert SampleBatch({ended: [True, False]})["dones"].tolist() == [True, False]
 
 
-def test_compressing_rows_does_not_blow_small_observations_up() -> None:
+def test_compressing_rows_does_not_enlarge_small_observations() -> None:
     obs = np.random.default_rng(0).normal(size=(1000, 17)).astype(np.float32)
     batch = SampleBatch(obs=obs).compress(bulk=False)
     assert batch.size_bytes() < 1.05 * obs.nbytes
@@ -89,7 +89,7 @@ def test_compressing_rows_does_not_blow_small_observations_up() -> None:
     assert repetitive.size_bytes() < obs.nbytes / 2
 
 
-def test_multi_agent_timeslices_keep_rows_that_tie() -> None:
+def test_multi_agent_timeslices_keep_rows_of_equal_time() -> None:
     rows = {"eps_id": [0, 0, 0, 0], "t": [1, 1, 1, 2], "agent_index": [0, 0, 0, 0], "a": [1, 2, 3, 4]}
     batch = MultiAgentBatch({"p": SampleBatch(rows), "q": SampleBatch(rows)}, env_steps=2)
     first, second = batch.timeslices(1)

@@ -44,7 +44,7 @@ COUNTED = (
 @pytest.mark.parametrize(
     ("columns", "steps"), [*((columns, 0) for columns in NOTHING), *((columns, 3) for columns in COUNTED)]
 )
-def test_steps_are_counted_by_the_first_column_that_can_be(columns: Any, steps: int) -> None:
+def test_steps_are_counted_by_the_first_countable_column(columns: Any, steps: int) -> None:
     assert attempt_count_timesteps(columns) == steps
 
 
@@ -85,7 +85,7 @@ def test_compressed_columns_are_filled_up_compressed(order: int) -> None:
     assert whole.decompress_if_needed()["obs"].sum(1).tolist() == [3, 3, 0][::order]
 
 
-def test_filling_up_gives_states_a_row_for_each_sequence() -> None:
+def test_filled_states_have_one_row_per_sequence() -> None:
     some = [
         SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2]),
         SampleBatch(a=[4, 5], b=[4, 5], seq_lens=[2]),
@@ -105,7 +105,7 @@ def test_policies_are_joined_with_filled_or_dropped_columns() -> None:
         concat_samples(some)
 
 
-def test_filling_up_has_its_limits() -> None:
+def test_columns_that_cannot_be_filled_are_rejected() -> None:
     steps = SampleBatch(a=np.zeros((2, 1)), seq_lens=[2], _time_major=True)
     other = SampleBatch(a=np.zeros((2, 1)), b=np.zeros((2, 1)), seq_lens=[2], _time_major=True)
     with pytest.raises(ColumnMismatchError, match="'b' must be in all batches"):
@@ -126,7 +126,7 @@ def rllib() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_batches_of_rllib_are_joined_with_ours(rllib: Any) -> None:
+def test_rllib_batches_are_joined_with_sample_batches(rllib: Any) -> None:
     theirs = rllib.SampleBatch({"a": np.array([1, 2]), "infos": [{}, {"i": 1}]}, _num_grad_updates=2.0)
     ours = SampleBatch(a=[3], infos=[{}])
     joined = concat_samples([theirs, ours])
@@ -144,14 +144,14 @@ def test_batches_of_rllib_are_joined_with_ours(rllib: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_padded_batches_of_rllib_stay_padded(rllib: Any) -> None:
+def test_padded_rllib_batches_remain_padded(rllib: Any) -> None:
     theirs = rllib.SampleBatch({"a": np.arange(3), "seq_lens": [1, 2]}).right_zero_pad(4)
     joined = concat_samples([theirs])
     assert (len(joined), joined.zero_padded, joined.max_seq_len) == (3, True, 4)
     assert joined["a"].tolist() == [0, 0, 0, 0, 1, 2, 0, 0]
 
 
-def test_other_mappings_are_no_batches() -> None:
+def test_other_mappings_are_rejected_as_batches() -> None:
     for other in ({"a": [1]}, None, [1]):
         with pytest.raises(ColumnTypeError, match="only SampleBatch and MultiAgentBatch can be joined"):
             concat_samples([SampleBatch(a=[1]), other])  # type: ignore[list-item]

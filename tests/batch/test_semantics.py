@@ -42,7 +42,7 @@ def test_a_batch_returns_the_same_array_that_was_assigned() -> None:
     ],
     ids=["fortran", "strided", "reversed", "big-endian", "unaligned"],
 )
-def test_another_layout_is_copied_once_and_keeps_its_values(array: np.ndarray) -> None:
+def test_an_array_in_another_layout_is_copied_once(array: np.ndarray) -> None:
     batch = SampleBatch(a=array)
     held = batch["a"]
     assert held.flags.c_contiguous
@@ -53,7 +53,7 @@ def test_another_layout_is_copied_once_and_keeps_its_values(array: np.ndarray) -
     assert batch["a"] is held
 
 
-def test_writes_through_a_slice_reach_the_original() -> None:
+def test_writes_to_a_slice_change_the_original() -> None:
     batch = SampleBatch(a=np.arange(5), b=torch.arange(5))
     batch[:3]["a"][0] = 100
     batch[2:][1:]["a"][0] = 200
@@ -101,7 +101,7 @@ def test_the_length_is_of_the_first_countable_column() -> None:
         SampleBatch(state_in_0=[1.0, 2.0, 3.0], state_out_0=[1.0, 2.0], a=[1, 2])
 
 
-def test_infos_and_states_alone_count_no_steps() -> None:
+def test_infos_and_states_do_not_count_as_steps() -> None:
     batch = SampleBatch(infos=[{"i": 0}, {"i": 1}], state_in_0=np.zeros((2, 3)))
     assert len(batch) == len(SampleBatch(infos=[{}, {}])) == 0
     assert list(batch.rows()) == batch.timeslices(1) == []
@@ -147,7 +147,7 @@ def test_every_column_must_agree_with_the_length() -> None:
 # -- sequences --------------------------------------------------------------------------------------------------------
 
 
-def test_brackets_snap_to_sequences() -> None:
+def test_brackets_select_sequences_that_end_in_the_range() -> None:
     batch = SampleBatch(a=np.arange(6), seq_lens=[2, 3, 1])
     assert len(batch[:3]) == 2
     assert batch[:3]["seq_lens"].tolist() == [2]
@@ -163,7 +163,7 @@ def test_consecutive_slices_neither_lose_nor_repeat_rows() -> None:
             assert np.concatenate([part["seq_lens"] for part in parts]).tolist() == [2, 3, 1]
 
 
-def test_slice_cuts_exactly_and_mends_lengths_and_states() -> None:
+def test_slice_splits_sequences_and_adjusts_lengths_and_states() -> None:
     batch = SampleBatch(a=np.arange(6), state_in_0=np.array([10.0, 20.0, 30.0]), seq_lens=[2, 3, 1])
     part = batch.slice(1, 4)
     assert part["a"].tolist() == [1, 2, 3]
@@ -189,7 +189,7 @@ def test_seq_lens_given_as_a_list_become_int32() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, [], np.array([], np.int32)])
-def test_empty_seq_lens_mean_none(nothing: object) -> None:
+def test_empty_seq_lens_count_as_no_sequences(nothing: object) -> None:
     batch = SampleBatch(a=[1, 2, 3], seq_lens=nothing)
     assert "seq_lens" not in batch
     assert len(batch) == 3
@@ -235,7 +235,7 @@ def test_split_by_episode_prefers_eps_id_to_dones() -> None:
     assert [part["a"].tolist() for part in batch.split_by_episode()] == [[0, 1], [2]]
 
 
-def test_a_dones_column_that_was_given_is_preserved() -> None:
+def test_an_explicit_dones_column_is_preserved() -> None:
     batch = SampleBatch(terminateds=[True, False], dones=[False, True])
     assert batch["dones"].tolist() == [False, True]
     batch["dones"] = [False, False]
@@ -244,7 +244,7 @@ def test_a_dones_column_that_was_given_is_preserved() -> None:
     assert batch["dones"].tolist() == [True, False]
 
 
-def test_derived_dones_are_no_column() -> None:
+def test_derived_dones_are_not_stored_as_a_column() -> None:
     batch = SampleBatch(terminateds=[True, False])
     assert "dones" not in batch
     assert list(batch) == ["terminateds"]
@@ -291,7 +291,7 @@ def test_concat_samples_skips_empty_batches() -> None:
     assert concat_samples([SampleBatch(), SampleBatch(b=np.empty(0))]) == SampleBatch()
 
 
-def test_one_multi_agent_batch_makes_the_result_one() -> None:
+def test_one_multi_agent_batch_gives_a_multi_agent_result() -> None:
     joined = concat_samples([SampleBatch(a=[1, 2]), MultiAgentBatch({"p": SampleBatch(a=[3])}, 1), SampleBatch(a=[4])])
     assert isinstance(joined, MultiAgentBatch)
     assert {policy: rows["a"].tolist() for policy, rows in joined.items()} == {"default_policy": [1, 2, 4], "p": [3]}
@@ -322,7 +322,7 @@ def test_num_grad_updates_are_averaged_by_rows() -> None:
     assert joined.num_grad_updates == 2.5
 
 
-def test_concat_names_differing_columns() -> None:
+def test_concat_errors_list_the_differing_columns() -> None:
     with pytest.raises(ValueError, match="'b', 'c'") as caught:
         concat_samples([SampleBatch(a=[1], b=[1]), SampleBatch(a=[1], c=[1])])
     assert isinstance(caught.value, ColumnMismatchError)
@@ -337,7 +337,7 @@ def test_concat_widens_dtypes_only_without_loss() -> None:
         concat_samples([SampleBatch(a=[1]), SampleBatch(a=[2.5])])
 
 
-def test_num_grad_updates_stay_unknown_where_no_batch_knows() -> None:
+def test_num_grad_updates_are_unknown_if_no_batch_has_them() -> None:
     assert concat_samples([SampleBatch(a=[1]), SampleBatch(a=[2])]).num_grad_updates is None
 
 
@@ -345,7 +345,7 @@ def test_num_grad_updates_stay_unknown_where_no_batch_knows() -> None:
 
 
 @pytest.mark.parametrize("name", ["set_get_interceptor", "accessed_keys", "added_keys", "deleted_keys"])
-def test_reading_a_batch_is_not_watched(name: str) -> None:
+def test_rllib_attributes_for_access_tracking_do_not_exist(name: str) -> None:
     assert not hasattr(SampleBatch(a=[1]), name)
 
 
@@ -446,7 +446,7 @@ def test_split_by_episode(columns: dict[str, list[int]], episodes: list[dict[str
     assert [plain(part) for part in SampleBatch(columns).split_by_episode()] == episodes
 
 
-def test_split_by_episode_uses_the_key_that_is_asked_for() -> None:
+def test_split_by_episode_uses_the_requested_key() -> None:
     batch = SampleBatch({"a": [1, 2, 3], "eps_id": [0, 0, 1], "dones": [1, 0, 0]})
     assert [part["a"].tolist() for part in batch.split_by_episode("dones")] == [[1], [2, 3]]
     assert [part["a"].tolist() for part in batch.split_by_episode(key="eps_id")] == [[1, 2], [3]]
@@ -483,7 +483,7 @@ def test_right_zero_pad() -> None:
     assert batch.max_seq_len == 4
 
 
-def test_right_zero_pad_leaves_states_as_they_are() -> None:
+def test_right_zero_pad_does_not_change_states() -> None:
     batch = SampleBatch({"a": [1, 2, 3], "state_in_0": [1.0, 3.0], "seq_lens": [1, 2]})
     assert plain(batch.right_zero_pad(max_seq_len=5)) == {
         "a": [1, 0, 0, 0, 0, 2, 3, 0, 0, 0],
@@ -615,7 +615,7 @@ def test_wrap_as_needed_wraps_other_policies(policies: list[str]) -> None:
     assert wrapped.count == 2
 
 
-def test_wrap_as_needed_of_nothing_is_an_empty_multi_agent_batch() -> None:
+def test_wrap_as_needed_without_policies_returns_an_empty_batch() -> None:
     wrapped = MultiAgentBatch.wrap_as_needed({}, env_steps=0)
     assert isinstance(wrapped, MultiAgentBatch)
     assert wrapped.policy_batches == {}
@@ -643,5 +643,5 @@ def test_compress_and_decompress_every_policy(bulk: bool) -> None:
     assert batch == before
 
 
-def test_as_multi_agent_is_the_batch_itself(agents: MultiAgentBatch) -> None:
+def test_as_multi_agent_of_a_multi_agent_batch_returns_it(agents: MultiAgentBatch) -> None:
     assert agents.as_multi_agent() is agents

@@ -15,7 +15,7 @@ from tests.optional import torch
 
 
 @both
-def test_the_batch_itself(padded: bool) -> None:
+def test_a_batch_of_sequences_is_constructed(padded: bool) -> None:
     batch = in_sequences(padded=padded)
     assert len(batch) == batch.count == 6
     assert batch.max_seq_len == (4 if padded else 3)
@@ -73,7 +73,7 @@ def test_brackets_are_views(padded: bool) -> None:
     assert np.shares_memory(*(np.asarray(rows["obs"]["y"][1]) for rows in (part, batch)))
 
 
-def test_an_exact_slice_is_a_view_but_for_the_lengths() -> None:
+def test_an_exact_slice_is_a_view_with_new_lengths() -> None:
     batch = in_sequences(padded=False)
     part = batch.slice(1, 4)
     for name in ("a", "b", "obs.x", "state_in_0"):
@@ -320,7 +320,7 @@ def test_seq_lens_may_have_shape_n_1() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_seq_lens_as_a_tensor_stay_one(dtype: torch.dtype) -> None:
+def test_seq_lens_given_as_a_tensor_remain_a_tensor(dtype: torch.dtype) -> None:
     batch = SampleBatch(a=np.arange(6), state_in_0=np.arange(3.0), seq_lens=torch.tensor([2, 3, 1], dtype=dtype))
     parts = [
         batch[2:],

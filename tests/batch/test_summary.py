@@ -72,7 +72,7 @@ def test_every_kind_of_column_has_a_line(rows: int) -> None:
     assert str(SampleBatch()).splitlines()[0] == "SampleBatch(0 steps)"
 
 
-def test_statistics_of_odd_numbers() -> None:
+def test_statistics_of_unusual_numbers() -> None:
     lines = table(
         str(
             SampleBatch(
@@ -93,7 +93,7 @@ def test_statistics_of_odd_numbers() -> None:
     assert lines["small"][4] == "2e-09"
 
 
-def test_nan_are_counted_and_left_out_of_statistics() -> None:
+def test_nan_values_are_counted_and_excluded_from_statistics() -> None:
     values = np.arange(12.0).reshape(6, 2)
     values[2, 1] = values[4] = np.nan
     lines = table(str(SampleBatch(some=values, all=np.full(6, np.nan), tensor=torch.tensor(values))))

@@ -105,7 +105,7 @@ def test_to_batch_major_needs_a_time_major_batch() -> None:
         SampleBatch(a=[1], _time_major=True).to_batch_major()
 
 
-def test_bytes_stay_text_when_they_become_batch_major() -> None:
+def test_bytes_remain_text_columns_when_made_batch_major() -> None:
     batch = SampleBatch(words=np.array([[b"a", b"c"], [b"b", b"d"]]), seq_lens=[2, 2], _time_major=True)
     column = batch.to_batch_major().column("words")
     assert (column.kind, column.values.tolist()) == ("text", [b"a", b"b", b"c", b"d"])

@@ -64,7 +64,7 @@ def test_each_sequence_has_its_first_nested_state() -> None:
     assert made["state_in"]["c"].tolist() == [4, 6]
 
 
-def test_there_is_nothing_to_cut() -> None:
+def test_to_sequences_rejects_sequences_and_invalid_lengths() -> None:
     assert len(SampleBatch(a=[]).to_sequences(3)) == 0
     with pytest.raises(SequenceError, match="requires a batch without sequences"):
         SampleBatch(a=[1, 2], seq_lens=[2]).to_sequences(1)
@@ -78,7 +78,7 @@ def test_there_is_nothing_to_cut() -> None:
 @given(
     episodes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 1)), min_size=1, max_size=6), width=st.integers(1, 6)
 )
-def test_padded_sequences_are_those_of_rllib(episodes: list[tuple[int, int]], width: int) -> None:
+def test_padded_sequences_equal_the_sequences_of_rllib(episodes: list[tuple[int, int]], width: int) -> None:
     chop = load("ray.rllib.policy.rnn_sequencing").chop_into_sequences
     eps_id = np.repeat(10 * np.arange(len(episodes)), [length for length, _ in episodes])
     unroll_id = np.repeat([unroll for _, unroll in episodes], [length for length, _ in episodes])

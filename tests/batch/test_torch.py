@@ -66,7 +66,7 @@ each_batch = pytest.mark.parametrize("make", BATCHES, ids=lambda make: make.__na
 
 @each_batch
 @pytest.mark.parametrize("floats", FLOATS, ids=plain_repr)
-def test_floating_point_columns_alone_are_cast(make: Callable[[], Any], floats: Any) -> None:
+def test_only_floating_point_columns_are_cast(make: Callable[[], Any], floats: Any) -> None:
     tensors = make().to_torch(floats=floats)
     assert all(isinstance(tensors[name], torch.Tensor) for name in columns())
     assert dtypes(tensors) == CAST
@@ -75,21 +75,21 @@ def test_floating_point_columns_alone_are_cast(make: Callable[[], Any], floats: 
     assert isinstance(tensors.to_numpy()["rewards"], np.ndarray)
 
 
-def test_dtype_is_another_name_for_floats_of_a_flat_batch() -> None:
+def test_dtype_is_an_alias_of_floats_for_a_flat_batch() -> None:
     assert dtypes(flat().to_torch(torch.float32)) == CAST
     assert dtypes(flat().to_torch(dtype="float32")) == CAST
     with pytest.raises(ArgumentError, match="only one of dtype and floats"):
         flat().to_torch("float32", floats="float32")
 
 
-def test_dtype_of_a_nested_batch_is_for_all_values() -> None:
+def test_dtype_of_a_nested_batch_applies_to_all_values() -> None:
     tensors = Batch(a=[1, 2], b=[0.5, 1.5]).to_torch(dtype=torch.float32)
     assert tensors.a.dtype == tensors.b.dtype == torch.float32
     with pytest.raises(ArgumentError, match="only one of dtype, for all values, and floats"):
         Batch(a=[1]).to_torch(dtype=torch.float32, floats="float32")
 
 
-def test_policies_are_converted_one_by_one() -> None:
+def test_each_policy_is_converted() -> None:
     batch = of_policies()
     tensors = batch.to_torch(floats="float32")
     assert dtypes(tensors["walker"]) == CAST
@@ -108,7 +108,7 @@ def test_other_dtypes_are_rejected(make: Callable[[], Any], floats: Any) -> None
 
 
 @each_batch
-def test_arrays_have_no_bfloat16(make: Callable[[], Any]) -> None:
+def test_conversion_to_arrays_rejects_bfloat16(make: Callable[[], Any]) -> None:
     assert make().to_torch(floats="bfloat16")["rewards"].dtype == torch.bfloat16
     assert make().to_torch(floats="bfloat16").to_numpy()["rewards"].dtype == np.float32
     with pytest.raises(ArgumentError, match="floats must be a dtype of NumPy"):
@@ -146,7 +146,7 @@ def test_sequences_and_flags_are_preserved() -> None:
     assert tensors.to_numpy()["seq_lens"].tolist() == batch["seq_lens"].tolist()
 
 
-def test_a_dict_has_nested_columns_nested() -> None:
+def test_the_returned_dict_has_nested_columns() -> None:
     batch = SampleBatch(obs={"x": [1, 2], "y": ([3, 4],)}, rewards=[0.5, 1.0])
     found = batch.to_dict()
     assert type(found) is dict
@@ -196,7 +196,7 @@ def test_wrong_arguments_of_minibatches_are_rejected_immediately(make: Callable[
             make().minibatches(2, **wrong)
 
 
-def test_objects_stay_in_minibatches() -> None:
+def test_objects_are_unchanged_in_minibatches() -> None:
     batch = Batch(a=[0.5, 1.5], infos=np.array([{}, None], object))
     (part,) = batch.minibatches(2, shuffle=False, device="cpu")
     assert part.infos.tolist() == [{}, None]
@@ -222,7 +222,7 @@ def test_parts_are_prefetched_up_to_the_limit() -> None:
 @cuda
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
-def test_minibatches_on_a_gpu_are_those_of_the_host(prefetch: int, where: str) -> None:
+def test_minibatches_on_a_gpu_equal_minibatches_on_the_host(prefetch: int, where: str) -> None:
     values = np.random.default_rng(0).normal(size=(4096, 256))
     batch = SampleBatch(a=values, i=np.arange(4096)).to_torch(device=where)
     if where == "cpu":
@@ -266,7 +266,7 @@ def test_an_unavailable_device_is_rejected_without_a_column_name(ask: Callable[[
 
 @each_batch
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_memory_is_not_page_locked_where_there_is_no_device(make: Callable[[], Any]) -> None:
+def test_memory_is_not_page_locked_without_a_device(make: Callable[[], Any]) -> None:
     with pytest.raises(DeviceError, match=r"^pin_memory must be left out where torch cannot page-lock: \w+"):
         make().to_torch(pin_memory=True)
 
@@ -296,7 +296,7 @@ def test_ragged_columns_become_tensors_and_arrays_again() -> None:
     assert isinstance(batch["rays"][0], np.ndarray)
 
 
-def test_floats_cast_ragged_columns_as_they_do_others() -> None:
+def test_floats_casts_ragged_columns_like_other_columns() -> None:
     tensors = lidar().to_torch(floats="bfloat16")
     assert (tensors["rays"].dtype, tensors["maps"].dtype) == (torch.bfloat16, torch.uint8)
     assert tensors["obs"]["hits"].dtype == torch.int64
@@ -323,7 +323,7 @@ def test_read_only_elements_are_not_aliased() -> None:
     assert batch["rays"][0].tolist() == [0.5, 1.5]
 
 
-def test_minibatches_and_policies_bring_ragged_columns_to_the_device() -> None:
+def test_minibatches_and_policies_move_ragged_columns_to_the_device() -> None:
     for part in lidar().minibatches(2, device="meta", floats="float32", rng=0, prefetch=1):
         assert part["rays"].elements.is_meta
         assert part["rays"].dtype == torch.float32
@@ -344,7 +344,7 @@ def test_ragged_tensors_are_selected_and_joined_with_their_batch() -> None:
     assert tensors != lidar().select("rays", "maps")
 
 
-def test_a_nested_batch_holds_the_rows_of_a_ragged_column_as_tensors() -> None:
+def test_a_nested_batch_stores_rows_of_ragged_columns_as_tensors() -> None:
     batch = lidar().to_torch().as_batch()
     assert [row.tolist() for row in batch.rays] == [[0.5, 1.5], [2.5], []]
     assert all(isinstance(row, torch.Tensor) for row in batch[:2].obs.hits)

@@ -129,7 +129,7 @@ def test_every_method_of_a_dict_changes_the_batch() -> None:
         SampleBatch(obs={})["obs"].popitem()
 
 
-def test_a_column_that_does_not_fit_a_nested_one_is_rejected_by_name() -> None:
+def test_a_column_that_conflicts_with_a_nested_one_is_rejected() -> None:
     batch = SampleBatch({"a": [1, 2], "obs": {"camera": [1, 2], "arm": {"x": [1, 2]}}, "obs2.x": [0, 0]})
     before = batch.copy()
     obs = batch["obs"]
@@ -171,7 +171,7 @@ def test_a_dict_of_a_replaced_column_or_another_batch_changes_nothing() -> None:
     assert (view["obs.x"].tolist(), batch["obs.x"].tolist()) == ([9], [5, 6])
 
 
-def test_sequences_and_policies_are_written_through_too() -> None:
+def test_dicts_of_sequences_and_policies_write_to_the_batch() -> None:
     steps = SampleBatch(obs={"x": np.arange(4)}, state_in_0=np.zeros((2, 3)), seq_lens=[2, 2], _zero_padded=True)
     batch = MultiAgentBatch({"p": steps}, 4)
     batch["p"]["obs"]["y"] = np.ones(4)
@@ -185,7 +185,7 @@ def test_sequences_and_policies_are_written_through_too() -> None:
     assert shared["x"].tolist() == steps["obs.x"].tolist()
 
 
-def test_the_dict_of_a_nested_column_is_a_tree_and_a_mapping_to_others() -> None:
+def test_the_dict_of_a_nested_column_is_accepted_as_tree_and_mapping() -> None:
     batch = SampleBatch(obs={"b": np.arange(3.0), "a": {"c": np.ones((3, 2))}})
     obs = batch["obs"]
     assert isinstance(obs, dict)
@@ -205,7 +205,7 @@ def test_the_dict_of_a_nested_column_is_a_tree_and_a_mapping_to_others() -> None
     assert {**obs}.keys() == dict(obs).keys() == {"a", "b"}
 
 
-def test_writing_into_a_leaf_reaches_the_batch() -> None:
+def test_writing_to_a_leaf_changes_the_batch() -> None:
     batch = SampleBatch(observations(4))
     batch[1:3]["obs"]["pose"][0] = 100
     assert batch["obs.pose"].tolist() == [0, 100, 2, 3]
@@ -235,7 +235,7 @@ ROUNDS: dict[str, Callable[[SampleBatch], SampleBatch]] = {
 
 
 @pytest.mark.parametrize("how", ROUNDS)
-def test_nested_columns_pass_through(how: str) -> None:
+def test_nested_columns_are_restored_by_every_format(how: str) -> None:
     columns = observations(4)
     assert_holds(ROUNDS[how](SampleBatch(columns)), columns)
 
@@ -246,7 +246,7 @@ def test_nested_columns_are_moved_to_a_device() -> None:
 
 
 @pytest.mark.parametrize("rows", [[2, 0], [3, 3, 1], []], ids=str)
-def test_rows_of_nested_columns_stay_together(rows: list[int]) -> None:
+def test_operations_keep_rows_of_nested_columns_together(rows: list[int]) -> None:
     columns = observations(4)
     expected = {name: each(value, lambda leaf: leaf[rows]) for name, value in columns.items()}
     assert_holds(SampleBatch(columns).take(rows), expected)
@@ -367,7 +367,7 @@ print(paths, batch["obs"]["b"].tolist())
 """
 
 
-def test_the_dict_of_a_nested_column_passes_through_jax() -> None:
+def test_jax_accepts_the_dict_of_a_nested_column() -> None:
     if find_spec("jax") is None:
         pytest.skip("JAX is not installed")
     printed = subprocess.run([sys.executable, "-c", _JAX], check=True, capture_output=True, text=True).stdout

@@ -59,14 +59,14 @@ def test_views_of_columns_before_the_last_step(batch: SampleBatch) -> None:
     }
 
 
-def test_previous_columns_after_the_last_step_are_the_present_ones(batch: SampleBatch) -> None:
+def test_previous_columns_after_the_last_step_are_the_current_ones(batch: SampleBatch) -> None:
     views = {"prev_actions": ViewRequirement(), "prev_rewards": ViewRequirement()}
     made = batch.get_single_step_input_dict(views)
     assert made["prev_actions"].tolist() == [30]
     assert made["prev_rewards"].tolist() == [300]
 
 
-def test_before_the_first_step_there_are_zeros(batch: SampleBatch) -> None:
+def test_steps_before_the_first_are_zeros(batch: SampleBatch) -> None:
     assert seen(batch, ViewRequirement("actions", shift=-1), 0) == [0]
     assert seen(batch, ViewRequirement("obs", shift=-3), 1) == [0]
     assert seen(batch, ViewRequirement("obs", shift="-2:0"), 1) == [[0, 1, 2]]
@@ -120,13 +120,13 @@ def test_steps_after_the_last_are_rejected(batch: SampleBatch) -> None:
         SampleBatch(obs=np.empty(0), new_obs=np.empty(0)).get_single_step_input_dict({"obs": ViewRequirement()})
 
 
-def test_views_that_are_not_for_actions_are_left_out(batch: SampleBatch) -> None:
+def test_views_not_used_for_actions_are_omitted(batch: SampleBatch) -> None:
     views = {"obs": ViewRequirement(), "advantages": ViewRequirement(used_for_compute_actions=False)}
     assert list(batch.get_single_step_input_dict(views)) == ["obs", "seq_lens"]
     assert list(batch.get_single_step_input_dict({})) == ["seq_lens"]
 
 
-def test_missing_columns_are_named(batch: SampleBatch) -> None:
+def test_the_error_lists_missing_columns(batch: SampleBatch) -> None:
     with pytest.raises(ColumnNotFoundError, match="no column 'action'; did you mean 'actions'"):
         seen(batch, ViewRequirement("action"), 0)
     with pytest.raises(ColumnNotFoundError, match="no column 'new_obs'"):
@@ -138,7 +138,7 @@ def test_a_view_on_a_leaf(batch: SampleBatch) -> None:
     assert seen(nested, ViewRequirement("obs.y"), 2) == [4]
 
 
-def test_every_kind_of_column_can_be_seen() -> None:
+def test_every_kind_of_column_can_be_viewed() -> None:
     pytest.importorskip("torch")
     batch = with_every_kind(5)
     wanted = {name: ViewRequirement() for name in batch if not name.startswith("ragged")}
@@ -214,7 +214,7 @@ def test_a_string_that_is_not_a_range_is_rejected(shift: str) -> None:
         ViewRequirement(shift=shift)
 
 
-def test_what_a_view_requirement_carries() -> None:
+def test_attributes_of_a_view_requirement() -> None:
     space = object()
     requirement = ViewRequirement(
         "obs", space, 0, index=3, batch_repeat_value=2, used_for_compute_actions=False, used_for_training=False
@@ -253,7 +253,7 @@ def test_requirements_round_trip_through_json() -> None:
     assert ViewRequirement.from_dict(ViewRequirement().to_dict()) == ViewRequirement()
 
 
-def test_a_space_that_cannot_be_described_is_rejected() -> None:
+def test_a_space_that_cannot_be_serialized_is_rejected() -> None:
     with pytest.raises(ArgumentError, match=r"a space must be one of Gymnasium's Box, .*, got a str"):
         ViewRequirement("obs", "box").to_dict()
     good = ViewRequirement("obs", space_of_every_kind()).to_dict()

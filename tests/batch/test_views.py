@@ -23,7 +23,7 @@ def batch() -> SampleBatch:
 # -- the parent changes -----------------------------------------------------------------------------------------------
 
 
-def test_a_view_sees_writes_through_arrays_however_late_it_is_read(batch: SampleBatch) -> None:
+def test_a_view_shows_array_writes_made_before_its_first_read(batch: SampleBatch) -> None:
     view = batch[2:5]
     batch["a"][3] = 100
     assert view["a"].tolist() == [2, 100, 4]
@@ -34,7 +34,7 @@ def test_a_view_sees_writes_through_arrays_however_late_it_is_read(batch: Sample
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["not yet cut", "cut"])
-def test_a_view_does_not_see_changes_of_the_set_of_columns(batch: SampleBatch, read: bool) -> None:
+def test_a_view_does_not_follow_added_or_removed_columns(batch: SampleBatch, read: bool) -> None:
     view, nested = batch[2:5], batch[1:][1:4]
     if read:
         _ = view["a"], view["obs"], nested["a"]
@@ -52,7 +52,7 @@ def test_a_view_does_not_see_changes_of_the_set_of_columns(batch: SampleBatch, r
     assert batch.column_names == ("a", "new", "obs")
 
 
-def test_a_view_does_not_see_operations_in_place(batch: SampleBatch) -> None:
+def test_a_view_does_not_follow_in_place_operations(batch: SampleBatch) -> None:
     views = [batch[1:4]]
     batch.shuffle(rng=3)
     views.append(batch[:2])
@@ -72,7 +72,7 @@ def test_a_view_does_not_see_operations_in_place(batch: SampleBatch) -> None:
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["not yet cut", "cut"])
-def test_assigning_to_a_view_leaves_the_parent(batch: SampleBatch, read: bool) -> None:
+def test_assigning_to_a_view_does_not_change_the_parent(batch: SampleBatch, read: bool) -> None:
     view = batch[2:5]
     if read:
         _ = view["a"], view["b"]
@@ -100,7 +100,7 @@ def test_a_view_of_a_view_that_was_assigned_to_has_the_new_column(batch: SampleB
     assert view.copy()["a"].tolist() == [0, 0, 0]
 
 
-def test_operations_in_place_on_a_view_leave_the_parent(batch: SampleBatch) -> None:
+def test_in_place_operations_on_a_view_do_not_change_the_parent(batch: SampleBatch) -> None:
     before = batch.copy()
     batch[1:5].shuffle(rng=0)
     batch[1:5].compress(columns={"a", "b"})
@@ -138,7 +138,7 @@ def test_a_deep_chain_of_views(batch: SampleBatch) -> None:
     assert np.shares_memory(view["b"], batch["b"])
 
 
-def test_a_view_keeps_the_memory_alive() -> None:
+def test_a_view_keeps_a_reference_to_the_memory() -> None:
     batch = SampleBatch(a=np.arange(1000))
     watch = weakref.ref(batch["a"])
     view = batch[10:20]

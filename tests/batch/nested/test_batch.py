@@ -62,7 +62,7 @@ def test_missing_names() -> None:
     assert getattr(batch, "rewards", 3) == 3
 
 
-def test_subclasses_stay_themselves() -> None:
+def test_operations_return_the_same_subclass() -> None:
     class Steps(Batch):
         pass
 

@@ -43,7 +43,7 @@ def test_in_place_transform_changes_nested_references() -> None:
 @pytest.mark.parametrize(
     "name", ["keys", "values", "items", "get", "pop", "update", "split", "is_empty", "copy", "shape"]
 )
-def test_any_name_may_be_a_column(name: str) -> None:
+def test_any_string_is_accepted_as_a_column_name(name: str) -> None:
     """Tianshou: a column named like a method of dict breaks the library's calls of that method."""
     batch = Batch({name: [1, 2], "n": Batch({name: [3, 4]})})
     assert getattr(batch, name).tolist() == [1, 2]
@@ -77,7 +77,7 @@ def test_dropnull_keeps_dimensions_and_names() -> None:
     assert Batch(a=[[np.nan, 1.0]], b=["x"]).dropnull().to_dict()["a"].shape == (0, 2)
 
 
-def test_floats_out_of_place() -> None:
+def test_integer_columns_become_float_in_new_batches_only() -> None:
     """Tianshou: an integer column cannot become a float column, not even out of place."""
     batch = Batch(a=[1, 2])
     assert (batch / 2).a.tolist() == [0.5, 1.0]
@@ -105,7 +105,7 @@ def test_strings_are_scalars() -> None:
 
 
 def test_descending_slices_of_tensors() -> None:
-    """Tianshou: torch rejects them."""
+    """Tianshou: torch rejects descending slices."""
     batch = Batch(a=torch.arange(6).reshape(3, 2), b=np.arange(6).reshape(3, 2))
     for index in (
         np.s_[::-1],
@@ -121,13 +121,13 @@ def test_descending_slices_of_tensors() -> None:
     assert batch.a.tolist() == batch.b.tolist() == [[5, 6], [3, 4], [1, 2]]
 
 
-def test_rows_without_values_keep_their_place() -> None:
+def test_rows_without_values_keep_their_positions() -> None:
     """Tianshou: empty dicts in a list are dropped, which shifts the other rows."""
     assert Batch(info=[{}, {"x": 1}, {}]).info.x.tolist() == [0, 1, 0]
 
 
 def test_equal_distributions() -> None:
-    """Tianshou: comparing them raises."""
+    """Tianshou: comparing distributions raises an error."""
     normal = torch.distributions.Normal
     a, b = Batch(d=normal(torch.zeros(2), torch.ones(2))), Batch(d=normal(torch.zeros(2), torch.ones(2)))
     assert a == b

@@ -119,7 +119,7 @@ def test_data_loader(own: bool, workers: int) -> None:
         assert batches[1].name.tolist() == ["c", "d"]
 
 
-def test_ragged_columns_become_arrays_of_the_rows_they_have() -> None:
+def test_ragged_columns_become_object_arrays_of_rows() -> None:
     flat = SampleBatch(visited=[[1, 2], [3], []], obs={"path": [np.zeros((1, 2)), np.ones((2, 2)), np.ones((0, 2))]})
     batch = flat.as_batch()
     assert [row.tolist() for row in batch.visited] == [[1, 2], [3], []]

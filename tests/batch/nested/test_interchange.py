@@ -38,7 +38,7 @@ def test_pickle_out_of_band() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_a_slice_ships_its_rows_alone(protocol: int) -> None:
+def test_a_pickled_slice_contains_only_its_rows(protocol: int) -> None:
     batch = Batch(a=np.zeros(100_000), t=torch.zeros(100_000))
     assert len(pickle.dumps(batch[5:10], protocol=protocol)) < 2000
     assert pickle.loads(pickle.dumps(batch[5:10], protocol=protocol)) == batch[5:10]
@@ -62,8 +62,8 @@ def test_pickled_tensors_round_trip() -> None:
     assert loaded.x.tolist() == batch.x.tolist()
 
 
-def test_between_processes_tensors_go_torchs_way() -> None:
-    """Torch passes tensors through shared memory there, which beats copying them into the pipe."""
+def test_tensors_are_sent_between_processes_by_torch() -> None:
+    """Torch sends tensors through shared memory, which is faster than copying them into the pipe."""
     stream = io.BytesIO()
     batch = Batch(t=torch.zeros(100_000))
     ForkingPickler(stream, 5).dump(batch)
@@ -165,7 +165,7 @@ def test_samples_are_registered_in_any_import_order(order: str) -> None:
     assert dict(zip(libraries, lines, strict=True)) == dict.fromkeys(libraries, "[[2.0], [2.0]]")
 
 
-def test_registering_leaves_imports_as_they_are() -> None:
+def test_registration_imports_no_other_library() -> None:
     code = """
 import sys
 import importlib.util

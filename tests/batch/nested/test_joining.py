@@ -10,7 +10,7 @@ from samplebatch.errors import ColumnMismatchError
 from tests.optional import torch
 
 
-def test_missing_rows_on_request() -> None:
+def test_rows_of_missing_columns_are_filled_on_request() -> None:
     batches = [Batch(a=[1, 2], n=Batch(f=[1.0, 2.0])), Batch(a=[3]), Batch(a=[4], n=Batch(f=Batch(), o=["x"]))]
     zeros = Batch.cat(batches)
     assert zeros == Batch.cat(batches, missing="zero")

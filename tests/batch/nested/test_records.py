@@ -46,7 +46,7 @@ NESTED = [
 
 
 @pytest.mark.parametrize(("record", "values"), list(zip(RECORDS, NESTED, strict=True)))
-def test_records_are_read_wherever_a_dict_is(record: Any, values: dict[str, Any]) -> None:
+def test_records_are_accepted_in_place_of_dicts(record: Any, values: dict[str, Any]) -> None:
     expected = Batch(values)
     assert Batch(record) == expected
     assert Batch(n=record).n == expected
@@ -70,7 +70,7 @@ def test_records_among_other_values_are_objects() -> None:
     assert Batch(kind=Pose).kind is Pose
 
 
-def test_what_has_names_and_is_an_array_stays_an_array() -> None:
+def test_arrays_with_named_entries_are_stored_as_arrays() -> None:
     pandas = pytest.importorskip("pandas")
     assert Batch(a=pandas.Series([1, 2])).a.tolist() == [1, 2]
 

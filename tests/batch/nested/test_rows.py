@@ -26,7 +26,7 @@ def test_rows_of_different_lengths() -> None:
     assert list(Batch()) == list(Batch(r=Batch())) == []
 
 
-def test_indexing_errors_name_the_leaf() -> None:
+def test_indexing_errors_contain_the_name_of_the_leaf() -> None:
     batch = Batch(a=np.zeros(5), obs={"cam": np.zeros((3, 2))})
     cases: list[tuple[Any, str]] = [
         (4, r"column 'obs\.cam'.*out of bounds"),

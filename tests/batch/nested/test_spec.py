@@ -185,7 +185,7 @@ def test_too_heterogeneous(turn: int) -> None:
 
 
 def test_aggregated_structure() -> None:
-    """The minimal structure in which every key chain is valid: reserved where all are, padded where some are."""
+    """Every key of any batch exists: reserved if it is reserved in all batches, padded if some lack it."""
     batches = [Batch(x=[1], r=Batch(), s=Batch(), t=Batch(u=Batch())), Batch(x=[2], r=[3], s=Batch(), t=Batch(u=[4]))]
     joined = Batch.cat(batches)
     assert joined == Batch(x=[1, 2], r=[0, 3], s=Batch(), t=Batch(u=[0, 4]))

@@ -60,7 +60,7 @@ def test_to_torch_dtype_and_device() -> None:
     assert batch.to_torch(torch.int16, "meta").i.dtype == torch.int16
 
 
-def test_what_torch_cannot_hold_is_named() -> None:
+def test_columns_without_a_torch_dtype_are_listed_in_the_error() -> None:
     for value in (["x", None], "text", np.array(["2020"], "M8[D]"), object()):
         batch = Batch(ok=[1], n=Batch(bad=value))
         for convert in (batch.to_torch, batch.to_torch_):

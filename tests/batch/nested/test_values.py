@@ -106,7 +106,7 @@ def test_transform() -> None:
     assert batch.apply_values_transform(lambda value: {"z": 1}).n.b == Batch(z=1)
 
 
-def test_equality_minds_type_and_dtype() -> None:
+def test_equality_compares_type_and_dtype() -> None:
     assert Batch(a=1, b=[2]) == Batch(b=[2], a=1)
     assert Batch(a=1) != Batch(a=1.0)
     assert Batch(a=[1]) != Batch(a=torch.tensor([1]))
@@ -125,7 +125,7 @@ def test_equality_minds_type_and_dtype() -> None:
         hash(Batch())
 
 
-def test_a_number_equals_an_array_with_only_that_number() -> None:
+def test_a_scalar_equals_an_array_of_one_number() -> None:
     assert Batch(a=1) == Batch(a=[1]) == Batch(a=np.int64(1)) == Batch([{"a": 1}])[0]
     assert Batch(a=torch.tensor(1.0)) == Batch(a=torch.tensor([1.0]))
     assert Batch(a=[1]) != Batch(a=[[1]])
@@ -166,13 +166,13 @@ def test_objects_that_are_numbers_become_numbers_once_nulls_are_dropped() -> Non
 
 
 @pytest.mark.parametrize("items", [[2**53 + 1, 0.5], [2**64 - 1, -1], [2**60 + 1, 1j]], ids=repr)
-def test_numbers_that_no_dtype_holds_exactly_stay_objects(items: list[Any]) -> None:
+def test_numbers_without_an_exact_dtype_remain_objects(items: list[Any]) -> None:
     rows = Batch(a=np.array([None, *items], object)).dropnull()
     assert rows.a.dtype == object
     assert rows.a.tolist() == items
 
 
-def test_numbers_beside_nan_become_numbers() -> None:
+def test_objects_of_numbers_and_nan_become_numbers() -> None:
     numbers = narrow(np.array([[1, float("nan")], [2.5, 3]], object))
     np.testing.assert_array_equal(numbers, np.array([[1, np.nan], [2.5, 3]]), strict=True)
 
@@ -227,7 +227,7 @@ def test_ragged_columns_are_joined_padded_and_compared() -> None:
     assert len(batch) == 4
 
 
-def test_arithmetic_passes_through_the_elements_of_ragged_columns() -> None:
+def test_arithmetic_applies_to_the_elements_of_ragged_columns() -> None:
     batch = with_ragged()
     doubled = batch + batch
     assert [row.tolist() for row in doubled.ids] == [[2, 4], [6], [], [8, 10]]
