@@ -91,9 +91,12 @@ def test_ray_vectors_collect() -> None:
     ray = pytest.importorskip("ray")
     # Without an address Ray looks for the cluster of an earlier process, which may have ended, for two minutes.
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    envs = RayVectorEnv([make_cart_pole for _ in range(2)])
-    with Collector(Upright(), envs, VectorReplayBuffer(100, 2), seed=1) as collector:
-        assert collector.collect(n_step=40).n_collected_steps == 40
+    try:
+        envs = RayVectorEnv([make_cart_pole for _ in range(2)])
+        with Collector(Upright(), envs, VectorReplayBuffer(100, 2), seed=1) as collector:
+            assert collector.collect(n_step=40).n_collected_steps == 40
+    finally:
+        ray.shutdown()
 
 
 def test_seeds_given_to_a_tianshou_vector_remain() -> None:
