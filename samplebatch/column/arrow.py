@@ -180,7 +180,8 @@ class FieldReader:
         if pa.types.is_boolean(arrow) or pa.types.is_date(arrow):
             return None
         try:
-            example = self.read(pa.schema([pa.field(self.name, self._arrow)]).empty_table().column(0).combine_chunks())
+            # Unlike an empty table, `pa.nulls` does not import pandas.
+            example = self.read(pa.nulls(0, self._arrow))
         except ColumnTypeError:
             return None
         array = example.to_numpy()

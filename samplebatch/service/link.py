@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from samplebatch.errors import AccessError, ArgumentError, SampleBatchError, ServiceError
+from samplebatch.service.answers import InterruptibleCalls
 from samplebatch.service.flight_process import flight_process
 from samplebatch.service.protocol import Draw, LostError, header, read_error, read_json
 
@@ -122,6 +123,7 @@ class Link:
             self._arguments["tls_root_certs"] = tls_root_certs
         self.errors = _Errors(uri)
         """Context manager for Flight calls."""
+        self._calls = InterruptibleCalls()
         self._client = self._connect()
 
     def _connect(self) -> Any:
@@ -173,28 +175,54 @@ class Link:
 
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the action.
         """
-        with self.errors:
-            return [result.body for result in self._client.do_action(flight.Action(action, body), self._call)]
+        return self._interruptible(
+            lambda: [result.body for result in self._client.do_action(flight.Action(action, body), self._call)],
+            lambda _: None,
+        )
 
     def put(self, path: tuple[str, ...], schema: pa.Schema) -> tuple[Any, Any]:
         """Open a stream of fragments; return the writer of fragments and the reader of acknowledgements."""
-        with self.errors:
-            stream: tuple[Any, Any] = self._client.do_put(flight.FlightDescriptor.for_path(*path), schema, self._call)
-        flight_process.register(*stream)
-        return stream
+        descriptor = flight.FlightDescriptor.for_path(*path)
+        return self._interruptible(
+            lambda: self._register(self._client.do_put(descriptor, schema, self._call)),
+            lambda stream: stream[0].close(),
+        )
 
     def exchange(self, draw: Draw) -> tuple[Any, Any]:
         """Open a sampling session; return the writer of requests and the reader of answers."""
-        with self.errors:
-            descriptor = flight.FlightDescriptor.for_command(draw.write())
-            stream: tuple[Any, Any] = self._client.do_exchange(descriptor, self._call)
+        descriptor = flight.FlightDescriptor.for_command(draw.write())
+        return self._interruptible(
+            lambda: self._register(self._client.do_exchange(descriptor, self._call)),
+            lambda stream: stream[1].cancel(),
+        )
+
+    @staticmethod
+    def _register(stream: tuple[Any, Any]) -> tuple[Any, Any]:
         flight_process.register(*stream)
         return stream
+
+    def _interruptible(self, call: Callable[[], T], discard: Callable[[T], Any]) -> T:
+        """Return the result of a Flight call; if a signal interrupts the wait, `discard` receives the late result."""
+        results: list[T] = []
+
+        def run() -> None:
+            with self.errors:
+                results.append(call())
+
+        try:
+            self._calls.call(run)
+        except SampleBatchError:
+            raise
+        except BaseException:
+            self._calls.finish(lambda: discard(results[0]))
+            raise
+        return results[0]
 
     def close(self) -> None:
         """Close the connection; do nothing in a forked child."""
         if self._process == os.getpid():
             self._client.close()
+            self._calls.finish(lambda: None)
 
 
 def _read(details: bytes, error: Exception) -> dict[str, Any]:

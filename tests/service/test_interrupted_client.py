@@ -313,3 +313,49 @@ def test_an_error_of_a_call_is_raised_by_the_caller() -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             calls.call(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "client.info()",
+        "client.extend(SampleBatch(obs=[1], actions=[0], rewards=[0.0], terminateds=[True])); client.flush()",
+        "client.sample(1)",
+        "client.update_weight([0], [1.0])",
+    ],
+)
+def test_a_call_to_a_stopped_service_is_interrupted(waiting: str) -> None:
+    """The first call of each kind, which opens a stream. The client continues when the service does."""
+    serve = subprocess.Popen(
+        [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        script = CHILD.format(
+            before="client.info()", waiting=waiting, after="client.flush(); print(client.info()['inserted'])"
+        )
+        script = script.replace('print("waits", flush=True)', 'print("waits", flush=True); sys.stdin.readline()')
+        arguments = [serve.stdout.readline().strip(), "replay", "0"]
+        client = subprocess.Popen(
+            [sys.executable, "-c", script, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        try:
+            assert client.stdout.readline() == "waits\n"
+            serve.send_signal(signal.SIGSTOP)
+            time.sleep(0.2)
+            client.stdin.write("\n")
+            client.stdin.flush()
+            time.sleep(0.5)
+            client.send_signal(signal.SIGINT)
+            assert client.stdout.readline() == "interrupted\n"
+            serve.send_signal(signal.SIGCONT)
+            out, _ = client.communicate("\n", timeout=60)
+            assert out == ("1\n" if "extend" in waiting else "0\n")
+            assert client.returncode == 0
+        finally:
+            client.kill()
+            client.communicate()
+    finally:
+        serve.kill()
+        serve.communicate()
