@@ -13,7 +13,7 @@ from samplebatch.errors import ArgumentError, ColumnTypeError, RingError
 from tests.buffer.oracle import step, steps
 
 
-def test_episodes_stay_in_one_piece() -> None:
+def test_episodes_are_contiguous() -> None:
     """Environments alternate; the rows of each episode are contiguous in the main buffer."""
     buf = CachedReplayBuffer(ReplayBuffer(40, stack_num=2, ignore_obs_next=True), 3, 10)
     lengths, clock, number = (3, 5, 4), [0, 0, 0], [0, 100, 200]
@@ -52,7 +52,7 @@ def test_episodes_longer_than_the_main_buffer() -> None:
     assert buf.main_buffer[:].obs.tolist() == [2, 3]
 
 
-def test_the_main_buffer_keeps_its_rows() -> None:
+def test_existing_rows_of_the_main_buffer_are_kept() -> None:
     main = ReplayBuffer(6)
     for n in range(4):
         main.add(step(n, terminated=n == 1))
@@ -72,8 +72,8 @@ def test_ids_do_not_count_the_main_buffer(ids: list[int]) -> None:
     assert len(buf) == 0
 
 
-def test_one_cache_may_be_named_several_times() -> None:
-    """What moves when the rows are added one by one moves as well when they are added together."""
+def test_one_cache_id_may_be_repeated_in_one_call() -> None:
+    """Episodes added together are moved like episodes added one by one."""
 
     def made() -> CachedReplayBuffer:
         return CachedReplayBuffer(ReplayBuffer(9, ignore_obs_next=True), 2, 4)
@@ -98,7 +98,7 @@ def test_the_main_buffer_must_be_plain() -> None:
         CachedReplayBuffer(PrioritizedReplayBuffer(10, 0.6, 0.4), 2, 5)
 
 
-def test_pickles_hold_main_buffer_and_caches() -> None:
+def test_pickles_contain_the_main_buffer_and_the_caches() -> None:
     buf: Any = CachedReplayBuffer(ReplayBuffer(7), 2, 4)
     for n in range(5):
         buf.add(steps([n, n + 10], terminated=[n == 2, n == 3]))

@@ -39,7 +39,7 @@ def test_structures_grow_and_gaps_are_filled() -> None:
     assert found.b.d.e.tolist() == [0, 0, 0, 0.5, 0, 0]
 
 
-def test_a_name_without_values_means_rows_not_given() -> None:
+def test_a_column_without_values_is_filled_with_zeros() -> None:
     columns = made(a=np.array([1, 2]))
     columns.write(columns.fit({"a": Batch()}, 1), 1)
     assert columns.tree["a"].values.tolist() == [1, 0, 0, 0, 0, 0]
@@ -56,7 +56,7 @@ def test_a_name_without_values_means_rows_not_given() -> None:
         ({"a": [1], "new": {"y": [1, 2]}}, ColumnLengthError, r"'new\.y' must have 1 rows"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(given: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_rejected_values_do_not_change_any_column(given: dict[str, Any], error: type[Exception], words: str) -> None:
     columns = made(a=np.array([1, 2]), n={"x": np.array([3, 4])})
     before = kinds(columns), repr(take_rows(columns.tree, np.arange(6)))
     with pytest.raises(error, match=words):
@@ -64,13 +64,13 @@ def test_what_does_not_fit_changes_nothing(given: dict[str, Any], error: type[Ex
     assert (kinds(columns), repr(take_rows(columns.tree, np.arange(6)))) == before
 
 
-def test_one_name_at_a_time() -> None:
+def test_one_column_can_be_written_without_the_others() -> None:
     columns = made(a=np.array([1, 2]), n={"x": np.array([3, 4])})
     columns.write(columns.fit_only("n", {"x": [9]}, 1), 0)
     assert take_rows(columns.tree, np.array([0])).to_dict() == {"a": np.array([1]), "n": {"x": np.array([9])}}
 
 
-def test_given_arrays_can_be_the_columns() -> None:
+def test_existing_arrays_can_be_used_as_columns() -> None:
     array, other = np.arange(6), np.arange(12)[::2]
     rows = {"a": array, "n": {"b": other}, "short": [1, 2, 3, 4, 5, 6]}
     columns = Columns(6, Stores())
@@ -85,7 +85,7 @@ def test_given_arrays_can_be_the_columns() -> None:
     assert kinds(compressed) == {"a": "compressed"}
 
 
-def test_all_kinds_return_from_what_is_live() -> None:
+def test_every_kind_of_column_is_restored_from_its_live_rows() -> None:
     ragged = np.empty(3, object)
     ragged[:] = [np.arange(n) for n in (2, 0, 3)]
     rows = {
@@ -117,7 +117,7 @@ def test_names_with_dots_are_distinguished() -> None:
     assert [store.values[0] for _, store in columns.leaves()] == [1, 2]
 
 
-def test_stores_are_chosen_by_name() -> None:
+def test_the_column_name_selects_the_kind_of_store() -> None:
     stores = Stores(compress=("obs",), ragged=("info.path",))
     image = np.zeros((1, 8, 8), np.uint8)
     found = [stores.make(name, image, 3).kind for name in ("obs", "obs.camera", "obs_next", "observer", "info.path")]

@@ -66,7 +66,7 @@ def test_each_chunk_is_decompressed_once_for_a_gather(store: CompressedStore, mo
     assert len(calls) == 40 // CHUNK
 
 
-def test_rows_of_a_chunk_that_is_overwritten_stay_until_they_are_themselves(store: CompressedStore) -> None:
+def test_other_rows_of_a_partly_overwritten_chunk_are_kept(store: CompressedStore) -> None:
     store.write(slice(0, 100), store.fit(frames(np.arange(100)), 100))
     for slot in range(3):
         store.write(slot, store.fit(frames([1000 + slot]), 1))
@@ -75,7 +75,7 @@ def test_rows_of_a_chunk_that_is_overwritten_stay_until_they_are_themselves(stor
         assert np.array_equal(store.take(np.arange(100)), frames(expected))
 
 
-def test_an_image_takes_a_fraction_of_its_memory(store: CompressedStore) -> None:
+def test_compressed_images_use_a_fraction_of_their_memory(store: CompressedStore) -> None:
     for step in range(350):
         store.write(step % 100, store.fit(frames([step]), 1))
         assert store.nbytes < 100 * 64 * 64 / 10 + CHUNK * 64 * 64
@@ -90,8 +90,8 @@ def test_no_more_chunks_are_open_than_allowed() -> None:
     assert np.array_equal(store.take(np.arange(20 * CHUNK)), frames(np.arange(20 * CHUNK)))
 
 
-def test_rings_in_turn_open_no_chunk_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen rings over one store, one of which ends within a chunk of the next."""
+def test_rings_written_in_turn_open_each_chunk_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen rings share one store; one ring ends inside a chunk of the next ring."""
     rings, size = 16, 5 * CHUNK + 3
     store = CompressedStore("obs", rings * size, U1, SHAPE, max_open=2 * rings)
     opened = []
@@ -112,7 +112,7 @@ def test_rings_in_turn_open_no_chunk_twice(monkeypatch: pytest.MonkeyPatch) -> N
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_writes_read_as_from_an_array(data: st.DataObject) -> None:
+def test_random_writes_read_like_an_array(data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from([(), (3,), (40, 40), (200, 200)]))
     slots = data.draw(st.integers(1, 60))
     store = CompressedStore("obs", slots, np.dtype(np.int16), shape, max_open=data.draw(st.integers(1, 4)))
@@ -140,7 +140,7 @@ def test_any_writes_read_as_from_an_array(data: st.DataObject) -> None:
     assert np.array_equal(store.to_column(picked).to_numpy(), oracle[picked])
 
 
-def test_all_slots_are_handed_out_compressed(store: CompressedStore) -> None:
+def test_all_slots_are_exported_compressed(store: CompressedStore) -> None:
     store.write(slice(0, 45), store.fit(frames(np.arange(45)), 45))
     values = store.values
     assert values.nbytes < 100 * 64 * 64 / 10
@@ -150,7 +150,7 @@ def test_all_slots_are_handed_out_compressed(store: CompressedStore) -> None:
     assert np.array_equal(values[44], frames([44])[0])
 
 
-def test_live_rows_stay_compressed_and_are_restored(store: CompressedStore) -> None:
+def test_live_rows_are_stored_compressed_and_restored(store: CompressedStore) -> None:
     store.write(slice(0, 100), store.fit(frames(np.arange(100)), 100))
     store.write(slice(0, 20), store.fit(frames(np.arange(100, 120)), 20))
     slots = np.r_[20:100, 0:20]
@@ -166,7 +166,7 @@ def test_live_rows_stay_compressed_and_are_restored(store: CompressedStore) -> N
     assert len(store.to_column(np.arange(0))) == 0
 
 
-def test_what_does_not_fit_is_rejected(store: CompressedStore) -> None:
+def test_rows_of_another_shape_or_dtype_are_rejected(store: CompressedStore) -> None:
     with pytest.raises(ColumnMismatchError, match=r"'obs' must have rows of shape \(64, 64\), got \(3,\)"):
         store.fit(np.zeros((1, 3), U1), 1)
     with pytest.raises(ColumnMismatchError, match="'obs' must hold its values without loss, got int64 for uint8"):
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_rejected(store: CompressedStore) -> None:
         CompressedStore.for_rows("obs", ["a"], 10)
 
 
-def test_a_store_suits_the_first_rows() -> None:
+def test_the_first_rows_determine_the_kind_of_store() -> None:
     import torch
 
     assert CompressedStore.for_rows("obs", np.zeros((2, 3), ">f4"), 4).fit(np.ones((1, 3)), 1).dtype == np.dtype("f4")
@@ -186,7 +186,7 @@ def test_a_store_suits_the_first_rows() -> None:
     assert store.take(np.array([0])).tolist() == [[1, 1, 1]]
 
 
-def test_a_compressed_store_reads_as_a_dense_one_does(store: CompressedStore) -> None:
+def test_a_compressed_store_returns_the_same_rows_as_a_dense_one(store: CompressedStore) -> None:
     dense = DenseStore("obs", np.zeros((100, *SHAPE), U1))
     rng = np.random.default_rng(3)
     for _ in range(30):

@@ -66,7 +66,7 @@ def histories(draw: st.DrawFn) -> tuple[Rings, np.ndarray, Histories]:
 
 @settings(max_examples=400, deadline=None)
 @given(histories(), st.integers(2, 5), st.data())
-def test_neighbours_and_frames_are_those_of_the_plain_lists(
+def test_neighbours_and_frames_agree_with_plain_lists(
     history: tuple[Rings, np.ndarray, Histories], count: int, data: st.DataObject
 ) -> None:
     rings, done, plain = history
@@ -83,7 +83,7 @@ def test_neighbours_and_frames_are_those_of_the_plain_lists(
 
 @settings(max_examples=400, deadline=None)
 @given(histories(), st.integers(2, 5), st.data())
-def test_short_ways_of_one_ring_give_what_the_general_ones_give(
+def test_fast_paths_of_one_ring_agree_with_the_general_paths(
     history: tuple[Rings, np.ndarray, Histories], count: int, data: st.DataObject
 ) -> None:
     rings, done, plain = history
@@ -135,7 +135,7 @@ def check_short_ways(rings: Rings, done: np.ndarray, slots: Ints, count: int) ->
 
 @pytest.mark.parametrize("writes", [1, 2, 9, 10, 11, 15, 20, 23])
 @pytest.mark.parametrize("ends", [(), (2,), (0, 3, 7), (9,), (10, 12, 19)])
-def test_short_ways_agree_at_each_slot_of_a_ring(writes: int, ends: tuple[int, ...]) -> None:
+def test_fast_paths_agree_at_each_slot_of_a_ring(writes: int, ends: tuple[int, ...]) -> None:
     rings, done = Rings([10]), np.zeros(10, np.bool_)
     for step in range(writes):
         end = np.array([step in ends])
@@ -147,7 +147,7 @@ def test_short_ways_agree_at_each_slot_of_a_ring(writes: int, ends: tuple[int, .
         assert sum(applied) >= min(writes, 10) - 4
 
 
-def test_previous_steps_of_a_full_ring_stop_behind_the_cursor() -> None:
+def test_previous_steps_of_a_full_ring_stop_at_the_cursor() -> None:
     rings, done = Rings([10]), np.zeros(10, np.bool_)
     for _ in range(12):
         rings.advance(None, np.zeros(1, np.bool_), np.zeros(1))
@@ -157,8 +157,10 @@ def test_previous_steps_of_a_full_ring_stop_behind_the_cursor() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6), st.lists(st.tuples(st.booleans(), st.floats(-4, 4, width=32)), min_size=1, max_size=30))
-def test_steps_of_one_ring_are_counted_as_those_of_several(maxsize: int, steps: list[tuple[bool, float]]) -> None:
-    """Rings of one, of three together and of three that were written apart count the same."""
+def test_steps_of_one_ring_and_of_several_rings_are_counted_alike(
+    maxsize: int, steps: list[tuple[bool, float]]
+) -> None:
+    """One ring, three rings with one cursor and three with separate cursors give the same counts."""
     single, together, apart = Rings([maxsize]), Rings([maxsize] * 3), Rings([maxsize] * 3)
     apart._separate()
     for end, reward in steps:

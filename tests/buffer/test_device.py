@@ -50,7 +50,7 @@ def test_a_sample_contains_tensors(floats: Any) -> None:
     assert batch.obs_next.tolist() == plain.obs_next.tolist()
 
 
-def test_floats_alone_leave_arrays() -> None:
+def test_floats_without_a_device_returns_arrays() -> None:
     batch, _ = fill(ReplayBuffer(8)).sample(5, floats="float32")
     assert batch.rew.dtype == np.float32
     assert batch.obs.dtype == np.uint8
@@ -58,7 +58,7 @@ def test_floats_alone_leave_arrays() -> None:
     assert targets.returns.dtype == targets.discount.dtype == np.float32
 
 
-def test_objects_stay_as_they_are() -> None:
+def test_objects_are_unchanged() -> None:
     batch, _ = fill(ReplayBuffer(8), info={"note": "x", "lives": 3}).sample(2, device="cpu")
     assert batch.info.note.tolist() == ["x", "x"]
     assert batch.info.lives.tolist() == [3, 3]
@@ -66,7 +66,7 @@ def test_objects_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"floats": "int8"}, {"device": "cpu", "floats": 7}], ids=str)
-def test_nothing_is_drawn_for_wrong_floats(wrong: Any) -> None:
+def test_an_invalid_floats_argument_draws_no_sample(wrong: Any) -> None:
     buffer = fill(ReplayBuffer(8))
     with pytest.raises(ArgumentError, match="floats must be one of"):
         buffer.sample(2, **wrong)
@@ -91,12 +91,12 @@ def test_minibatches_are_tensors(prefetch: int) -> None:
         fill(ReplayBuffer(8)).minibatches(2, prefetch=2)
 
 
-def test_wrong_arguments_of_minibatches_are_rejected_at_once() -> None:
+def test_wrong_arguments_of_minibatches_are_rejected_immediately() -> None:
     with pytest.raises(ArgumentError, match="batch_size must be a whole number from 1"):
         fill(ReplayBuffer(8)).minibatches(0)
 
 
-def test_a_device_that_is_not_there_is_rejected_at_once() -> None:
+def test_an_unavailable_device_is_rejected_immediately() -> None:
     buffer = fill(ReplayBuffer(8))
     with pytest.raises(DeviceError, match="got 'gpu'"):
         buffer.sample(2, device="gpu")
@@ -104,14 +104,14 @@ def test_a_device_that_is_not_there_is_rejected_at_once() -> None:
         buffer.minibatches(2, device="gpu")
 
 
-def test_buffers_of_several_rings_and_their_parts_too() -> None:
+def test_samples_of_vector_buffers_and_their_parts_are_tensors() -> None:
     for buffer in (vector(), vector().buffers[1]):
         batch, _ = buffer.sample(3, device="cpu", floats="float32")
         assert batch.rew.dtype == torch.float32
         assert batch.obs.dtype == torch.uint8
 
 
-def test_priorities_of_a_sample_of_tensors_are_given_back() -> None:
+def test_priorities_may_be_updated_with_tensors() -> None:
     buffer = fill(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0))
     batch, indices = buffer.sample(4, device="cpu", floats="float32")
     assert batch.weight.dtype == torch.float32
@@ -144,7 +144,7 @@ def test_policies_are_tensors() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_priorities_are_restored_from_a_gpu() -> None:
+def test_priorities_on_a_gpu_are_copied_to_the_host() -> None:
     buffer = fill(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0))
     batch, indices = buffer.sample(4, device="cuda", floats="float32")
     assert batch.rew.is_cuda
@@ -152,7 +152,7 @@ def test_priorities_are_restored_from_a_gpu() -> None:
     assert [b.obs.is_cuda for b, _ in buffer.minibatches(4, device="cuda", prefetch=2)] == [True, True]
 
 
-def test_rows_that_vary_in_shape_become_tensors_over_one_memory() -> None:
+def test_rows_of_varying_shape_become_tensors_that_share_memory() -> None:
     buffer = ReplayBuffer(8, ragged="obs")
     for i in range(4):
         buffer.add(Batch(obs=np.full((i + 1, 2), i / 2), act=0, rew=0.0, terminated=False, truncated=False))
@@ -172,7 +172,7 @@ def test_rows_that_vary_in_shape_become_tensors_over_one_memory() -> None:
 @pytest.mark.parametrize(
     "rows", [[np.zeros(1), np.zeros(1, np.float32)], [np.zeros(1), None], [np.array(["a"])]], ids=str
 )
-def test_rows_that_are_not_all_of_one_dtype_of_numbers_stay(rows: list[Any]) -> None:
+def test_rows_of_mixed_dtypes_or_objects_are_unchanged(rows: list[Any]) -> None:
     held = np.fromiter(rows, object, len(rows))
     kept = TorchTarget(keep_objects=True).from_array(held)
     assert kept is held

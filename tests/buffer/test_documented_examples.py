@@ -49,13 +49,13 @@ def test_add_and_attributes() -> None:
     assert len(buf) == 3
 
 
-def test_only_the_newest_are_preserved() -> None:
+def test_only_the_newest_rows_are_stored() -> None:
     buf2 = second_buffer()
     assert len(buf2) == 10
     assert repr(buf2.obs) == "array([10, 11, 12, 13, 14,  5,  6,  7,  8,  9])"
 
 
-def test_update_keeps_time_order() -> None:
+def test_update_preserves_time_order() -> None:
     buf = first_buffer()
     buf.update(second_buffer())
     # The page breaks the line elsewhere.
@@ -76,7 +76,7 @@ def test_indices_previous_and_next() -> None:
     assert repr(buf.next(indices)) == "array([ 1,  2,  3,  4,  5,  6,  6,  8,  9, 10, 10, 12, 12])"
 
 
-def test_sample_is_the_rows_of_its_indices() -> None:
+def test_sample_returns_the_rows_at_its_indices() -> None:
     buf = first_buffer()
     buf.update(second_buffer())
     batch_data, indices = buf.sample(batch_size=4)
@@ -440,7 +440,7 @@ def test_older_form_of_stacking() -> None:
     ]
 
 
-def test_two_steps_ahead_as_the_page_computes_it() -> None:
+def test_indices_two_steps_ahead_agree_with_the_documented_example() -> None:
     buffer = ReplayBuffer(size=10)
     for i in range(10):
         buffer.add(obs=i, act=i, rew=i, done=False, obs_next=i + 1, info={})

@@ -83,7 +83,7 @@ def test_episodes_are_equally_likely(unfinished: bool) -> None:
     assert all(abs(count - share) < 5 * share**0.5 for count in expected.values())
 
 
-def test_rows_arrive_as_they_are_read() -> None:
+def test_sampled_rows_equal_rows_read_by_index() -> None:
     buf = PrioritizedReplayBuffer(20, alpha=1.0, beta=1.0, stack_num=2, ignore_obs_next=True)
     for n in range(12):
         buf.add(step(n, truncated=n in (3, 8)))
@@ -107,7 +107,7 @@ def test_an_episode_that_fills_the_ring_is_complete() -> None:
     assert buf.sample_episodes(0)[1] == []
 
 
-def test_of_an_episode_written_over_in_part_nothing_is_drawn() -> None:
+def test_partly_overwritten_episodes_are_not_sampled() -> None:
     buf = ReplayBuffer(6)
     for n in range(7):
         buf.add(step(n, terminated=n in (2, 4)))
@@ -121,7 +121,7 @@ def test_of_an_episode_written_over_in_part_nothing_is_drawn() -> None:
     assert buf.sample_episodes(-1) == ([], [])
 
 
-def test_episodes_that_moved_over() -> None:
+def test_episodes_are_sampled_from_main_buffer_and_caches() -> None:
     buf = CachedReplayBuffer(ReplayBuffer(9), 2, 5)
     for n in range(13):
         buf.add(steps([n, n + 100], terminated=[n % 3 == 2, n % 4 == 3]))
@@ -132,7 +132,7 @@ def test_episodes_that_moved_over() -> None:
 
 
 @pytest.mark.parametrize("how", ["state", "file", "folder"])
-def test_completeness_is_preserved(how: str, tmp_path: Path) -> None:
+def test_episode_completeness_is_preserved(how: str, tmp_path: Path) -> None:
     for count, expected in ((4, [[0, 1, 2, 3]]), (8, []), (10, [])):
         path = tmp_path / (f"{count}.arrow" if how == "file" else f"{how}{count}")
         buf = ReplayBuffer(4, storage=path) if how == "folder" else ReplayBuffer(4)

@@ -152,7 +152,7 @@ def test_rows_that_are_rejected_end_no_episode() -> None:
 
 
 @pytest.mark.parametrize("kind", [VectorReplayBuffer, PrioritizedVectorReplayBuffer])
-def test_environments_have_a_ring_each(kind: Any) -> None:
+def test_each_environment_has_its_own_ring(kind: Any) -> None:
     options = {"alpha": 0.6, "beta": 0.4} if kind is PrioritizedVectorReplayBuffer else {}
     buffer = kind(30, 3, **options)
     batch = join([steps(5, range(2), env_id=2), steps(6, range(3), env_id=0)]).take([0, 2, 1, 3, 4])
@@ -163,7 +163,7 @@ def test_environments_have_a_ring_each(kind: Any) -> None:
         buffer.extend(steps(9, range(2), env_id=3))
 
 
-def test_without_environments_episodes_take_turns() -> None:
+def test_episodes_without_env_ids_are_distributed_in_turn() -> None:
     buffer = VectorReplayBuffer(30, 2)
     buffer.extend(join([steps(5, range(2)), steps(3, range(2), done=True), steps(9, range(2))]))
     assert [part[:].obs.tolist() for part in buffer.buffers] == [[500, 501, 900, 901], [300, 301]]
@@ -174,7 +174,7 @@ def test_without_environments_episodes_take_turns() -> None:
         buffer.extend(steps(5, range(2)).drop("eps_id"))
 
 
-def test_a_cached_buffer_takes_episodes() -> None:
+def test_a_cached_buffer_accepts_episodes() -> None:
     buffer = CachedReplayBuffer(ReplayBuffer(20), cached_buffer_num=2, max_episode_length=5)
     buffer.extend(join([steps(5, range(3), done=True, env_id=1), steps(6, range(2), env_id=0)]))
     assert sorted(buffer[:].obs.tolist()) == [500, 501, 502, 600, 601]
@@ -228,7 +228,7 @@ def acts(**columns: Any) -> SampleBatch:
 
 
 @pytest.mark.parametrize("option", ["compress", "ragged"])
-def test_a_name_that_no_policy_has_is_rejected_at_the_first_sample(option: str) -> None:
+def test_an_unknown_column_option_is_rejected_by_the_first_sample(option: str) -> None:
     options: dict[str, Any] = {option: "camra"}
     buffer = MultiAgentReplayBuffer(8, **options)
     buffer.add(MultiAgentBatch({0: acts(), "p": acts(camera=1.0)}, 4))
@@ -236,7 +236,7 @@ def test_a_name_that_no_policy_has_is_rejected_at_the_first_sample(option: str) 
         buffer.sample(2)
 
 
-def test_a_name_that_one_policy_has_is_right() -> None:
+def test_a_column_option_may_apply_to_some_policies() -> None:
     buffer = MultiAgentReplayBuffer(8, compress=["camera", "new_obs"])
     buffer.add(MultiAgentBatch({0: acts()}, 4))
     buffer.add(MultiAgentBatch({"p": acts(camera=1.0)}, 4))
@@ -254,7 +254,7 @@ def test_ragged_columns_are_preserved() -> None:
     assert [row.tolist() for row in buffer.sample(0).batch[0]["visited"]] == [[1], [1, 2], [], [3]]
 
 
-def test_a_policy_that_is_named_may_bring_the_column_later() -> None:
+def test_a_declared_policy_may_add_the_column_later() -> None:
     buffer = MultiAgentReplayBuffer({0: 8, "p": 8}, compress="camera")
     buffer.add(MultiAgentBatch({0: acts()}, 4))
     buffer.sample(2)
@@ -297,7 +297,7 @@ ODD_ENVIRONMENTS = {**ODD_TIMES, "broken": np.array([0.0, 0.5, 1.0]), "objects":
         for kind, values in odd.items()
     ],
 )
-def test_columns_that_do_not_distinguish_steps_are_rejected_by_name(name: str, values: Any) -> None:
+def test_id_columns_of_another_dtype_are_rejected(name: str, values: Any) -> None:
     buffer = VectorReplayBuffer(100, 2)
     batch = steps(0, range(3), env_id=0)
     batch[name] = values
@@ -306,7 +306,7 @@ def test_columns_that_do_not_distinguish_steps_are_rejected_by_name(name: str, v
     assert len(buffer) == 0
 
 
-def test_environments_that_do_not_distinguish_rings_may_have_any_ids() -> None:
+def test_buffers_of_one_ring_accept_any_env_ids() -> None:
     buffer = ReplayBuffer(100)
     batch = steps(0, range(3))
     batch["env_id"] = np.array(["a", "a", "b"])

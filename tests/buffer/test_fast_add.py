@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("rows", [None, 1, 3])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_both_write_the_same_slots(name: str, rows: int | None) -> None:
+def test_fast_and_general_add_write_the_same_slots(name: str, rows: int | None) -> None:
     fast, general = pair(rows, **OPTIONS[name])
     for n in range(40):
         values = step(n, rows)
@@ -72,7 +72,7 @@ def test_both_write_the_same_slots(name: str, rows: int | None) -> None:
         assert shown(fast) == shown(general)
 
 
-def test_a_row_with_an_axis_of_its_own_is_a_step_of_one_ring() -> None:
+def test_a_row_with_a_leading_axis_is_one_step_of_one_ring() -> None:
     fast, general = pair(None)
     for n in range(30):
         batch = Batch(step(n, 1))
@@ -98,7 +98,7 @@ def test_vector_rewards_and_objects(rows: int | None) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_steps_of_some_environments_between_steps_of_all(name: str) -> None:
-    """Steps of some environments end the shared cursor of the rings, an emptied buffer has one again."""
+    """Steps of some environments end the shared cursor of the rings; a reset buffer shares it again."""
     fast, general = pair(3, **OPTIONS[name])
     rng = np.random.default_rng(5)
     for n in range(60):
@@ -119,7 +119,7 @@ def test_steps_of_some_environments_between_steps_of_all(name: str) -> None:
     assert fast._table.fast_add is not None
 
 
-def test_any_nonzero_byte_is_a_flag() -> None:
+def test_any_nonzero_byte_is_a_true_flag() -> None:
     fast, general = pair(3)
     for n in range(8):
         flags = (np.array([0, 2, 0]) * (n % 3 == 2)).astype(np.uint8).view(np.bool_)
@@ -144,7 +144,7 @@ UNALIKE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", UNALIKE)
-def test_an_unlike_batch_is_left_to_the_general_add(name: str) -> None:
+def test_a_batch_in_another_layout_uses_the_general_add(name: str) -> None:
     import torch
 
     changed = {"act": torch.tensor(7)} if name == "a tensor" else UNALIKE[name]
@@ -170,7 +170,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_misfit_is_rejected_all_the_same(name: str) -> None:
+def test_invalid_batches_are_rejected_by_fast_add(name: str) -> None:
     buffer = ReplayBuffer(4)
     for n in range(6):
         buffer.add(Batch(step(n, None)))
@@ -184,7 +184,7 @@ def test_a_misfit_is_rejected_all_the_same(name: str) -> None:
     assert shown(buffer) == before
 
 
-def test_rows_for_each_ring_must_be_as_many() -> None:
+def test_the_number_of_rows_must_equal_the_number_of_rings() -> None:
     buffer = VectorReplayBuffer(12, 3)
     for n in range(2):
         buffer.add(Batch(step(n, 3)))
@@ -195,7 +195,7 @@ def test_rows_for_each_ring_must_be_as_many() -> None:
     assert shown(buffer) == before
 
 
-def test_columns_may_be_called_anything() -> None:
+def test_columns_may_have_any_names() -> None:
     names = ["slot", "rings", "held", "v0", "_0", "a b", "'", "class", "done_memory", "__class__", "{keep}", "\n"]
     fast, general = pair(None)
     for n in range(15):
@@ -206,8 +206,8 @@ def test_columns_may_be_called_anything() -> None:
     assert shown(fast) == shown(general)
 
 
-def test_it_is_dropped_where_its_memory_moves() -> None:
-    """Final observations move when there are many: of the truncations that are kept, each has one."""
+def test_fast_add_is_discarded_if_the_memory_moves() -> None:
+    """Many final observations need new memory; each stored truncation has one."""
     buffer = ReplayBuffer(100, ignore_obs_next=True)
     for n in range(90):
         buffer.add(Batch(obs=n, act=0, rew=0.0, terminated=False, truncated=n % 2 == 0, obs_next=n + 1000))
@@ -215,7 +215,7 @@ def test_it_is_dropped_where_its_memory_moves() -> None:
     assert rows.obs_next.tolist() == [n + 1000 if n % 2 == 0 or n == 89 else n + 1 for n in range(90)]
 
 
-def test_the_batch_is_left_alone() -> None:
+def test_fast_add_does_not_change_the_batch() -> None:
     batch = Batch(step(1, None, terminated=1))
     before = batch.to_dict()
     buffer = ReplayBuffer(3)
@@ -236,7 +236,7 @@ def test_the_batch_is_left_alone() -> None:
     ],
     ids=["rows of a collector", "a dict", "keywords", "part of another"],
 )
-def test_it_is_compiled_only_where_add_calls_it(fill: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_add_is_compiled_only_when_add_calls_it(fill: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "compile_fast_add", lambda *_: pytest.fail("compiled, and never called"))
     buffer = ReplayBuffer(8)
     fill(buffer, Batch(step(3, 1)))

@@ -1,4 +1,4 @@
-"""Faults of Tianshou's buffers that ours do not have."""
+"""Regressions of faults in Tianshou's buffers. Docstrings describe Tianshou's behaviour."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from samplebatch.errors import SampleBatchError
 from tests.buffer.oracle import step, steps
 
 
-def test_the_newest_rows_have_a_method_of_their_own() -> None:
-    """There, `buf[0:5]` is in storage order and `buf[:]` in time order; ours says so, and offers `latest`."""
+def test_latest_returns_the_newest_rows() -> None:
+    """Tianshou: `buf[0:5]` is in storage order and `buf[:]` in time order. `latest` is unambiguous."""
     buf = ReplayBuffer(6)
     for n in range(9):
         buf.add(step(n))
@@ -36,7 +36,7 @@ def test_the_newest_rows_have_a_method_of_their_own() -> None:
 
 @pytest.mark.parametrize("stack_num", [1, 3])
 def test_the_final_observation_of_a_truncated_episode(stack_num: int) -> None:
-    """There, without stored next observations, a truncated step has its own observation for the next one."""
+    """Tianshou: if next observations are not stored, a truncated step repeats its own observation."""
     buf = ReplayBuffer(7, stack_num=stack_num, ignore_obs_next=True)
     obs = 0
     for n in range(12):
@@ -54,7 +54,7 @@ def test_the_final_observation_of_a_truncated_episode(stack_num: int) -> None:
 
 
 def test_the_final_observation_at_the_write_cursor() -> None:
-    """There, the newest step of a running episode has its own observation for the next one."""
+    """Tianshou: the newest step of a running episode repeats its own observation as the next one."""
     buf = VectorReplayBuffer(8, 2, ignore_obs_next=True)
     for n in range(6):
         buf.add(steps([n, n + 50], truncated=[False, n == 3]))
@@ -66,7 +66,7 @@ def test_the_final_observation_at_the_write_cursor() -> None:
 
 @pytest.mark.parametrize("name", ["act", "obs"])
 def test_an_integer_column_never_rounds(name: str) -> None:
-    """There, the first value freezes the dtype, and 0.7 becomes 0."""
+    """Tianshou: the first value fixes the dtype, so 0.7 becomes 0."""
     buf = ReplayBuffer(3)
     buf.add(step(0))
     with pytest.raises(SampleBatchError, match=f"'{name}'"):
@@ -114,8 +114,8 @@ HINDSIGHT = {"compute_reward_fn": same_goal, "horizon": 6}
         (VectorReplayBuffer, {}),
     ],
 )
-def test_the_seed_of_the_buffer_decides(kind: type, options: dict[str, Any]) -> None:
-    """There, prioritized and hindsight sampling draw from NumPy's global generator."""
+def test_draws_depend_on_the_seed_of_the_buffer(kind: type, options: dict[str, Any]) -> None:
+    """Tianshou: prioritized and hindsight sampling draw from NumPy's global generator."""
 
     def drawn(seed: int, disturbed: int) -> list[Any]:
         buf = filled(kind, random_seed=seed, **options)
@@ -130,8 +130,8 @@ def test_the_seed_of_the_buffer_decides(kind: type, options: dict[str, Any]) -> 
     assert drawn(1, 5) != drawn(2, 5)
 
 
-def test_rings_of_one_buffer_draw_apart() -> None:
-    """There, every buffer of a vector has the same seed, so all draw the same places."""
+def test_rings_of_one_buffer_have_separate_draws() -> None:
+    """Tianshou: all buffers of a vector have the same seed, so they draw the same positions."""
     buf = VectorReplayBuffer(4000, 2)
     for n in range(2000):
         buf.add(steps([n, n]))
@@ -141,8 +141,8 @@ def test_rings_of_one_buffer_draw_apart() -> None:
     assert first[:shorter].tolist() != second[:shorter].tolist()
 
 
-def test_a_pickle_holds_live_rows_only() -> None:
-    """There, a buffer with 1 of 100,000 rows pickles to 18 MB."""
+def test_a_pickle_contains_only_live_rows() -> None:
+    """Tianshou: a buffer with 1 of 100,000 rows has a pickle of 18 MB."""
     buf = ReplayBuffer(100_000)
     buf.add(step(0, obs=np.zeros(17, np.float32), obs_next=np.ones(17, np.float32)))
     stored = pickle.dumps(buf)
@@ -158,7 +158,7 @@ def test_a_pickle_holds_live_rows_only() -> None:
 
 
 def test_a_rejected_add_changes_nothing() -> None:
-    """There, the cursor has moved before the rows are looked at."""
+    """Tianshou: the cursor moves before the rows are validated."""
     buf = ReplayBuffer(4)
     buf.add(step(0, obs=np.zeros(2)))
     for bad in ({"obs": np.zeros(3)}, {"act": [1, 2]}, {"rew": "x"}, {"obs": {"a": 1}}, {"info": {"n": 1}, "act": "x"}):
@@ -170,8 +170,8 @@ def test_a_rejected_add_changes_nothing() -> None:
     assert buf[:].info.is_empty()
 
 
-def test_beta_reaches_the_vector_buffer() -> None:
-    """There, `set_beta` of a vector buffer changes only the beta of its buffers, which nothing reads."""
+def test_set_beta_changes_the_weights_of_a_vector_buffer() -> None:
+    """Tianshou: `set_beta` of a vector buffer changes only the beta of its parts, which is not used."""
     buf = PrioritizedVectorReplayBuffer(8, 2, alpha=1.0, beta=0.5)
     for n in range(3):
         buf.add(steps([n, n]))
@@ -182,8 +182,8 @@ def test_beta_reaches_the_vector_buffer() -> None:
     assert buf[[0, 5]].weight.tolist() == pytest.approx([0.25, 1.0], rel=1e-5)
 
 
-def test_weight_norm_reaches_the_vector_buffer() -> None:
-    """There, managers forget it."""
+def test_weight_norm_applies_to_vector_buffers() -> None:
+    """Tianshou: managers ignore `weight_norm`."""
     buf = PrioritizedVectorReplayBuffer(8, 2, alpha=1.0, beta=1.0, weight_norm=False)
     buf.add(steps([0, 1]))
     buf.update_weight(np.array([0, 4]), np.array([4.0, 2.0]))
@@ -198,8 +198,8 @@ def test_weight_norm_reaches_the_vector_buffer() -> None:
     assert manager[[0, 4]].weight.tolist() == pytest.approx(manager.get_weight(np.array([0, 4])).tolist())
 
 
-def test_the_first_prefix_value_does_not_change() -> None:
-    """There, the values that were asked for are counted down in place."""
+def test_prefix_sum_search_does_not_modify_its_argument() -> None:
+    """Tianshou: the search decrements its argument in place."""
     tree = SegmentTree(4)
     tree[np.arange(4)] = np.ones(4)
     values = np.array([0.5, 2.5])
@@ -211,15 +211,15 @@ def test_the_first_prefix_value_does_not_change() -> None:
 
 
 def test_zero_priorities_are_never_drawn() -> None:
-    """There, a value on the edge between two items finds the one before, even where it weighs nothing."""
+    """Tianshou: a value at the boundary of two items selects the first one, even if its weight is zero."""
     tree = SegmentTree(5)
     tree[np.arange(5)] = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
     found = tree.get_prefix_sum_idx(np.linspace(0.0, 2.0, 1000, endpoint=False))
     assert set(found.tolist()) <= {1, 3}
 
 
-def test_slices_of_partly_filled_vector_buffers_hold_rows_only() -> None:
-    """There, `buf[2:6]` counts slots that nothing was written to."""
+def test_slices_of_partly_filled_vector_buffers_contain_only_rows() -> None:
+    """Tianshou: `buf[2:6]` includes slots that were never written."""
     buf = VectorReplayBuffer(12, 3)
     buf.add(steps([1, 2, 3]))
     buf.add(steps([4, 5, 6]))
@@ -227,14 +227,14 @@ def test_slices_of_partly_filled_vector_buffers_hold_rows_only() -> None:
 
 
 def test_names_of_methods_may_be_extra_keys_of_rows() -> None:
-    """There, a key called like a method of the buffer can be stored, and reads as the method."""
+    """Tianshou: a key named like a method of the buffer is stored, but reading it returns the method."""
     buf = ReplayBuffer(3)
     buf.add(Batch(obs=0, act=0, rew=0, terminated=0, truncated=0, obs_next=1, info={}, latest=5))
     assert buf[:]["latest"].tolist() == [5]
 
 
-def test_a_pickled_vector_buffer_stays_one_with_its_parts() -> None:
-    """There, the parts have memory of their own afterwards, and no longer see what is added."""
+def test_a_pickled_vector_buffer_shares_memory_with_its_parts() -> None:
+    """Tianshou: unpickled parts have separate memory and do not see added rows."""
     buf = VectorReplayBuffer(6, 2)
     buf.add(steps([0, 1]))
     again = pickle.loads(pickle.dumps(buf))

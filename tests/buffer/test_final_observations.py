@@ -1,4 +1,4 @@
-"""Final observations: store as long as their steps, and no longer."""
+"""Final observations are stored exactly as long as their steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def found(store: FinalObservations, slots: list[int], rings: list[int]) -> list[
     return [value if valid else None for value, valid in zip(values, is_valid.tolist(), strict=True)]
 
 
-def test_the_newest_of_each_ring_and_those_cut_are_known() -> None:
+def test_final_observations_exist_for_newest_and_truncated_steps() -> None:
     store = finals()
     assert not store.known
     write(store, [0, 1], [0, 10], [False, True])
@@ -82,7 +82,7 @@ def test_rows_in_use_move_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("rings", [1, 3])
-def test_memory_for_finals_depends_on_those_alive(rings: int) -> None:
+def test_memory_depends_on_the_number_of_live_final_observations(rings: int) -> None:
     buf = VectorReplayBuffer(50 * rings, rings, ignore_obs_next=True)
     for n in range(2000):
         obs = np.full((rings, 8), n, np.float32)
@@ -97,7 +97,7 @@ def test_memory_for_finals_depends_on_those_alive(rings: int) -> None:
     assert (rows.obs_next[:, 0] == rows.obs[:, 0] + step).all()
 
 
-def test_without_next_observations_nothing_is_preserved() -> None:
+def test_steps_may_omit_the_next_observation_if_it_is_not_stored() -> None:
     buf = ReplayBuffer(5, ignore_obs_next=True)
     for n in range(8):
         buf.add(Batch(obs=n, act=0, rew=0, terminated=False, truncated=n == 6))

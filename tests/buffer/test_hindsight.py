@@ -1,4 +1,4 @@
-"""Hindsight buffers: which goals steps get, and what they would have brought then."""
+"""Hindsight buffers: substituted goals and recomputed rewards."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_goals_are_equally_likely() -> None:
             assert abs(counts[place, goal] - total * likelihood) < 5 * spread
 
 
-def test_rows_that_keep_their_goal_are_as_they_were_added() -> None:
+def test_rows_that_keep_their_goal_are_unchanged() -> None:
     buf, _ = made(future_k=2.0)
     batch, indices = buf.sample(4000)
     kept = batch.obs.desired_goal[:, 0] == NO_GOAL
@@ -166,7 +166,7 @@ def test_steps_that_represent_several(n_step: int, options: dict[str, Any]) -> N
             assert batch.returns[i] == pytest.approx(total)
 
 
-def test_nothing_in_the_buffer_changes_but_the_generator() -> None:
+def test_sampling_changes_only_the_generator_of_the_buffer() -> None:
     buf, _ = made()
     before = laid_out({name: getattr(buf, name) for name in ("obs", "obs_next", "rew", "done")})
     rows = buf[:]
@@ -214,7 +214,7 @@ def test_several_rings(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "state", "file"])
-def test_carrying_on_elsewhere(kind: str, tmp_path: Path) -> None:
+def test_copies_and_restored_buffers_continue_with_the_same_draws(kind: str, tmp_path: Path) -> None:
     buf, _ = made()
     if kind == "pickle":
         again = pickle.loads(pickle.dumps(buf))
@@ -232,7 +232,7 @@ def test_carrying_on_elsewhere(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chance", [0.0, 1 / 3, 0.8, 1.0])
-def test_how_likely_a_step_is_relabelled_may_be_set(chance: float, tmp_path: Path) -> None:
+def test_the_relabelling_probability_is_configurable(chance: float, tmp_path: Path) -> None:
     buf, _ = made(12)
     buf.future_p = chance
     assert buf.future_p == chance
@@ -304,7 +304,7 @@ def test_observations_without_goals(rows: dict[str, Any], match: str) -> None:
         buf.sample(4)
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_arguments_and_rows_are_rejected(tmp_path: Path) -> None:
     for wrong in ({"horizon": 0}, {"horizon": 3, "future_k": 0.5}, {"horizon": 3, "future_k": float("nan")}):
         with pytest.raises(ValueError, match=r"horizon must|future_k must"):
             HERReplayBuffer(4, distance, **wrong)  # type: ignore[arg-type]
@@ -337,8 +337,8 @@ def theirs(size: int, future_k: float) -> Any:
 
 
 @pytest.mark.parametrize("size", [8, 12, 40])
-def test_the_same_goals_as_tianshou(size: int) -> None:
-    """Each of its goals is one of ours, and the other way round; rewards are the same function of both."""
+def test_goals_agree_with_tianshou(size: int) -> None:
+    """Both libraries draw the same set of goals and compute rewards with the same function."""
     ours, other = HERReplayBuffer(size, distance, 20, np.inf), theirs(size, np.inf)
     Walk(ours, ENDS)
     place = 0
@@ -357,7 +357,7 @@ def test_the_same_goals_as_tianshou(size: int) -> None:
     assert seen[0] == seen[1]
 
 
-def test_as_many_relabelled_as_by_tianshou() -> None:
+def test_the_number_of_relabelled_steps_agrees_with_tianshou() -> None:
     """Tianshou relabels complete episodes, so episodes of one step are relabelled step by step."""
     future_k, n = 4.0, 400
     ours, other = HERReplayBuffer(n, distance, 20, future_k), theirs(n, future_k)
@@ -382,7 +382,7 @@ def test_a_single_episode_is_relabelled() -> None:
     assert abs((batch.obs.desired_goal != NO_GOAL).mean() - 0.875) < 0.05
 
 
-def test_a_batch_of_nothing() -> None:
+def test_a_sample_of_size_zero() -> None:
     buf, _ = made()
     assert len(buf.sample(-1)[1]) == 0
     assert isinstance(buf.sample(-1, n_step=2)[0], Batch)
@@ -398,7 +398,7 @@ def goal(n: int) -> dict[str, np.ndarray]:
     return {"observation": np.array([n]), "achieved_goal": np.array([n, n]), "desired_goal": np.array([-1, -1])}
 
 
-def test_hindsight_never_rewrites_the_store() -> None:
+def test_relabelling_does_not_modify_stored_rows() -> None:
     buf = HERReplayBuffer(20, compute_reward_fn=reach, horizon=6, future_k=8.0)
     assert buf.future_p == 1 - 1 / 8
     for n in range(17):

@@ -46,7 +46,7 @@ def test_max_age_counts_rows_of_each_ring() -> None:
     assert np.unique(buf.buffers[1].sample(100, max_age=2).batch.obs).tolist() == [13, 14]
 
 
-def test_max_age_keeps_priorities() -> None:
+def test_max_age_does_not_change_priorities() -> None:
     buf = fill(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0), 8)
     buf.update_weight(np.arange(8), [100.0, 1, 1, 1, 1, 1, 1, 3])
     counts = np.bincount(buf.sample(8000, max_age=2).indices, minlength=8) / 8000
@@ -67,7 +67,7 @@ def test_once_draws_every_row_once_until_it_is_overwritten() -> None:
     assert len(buf.sample(20)[1]) == 20
 
 
-def test_rows_drawn_once_stay_drawn_in_copies_and_files(tmp_path: Path) -> None:
+def test_copies_and_files_record_which_rows_were_drawn(tmp_path: Path) -> None:
     buf = fill(ReplayBuffer(8), 8)
     first = buf.sample(5, once=True).batch.obs.tolist()
     buf.save(tmp_path / "rows.h5")
@@ -116,7 +116,7 @@ def test_selected_episodes_of_a_wrapped_ring_have_their_returns() -> None:
     ]
 
 
-def test_stretches_are_drawn_by_priority() -> None:
+def test_ranges_of_steps_are_drawn_by_priority() -> None:
     buf = fill(PrioritizedReplayBuffer(16, alpha=1.0, beta=1.0), 12, ends=(5,))
     buf.update_weight(np.arange(12), [1, 3, 1, 1, 500, 1, 1, 1, 1, 1, 1, 500])
     _, indices = buf.sample_sequences(9000, 4, padded=False)

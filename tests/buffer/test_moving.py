@@ -42,7 +42,7 @@ def expected(kind: str, following: list[int]) -> list[int]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("ends", ["r", "c", "t", "rrr", "crr", "rccr", "tcrtccc", "ccccccccr"])
 @pytest.mark.parametrize("started", [False, True])
-def test_final_observations_move_along(kind: str, ends: str, started: bool) -> None:
+def test_final_observations_are_moved_with_their_rows(kind: str, ends: str, started: bool) -> None:
     other, following = filled(kind, 6, ends)
     buf = ReplayBuffer(20, ignore_obs_next=True, ragged=kind == "ragged")
     if started:
@@ -54,7 +54,7 @@ def test_final_observations_move_along(kind: str, ends: str, started: bool) -> N
     assert numbers(kind, other[:].obs_next) == expected(kind, following)[-len(other) :]
 
 
-def test_rows_that_lost_their_follower_keep_what_was_given() -> None:
+def test_rows_without_a_successor_keep_their_final_observation() -> None:
     source = VectorReplayBuffer(8, 2, ignore_obs_next=True)
     for n in range(3):
         source.add(steps([n, n + 100], obs_next=[n + 1, n + 101]))
@@ -80,7 +80,7 @@ def test_rows_that_lost_their_follower_keep_what_was_given() -> None:
 
 
 @pytest.mark.parametrize("ends", ["rr", "crr", "tc", "ct", "r" * 5, "c" * 40, "cr" * 20])
-def test_final_observations_that_move_into_a_folder_stay_there(ends: str, tmp_path: Path) -> None:
+def test_final_observations_moved_into_a_folder_are_stored_there(ends: str, tmp_path: Path) -> None:
     other, following = filled("nested", 60, ends)
     buf = ReplayBuffer(100, ignore_obs_next=True, storage=tmp_path / "steps")
     buf.update(other)
@@ -92,7 +92,7 @@ def test_final_observations_that_move_into_a_folder_stay_there(ends: str, tmp_pa
         assert numbers("nested", again[:].obs_next) == following * 2
 
 
-def test_rows_between_which_others_were_dropped() -> None:
+def test_rows_next_to_dropped_rows_keep_next_observations() -> None:
     buf = ReplayBuffer(10, ignore_obs_next=True)
     for n in range(7):
         buf.add(step(n, obs=float(n), obs_next=n + 1.0, act=np.nan if n in (2, 3, 6) else float(n), truncated=n == 1))
@@ -103,7 +103,7 @@ def test_rows_between_which_others_were_dropped() -> None:
     assert buf[:].obs_next.tolist() == [1.0, 2.0, 5.0, 6.0, 8.0]
 
 
-def test_finished_episodes_bring_their_final_observation() -> None:
+def test_finished_episodes_are_moved_with_their_final_observation() -> None:
     buf = CachedReplayBuffer(ReplayBuffer(10, ignore_obs_next=True), 2, 5)
     for n in range(4):
         buf.add(steps([n, n + 50], truncated=[n == 2, False], terminated=[False, n == 3]))
@@ -112,7 +112,7 @@ def test_finished_episodes_bring_their_final_observation() -> None:
     assert rows.obs_next.tolist() == [1, 2, 3, 51, 52, 53, 53, 4]
 
 
-def test_ragged_observations_without_a_truncation_move_too() -> None:
+def test_ragged_observations_without_truncation_are_moved() -> None:
     buf = CachedReplayBuffer(ReplayBuffer(4, ignore_obs_next=True, ragged=True), 1, 5)
     obs = np.empty(1, object)
     for n in range(3):

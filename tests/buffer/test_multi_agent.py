@@ -1,4 +1,4 @@
-"""Buffers of several agents: what is kept of each, what is sampled, and which rows belong together."""
+"""Multi-agent buffers: stored rows, sampled rows and rows of the same environment step."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def check_rows(batch: SampleBatch, given: dict[int, Row]) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("ignore_obs_next", [False, True])
-def test_what_is_preserved_and_sampled(seed: int, shuffled: bool, ignore_obs_next: bool) -> None:
+def test_added_rows_are_stored_and_sampled(seed: int, shuffled: bool, ignore_obs_next: bool) -> None:
     size = 40
     world, buf = World(seed), MultiAgentReplayBuffer(size, ignore_obs_next=ignore_obs_next)
     given: dict[str, list[Row]] = {}
@@ -165,7 +165,7 @@ def following(batch: SampleBatch) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_neighbours_are_of_one_agent(seed: int, shuffled: bool) -> None:
+def test_neighbouring_rows_belong_to_the_same_agent(seed: int, shuffled: bool) -> None:
     world, buf = World(seed, envs=3), MultiAgentReplayBuffer(60)
     for _ in range(7):
         buf.add(world.fragment(3, shuffled=shuffled)[0])
@@ -198,7 +198,7 @@ def test_neighbours_are_of_one_agent(seed: int, shuffled: bool) -> None:
         assert len(by_key) == len(rows)
 
 
-def test_a_fragment_continues_where_the_one_before_ended() -> None:
+def test_a_fragment_continues_the_previous_one() -> None:
     buf = MultiAgentReplayBuffer(10)
 
     def add(*rows: Row) -> None:
@@ -326,7 +326,7 @@ def test_fragments_longer_than_the_buffer() -> None:
         assert sorted(buf.sample(0).batch["a"]["obs"].tolist()) == [3, 4, 5, 6]
 
 
-def test_steps_that_are_lost_are_forgotten() -> None:
+def test_memory_of_overwritten_environment_steps_is_released() -> None:
     steps, rng = EnvSteps(), np.random.default_rng(0)
     size, next_slot = 100, 0
     for round_ in range(2000):
@@ -375,7 +375,7 @@ def test_priorities() -> None:
 
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("how", ["pickle", "state"])
-def test_carrying_on_elsewhere(lockstep: bool, how: str) -> None:
+def test_copies_and_restored_buffers_continue_with_the_same_draws(lockstep: bool, how: str) -> None:
     world, buf = World(1), MultiAgentReplayBuffer(25, lockstep=lockstep)
     for _ in range(5):
         buf.add(world.fragment(3)[0])
@@ -396,7 +396,7 @@ def test_carrying_on_elsewhere(lockstep: bool, how: str) -> None:
     assert laid_out(buf.state_dict()) == laid_out(again.state_dict())
 
 
-def test_the_seed_decides_whatever_turns_up_first() -> None:
+def test_draws_do_not_depend_on_the_order_of_policies() -> None:
     def drawn(seed: int, *order: str) -> dict[str, list[int]]:
         buf = MultiAgentReplayBuffer(30, seed=seed)
         for policy in order:
@@ -439,7 +439,7 @@ def test_a_rejected_batch_changes_nothing(bad: SampleBatch, error: Any, match: s
     assert list(buf) == ["a", "b"]
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_arguments_and_rows_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="folder"):
         MultiAgentReplayBuffer(8, storage=tmp_path / "x")
     with pytest.raises((ColumnTypeError, TypeError)):
@@ -459,7 +459,7 @@ def test_refusals(tmp_path: Path) -> None:
     assert buf.nbytes > 0
 
 
-def test_flags_as_they_were_given() -> None:
+def test_integer_flags_become_bool_and_rewards_keep_their_dtype() -> None:
     buf = MultiAgentReplayBuffer(8)
     at = np.arange(3)
     rows = {"obs": at, "actions": at, "rewards": at.astype(np.float32), "dones": np.array([0, 1, 0])}

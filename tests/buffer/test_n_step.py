@@ -226,7 +226,7 @@ def test_a_few_windows_of_many_rewards_convert_no_others() -> None:
     assert most < 100_000
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     buf = ReplayBuffer(5)
     with pytest.raises(EmptyBufferError):
         buf.sample(3, n_step=2)
@@ -237,7 +237,7 @@ def test_refusals() -> None:
     assert "returns" not in rows
 
 
-def test_beside_tianshous_targets() -> None:
+def test_targets_agree_with_tianshou() -> None:
     data = pytest.importorskip("tianshou.data")
     algorithm = pytest.importorskip("tianshou.algorithm").Algorithm
     import torch

@@ -1,4 +1,4 @@
-"""Prioritized buffers: how often rows are drawn, what they weigh, and whose priority is whose."""
+"""Prioritized buffers: draw frequencies, importance weights and the priority of each row."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_frequencies_are_priorities_to_the_power_of_alpha(alpha: float, stratifi
 
 
 @pytest.mark.parametrize("make", [vector, lambda adds: PrioritizedReplayBufferManager([filled(adds), filled(adds, 3)])])
-def test_rings_are_drawn_from_by_the_priorities_of_their_rows(make: Callable[[int], Any]) -> None:
+def test_rings_are_sampled_by_the_priorities_of_their_rows(make: Callable[[int], Any]) -> None:
     buf = make(2)
     indices = buf.sample_indices(0)
     priorities = np.arange(1.0, len(indices) + 1)
@@ -89,7 +89,7 @@ def test_rings_are_drawn_from_by_the_priorities_of_their_rows(make: Callable[[in
     assert surprise(counts[indices], 60_000 * expected / expected.sum()) < 5
 
 
-def test_a_part_draws_its_own_rows_by_their_priorities() -> None:
+def test_a_part_samples_its_rows_by_their_priorities() -> None:
     buf = vector(4)
     buf.update_weight(np.arange(12), np.arange(1.0, 13.0))
     part = buf.buffers[1]
@@ -125,7 +125,7 @@ def test_slots_without_a_row_are_never_drawn() -> None:
         filled(0).sample(1)
 
 
-def test_filling_slots_from_outside_makes_no_row_to_be_drawn() -> None:
+def test_slots_filled_by_set_batch_are_not_sampled() -> None:
     buf = filled(2, size=4)
     buf.set_batch(
         Batch(obs=np.arange(4), act=np.arange(4), rew=np.ones(4), terminated=np.zeros(4), truncated=np.zeros(4))
@@ -133,7 +133,7 @@ def test_filling_slots_from_outside_makes_no_row_to_be_drawn() -> None:
     assert set(np.unique(buf.sample_indices(500))) == {0, 1}
 
 
-def test_draws_use_the_buffers_own_generator() -> None:
+def test_draws_use_the_generator_of_the_buffer() -> None:
     def drawn(seed: int, disturbed: int) -> list[list[int]]:
         buf = filled(8, random_seed=seed)
         found = []
@@ -182,14 +182,14 @@ def test_weights_without_the_division() -> None:
     assert buf.get_weight([[0, 1], [2, 3]]).shape == (2, 2)
 
 
-def test_every_way_of_reading_has_weight_and_generation() -> None:
+def test_every_read_method_returns_weight_and_generation() -> None:
     buf = filled(11)
     for rows in (buf[:], buf[2:5], buf[[1, 2]], buf[-1], buf.latest(3), buf.sample(4)[0], next(iter(buf.split(2)))):
         assert np.shape(rows.weight) == np.shape(rows.generation) == np.shape(rows.rew)
     assert buf[:].generation.tolist() == [0] * 5 + [1] * 3
 
 
-def test_slots_without_a_row_weigh_nothing() -> None:
+def test_slots_without_a_row_have_weight_zero() -> None:
     buf = filled(2, size=4)
     assert buf[[0, 3]].weight.tolist() == [1.0, 0.0]
     assert buf[[2, 3]].weight.tolist() == [0.0, 0.0]
@@ -210,7 +210,7 @@ def test_beta_may_be_set() -> None:
 # Priorities given
 
 
-def test_a_new_row_enters_with_the_largest_priority_so_far() -> None:
+def test_a_new_row_has_the_largest_priority_so_far() -> None:
     buf = filled(2, alpha=1.0)
     assert buf.weight[:4].tolist() == [1.0, 1.0, 0.0, 0.0]
     buf.update_weight([0], [5.0])
@@ -246,7 +246,7 @@ def test_priorities_of_a_narrow_dtype_neither_vanish_nor_overflow() -> None:
     np.testing.assert_allclose(buf.weight[0], 1e60, rtol=1e-5)
 
 
-def test_rows_can_be_given_the_priority_of_new_ones() -> None:
+def test_rows_can_be_reset_to_the_priority_of_new_rows() -> None:
     buf = filled(3, alpha=1.0)
     buf.update_weight([0, 1], [4.0, 0.5])
     buf.init_weight(np.array([1, 2]))
@@ -264,7 +264,7 @@ def test_priorities_of_any_kind(given: Any) -> None:
     np.testing.assert_allclose(buf.weight[:3], [1.0, 3.0, 1.0], rtol=1e-6)
 
 
-def test_one_index_one_priority() -> None:
+def test_a_single_index_accepts_a_single_priority() -> None:
     buf = filled(3, alpha=1.0)
     buf.update_weight(1, 3.0)
     buf.update_weight(-6, 2.0)
@@ -274,7 +274,7 @@ def test_one_index_one_priority() -> None:
     buf.update_weight([], [])
 
 
-def test_the_last_of_duplicates_wins() -> None:
+def test_the_last_priority_of_a_repeated_index_is_stored() -> None:
     buf = filled(3, alpha=1.0)
     buf.update_weight([0, 1, 0, 0], [9.0, 2.0, 4.0, 3.0])
     np.testing.assert_allclose(buf.weight[:3], [3.0, 2.0, 1.0], rtol=1e-6)
@@ -282,7 +282,7 @@ def test_the_last_of_duplicates_wins() -> None:
     assert buf.weight[3] == pytest.approx(9.0)
 
 
-def test_late_priorities_of_rows_written_over_are_dropped() -> None:
+def test_late_priorities_of_overwritten_rows_are_dropped() -> None:
     buf = filled(8, alpha=1.0)
     rows = buf[[0, 1, 2, 1]]
     for n in (8, 9):
@@ -311,7 +311,7 @@ def test_late_priorities_of_rows_removed_are_dropped() -> None:
         assert np.count_nonzero(buf.weight[:]) == len(buf)
 
 
-def test_rings_at_different_places_know_their_rows() -> None:
+def test_generations_are_counted_for_each_ring() -> None:
     buf = vector(3, alpha=1.0)
     for n in range(3):
         buf.add(steps(10 + n, 1), buffer_ids=[2])
@@ -367,7 +367,7 @@ def test_exponents_are_numbers_from_0(options: dict[str, Any], message: str) -> 
 # Several buffers as one
 
 
-def test_what_the_classes_are() -> None:
+def test_classes_are_subclasses_of_the_expected_types() -> None:
     buf = vector(1)
     manager = PrioritizedReplayBufferManager([filled(0), filled(0)])
     assert isinstance(filled(0), ReplayBuffer)
@@ -384,7 +384,7 @@ def test_what_the_classes_are() -> None:
         buf.update(filled(1))
 
 
-def test_parts_bring_their_rows_and_priorities() -> None:
+def test_managers_copy_the_rows_and_priorities_of_their_parts() -> None:
     first, second = filled(11, alpha=1.0), filled(3, alpha=1.0)
     first.update_weight(np.arange(8), np.arange(1.0, 9.0))
     second.update_weight([0, 1, 2], [20.0, 0.5, 4.0])
@@ -402,7 +402,7 @@ def test_parts_bring_their_rows_and_priorities() -> None:
         PrioritizedReplayBufferManager([filled(0), filled(0, alpha=0.5)])
 
 
-def test_many_rows_at_once_enter_once() -> None:
+def test_many_rows_added_together_have_the_priority_of_new_rows() -> None:
     source = ReplayBuffer(20)
     for n in range(14):
         source.add(step(n))
@@ -416,7 +416,7 @@ def test_many_rows_at_once_enter_once() -> None:
     assert made.sample_indices(5).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_rows_keep_their_priorities_where_others_are_removed() -> None:
+def test_rows_keep_their_priorities_if_others_are_removed() -> None:
     buf = PrioritizedReplayBuffer(6, alpha=1.0, beta=1.0)
     for n in range(8):
         buf.add(step(n, rew=np.nan if n % 3 == 0 else 1.0))
@@ -448,7 +448,7 @@ def test_a_pickled_buffer_resumes_exactly(make: Callable[..., Any]) -> None:
     assert np.array_equal(buf.weight[:], again.weight[:])
 
 
-def test_a_pickled_part_takes_its_own_rows_along() -> None:
+def test_a_pickled_part_contains_its_rows() -> None:
     buf = vector(3, alpha=1.0)
     buf.update_weight([4, 5, 6], [2.0, 3.0, 4.0])
     again = pickle.loads(pickle.dumps(buf.buffers[1]))
@@ -462,7 +462,7 @@ def test_a_pickled_part_takes_its_own_rows_along() -> None:
 
 # Managers of theirs do not hand `weight_norm` on.
 @pytest.mark.parametrize(("envs", "weight_norm"), [(0, True), (0, False), (3, True)])
-def test_weights_beside_tianshous(envs: int, weight_norm: bool) -> None:
+def test_weights_agree_with_tianshou(envs: int, weight_norm: bool) -> None:
     data = pytest.importorskip("tianshou.data")
     options = {"alpha": 0.7, "beta": 0.3, "weight_norm": weight_norm}
     if envs:
@@ -513,7 +513,7 @@ def test_weights_are_divided_by_the_largest_of_the_batch() -> None:
     assert buf[[0, 1, 2]].weight.tolist() == pytest.approx([0.25, 1.0, 0.5], rel=1e-5)
 
 
-def test_the_last_of_duplicate_priorities_wins() -> None:
+def test_the_last_priority_of_a_repeated_item_is_stored() -> None:
     buf = prioritized()
     buf.update_weight(np.array([0, 1, 0]), np.array([9.0, 4.0, 4.0]))
     assert buf.get_weight(0) == pytest.approx(buf.get_weight(1))

@@ -65,13 +65,13 @@ def test_stacks_are_arrays_of_rows() -> None:
     assert [[row.tolist() for row in stack] for stack in stacks] == [[[1], [2, 2]], [[2, 2], [3, 3, 3]]]
 
 
-def test_the_last_of_several_rows_for_a_slot_stays() -> None:
+def test_the_last_of_several_rows_for_a_slot_is_stored() -> None:
     store = RaggedStore("obs", 2, I8, 1)
     store.write(np.array([0, 1, 0]), store.fit([[1], [2], [3, 3]], 3))
     assert rows_of(store, [0, 1]) == [[3, 3], [2]]
 
 
-def test_what_is_taken_is_new_memory() -> None:
+def test_gathered_rows_are_copies() -> None:
     store = RaggedStore("obs", 1, I8, 1)
     store.write(0, store.fit([[1, 2]], 1))
     store.take(np.array([0])).elements[:] = 9
@@ -80,7 +80,7 @@ def test_what_is_taken_is_new_memory() -> None:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_writes_read_as_from_a_list(data: st.DataObject) -> None:
+def test_random_writes_read_like_a_list(data: st.DataObject) -> None:
     slots = data.draw(st.integers(1, 9))
     ndim = data.draw(st.integers(1, 2))
     store = RaggedStore("obs", slots, I8, ndim)
@@ -115,7 +115,7 @@ def test_memory_stays_within_a_multiple_of_the_rows_in_use() -> None:
     ]
 
 
-def test_memory_is_given_back_when_rows_become_short() -> None:
+def test_memory_is_released_when_rows_become_short() -> None:
     store = RaggedStore("obs", 50, F4, 1)
     store.write(np.arange(50), store.fit(np.zeros((50, 10_000), F4), 50))
     large = store.nbytes
@@ -124,7 +124,7 @@ def test_memory_is_given_back_when_rows_become_short() -> None:
     assert store.nbytes < large / 5
 
 
-def test_what_does_not_fit_is_rejected_and_nothing_is_changed() -> None:
+def test_unsupported_values_are_rejected_without_changes() -> None:
     store = RaggedStore("obs.cloud", 2, F4, 1)
     store.write(0, store.fit([[1.0]], 1))
     with pytest.raises(ColumnMismatchError, match=r"'obs\.cloud' must hold its values without loss, got float64"):
@@ -140,14 +140,14 @@ def test_what_does_not_fit_is_rejected_and_nothing_is_changed() -> None:
     assert rows_of(store, [0, 1]) == [[1], []]
 
 
-def test_values_that_fit_are_converted() -> None:
+def test_convertible_values_are_converted() -> None:
     store = RaggedStore("obs", 2, F4, 1)
     store.write(np.arange(2), store.fit([np.array([1.0, 2.0]), np.array([0.5])], 2))
     assert store.take(np.arange(2)).dtype == F4
     assert rows_of(store, [0, 1]) == [[1, 2], [0.5]]
 
 
-def test_a_store_suits_the_first_rows() -> None:
+def test_the_first_rows_determine_the_kind_of_store() -> None:
     assert RaggedStore.for_rows("obs", [[1, 2], [3]], 4).item == I8
     assert RaggedStore.for_rows("obs", np.zeros((2, 3, 4), F4), 4).ndim == 2
     rows = np.fromiter([np.zeros(2, F4), np.zeros(3, F4)], object, 2)
@@ -174,7 +174,7 @@ def test_live_rows_are_restored_into_other_slots() -> None:
     assert [row.shape for row in other.take(np.arange(4))] == [(0, 0), (3, 1), (0, 0), (1, 2)]
 
 
-def test_rows_without_elements_do_not_choose_the_dtype() -> None:
+def test_rows_without_elements_do_not_determine_the_dtype() -> None:
     store = RaggedStore.for_rows("ids", [[], []], 4)
     store.write(np.arange(2), store.fit([[], []], 2))
     store.write(np.array([2]), store.fit([[1, 2]], 1))
@@ -233,7 +233,7 @@ def test_samples_have_ragged_columns_for_any_lengths(lengths: list[int]) -> None
         assert pickle.loads(pickle.dumps(batch)) == batch == copy.deepcopy(batch)
 
 
-def test_next_observations_of_ragged_rows_are_the_final_ones_where_an_episode_is_cut() -> None:
+def test_cut_episodes_of_ragged_rows_return_final_observations() -> None:
     buffer = ReplayBuffer(8, ragged=True, ignore_obs_next=True)
     for t in range(4):
         buffer.add(

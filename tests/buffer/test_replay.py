@@ -1,4 +1,4 @@
-"""ReplayBuffer: what the documents leave out, and users of Tianshou's buffers rely on."""
+"""ReplayBuffer: undocumented behaviour that users of Tianshou's buffers rely on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_tensors_at_the_ends_of_episodes() -> None:
     assert buf[[1, 2, 4]].obs_next.tolist() == [[0.0, 1.0, 2.0], [1.0, 2.0, 2.5], [3.0, 4.0, 4.5]]
 
 
-def test_tensors_and_arrays_may_take_turns() -> None:
+def test_tensors_and_arrays_may_alternate() -> None:
     buf = ReplayBuffer(3)
     buf.add(step(0, act=torch.tensor([1, 2])))
     buf.add(step(1, act=np.array([3, 4])))
@@ -72,7 +72,7 @@ def test_tensors_and_arrays_may_take_turns() -> None:
     assert other.act[:2].tolist() == [[3.0, 4.0], [1.0, 2.0]]
 
 
-def test_objects_are_preserved_as_they_are() -> None:
+def test_objects_are_stored_unchanged() -> None:
     things: list[Any] = [{1, 2}, "words", None, [1, [2]], lambda: None]
     buf = ReplayBuffer(8)
     for n, thing in enumerate(things):
@@ -204,12 +204,12 @@ def test_sizes_are_integers(size: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [10**16, 10**30])
-def test_sizes_that_no_memory_holds_are_rejected(size: int) -> None:
+def test_sizes_larger_than_memory_are_rejected(size: int) -> None:
     with pytest.raises(ArgumentError, match=r"^size must be at most 140737488355328, got 10000"):
         ReplayBuffer(size)
 
 
-def test_a_buffer_without_slots_takes_nothing() -> None:
+def test_a_buffer_without_slots_accepts_no_rows() -> None:
     buf = ReplayBuffer(0)
     with pytest.raises(RingError, match="must have slots"):
         buf.add(step(0))
@@ -228,7 +228,7 @@ def test_steps_need_their_columns(name: str) -> None:
     assert repr(buf) == "ReplayBuffer()"
 
 
-def test_next_observations_are_always_returned_or_never() -> None:
+def test_next_observations_must_be_in_all_steps_or_in_none() -> None:
     buf = filled(2)
     row = step(2)
     row.pop("obs_next")
@@ -243,7 +243,7 @@ def test_next_observations_are_always_returned_or_never() -> None:
     assert without[:].obs_next.is_empty()
 
 
-def test_a_batch_and_columns_are_one_too_many() -> None:
+def test_a_batch_and_keyword_columns_together_are_rejected() -> None:
     with pytest.raises(ColumnTypeError, match="'extra'"):
         ReplayBuffer(3).add(step(0), extra=1)
 
@@ -269,7 +269,7 @@ def test_indices_in_other_forms() -> None:
 # Drawing
 
 
-def test_nothing_can_be_drawn_from_nothing() -> None:
+def test_sampling_from_an_empty_buffer_is_rejected() -> None:
     for buf in (ReplayBuffer(3), VectorReplayBuffer(6, 2)):
         for count in (1, 5):
             with pytest.raises(EmptyBufferError, match="add some first"):
@@ -309,7 +309,7 @@ def test_minibatches_have_every_row_once() -> None:
     assert list(ReplayBuffer(3).minibatches(2)) == []
 
 
-def test_splits_follow_the_buffers_seed() -> None:
+def test_splits_depend_on_the_seed_of_the_buffer() -> None:
     def orders(seed: int) -> list[list[int]]:
         return [part.obs.tolist() for part in filled(random_seed=seed).split(4)]
 
@@ -331,7 +331,7 @@ def test_rows_are_copies(index: Any) -> None:
     assert repr(buf._meta) == before
 
 
-def test_large_copies_take_both_cores() -> None:
+def test_large_copies_use_two_cores() -> None:
     rows = 2 * threads.WORTHWHILE // 4000
     buf = ReplayBuffer(rows)
     obs = np.arange(rows * 500).reshape(rows, 500)
@@ -381,7 +381,7 @@ def test_objects_that_are_numbers_become_numbers_once_null_rows_are_removed() ->
 
 
 @pytest.mark.parametrize("buf", [ReplayBuffer(0), ReplayBuffer(3), VectorReplayBuffer(4, 2)], ids=repr)
-def test_an_empty_buffer_has_no_rows_to_numpy(buf: ReplayBuffer) -> None:
+def test_numpy_sees_no_rows_in_an_empty_buffer(buf: ReplayBuffer) -> None:
     assert np.array([buf]).dtype == np.array([buf, buf]).dtype == object
     for index in (0, 9, [0], slice(None), ...):
         with pytest.raises(KeyError, match="nothing has been added"):
@@ -462,7 +462,7 @@ def test_data_may_be_nested_and_of_other_kinds() -> None:
     assert len(ReplayBuffer.from_data(**{name: value[:0] for name, value in data().items()})) == 0
 
 
-def test_slots_can_be_filled_where_next_observations_are_not_stored() -> None:
+def test_slots_can_be_filled_without_stored_next_observations() -> None:
     buf = ReplayBuffer(6, ignore_obs_next=True)
     buf.set_batch(Batch(data()))
     assert len(buf) == 0
@@ -516,7 +516,7 @@ def without_next() -> ReplayBuffer:
 # Elsewhere
 
 
-def test_copies_are_buffers_of_their_own() -> None:
+def test_copies_are_independent_buffers() -> None:
     for again in (copy.copy, copy.deepcopy, lambda buf: pickle.loads(pickle.dumps(buf, 4))):
         buf = filled(stack_num=2)
         other = again(buf)
@@ -588,7 +588,7 @@ def test_rewards_are_float64_and_flags_bool(rew: Any) -> None:
     assert [buf[0][name].dtype for name in ("terminated", "truncated", "done")] == [bool] * 3
 
 
-def test_what_does_not_fit_without_loss_is_rejected() -> None:
+def test_values_that_would_lose_precision_are_rejected() -> None:
     buf = ReplayBuffer(4)
     buf.add(step(0, act=1, info={"n": np.float32(1)}))
     for lossy in ({"act": 0.7}, {"act": "x"}, {"info": {"n": 0.1}}, {"act": [1, 2]}):
@@ -598,7 +598,7 @@ def test_what_does_not_fit_without_loss_is_rejected() -> None:
     assert (len(buf), buf.act.tolist(), buf.act.dtype) == (2, [1, 2, 0, 0], np.int64)
 
 
-def test_new_keys_are_filled_in() -> None:
+def test_new_keys_are_filled_for_existing_rows() -> None:
     buf = ReplayBuffer(4)
     buf.add(step(0))
     buf.add(step(1, info={"lives": 3}, policy={"logits": np.ones(2, np.float32)}, extra=7, name="x"))
@@ -713,7 +713,7 @@ def test_stack_num_can_be_set_later() -> None:
     assert vector[[1, 4]].obs.tolist() == [[0, 0, 2], [1, 1, 3]]
 
 
-def test_stacking_is_of_one_gather_for_any_shape() -> None:
+def test_stacking_uses_one_gather_for_any_shape() -> None:
     buf = ReplayBuffer(8, stack_num=4)
     for n in range(11):
         buf.add(step(n, obs=np.full((2, 3), n, np.uint8), obs_next=np.full((2, 3), n + 1, np.uint8)))
@@ -757,7 +757,7 @@ def test_attributes_and_items_of_an_empty_buffer() -> None:
     assert len(buf) == 0
 
 
-def test_near_names_of_an_absent_column_are_looked_for_only_when_the_message_is_read(
+def test_similar_column_names_are_computed_only_for_a_shown_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     buf = ReplayBuffer(3)
@@ -773,7 +773,7 @@ def test_reserved_names_cannot_be_set() -> None:
         ReplayBuffer(3).obs = np.zeros(3)
 
 
-def test_reset_leaves_the_data() -> None:
+def test_reset_does_not_erase_the_data() -> None:
     buf = wrapped()
     buf.reset()
     assert len(buf) == 0
@@ -783,7 +783,7 @@ def test_reset_leaves_the_data() -> None:
     assert buf.prev(0) == buf.next(0) == 0
 
 
-def test_reset_keeps_the_running_episode_when_asked() -> None:
+def test_reset_keeps_the_running_episode_on_request() -> None:
     buf = ReplayBuffer(5)
     for n in range(3):
         buf.add(step(n, rew=1))
@@ -792,7 +792,7 @@ def test_reset_keeps_the_running_episode_when_asked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["her", "prioritized", "vector", "plain"])
-def test_draws_use_the_buffers_own_generator(kind: str) -> None:
+def test_draws_use_the_generator_of_the_buffer(kind: str) -> None:
     def make(seed: int) -> ReplayBuffer:
         if kind == "her":
             return HERReplayBuffer(40, compute_reward_fn=reach, horizon=6, random_seed=seed)
@@ -828,7 +828,7 @@ def test_objects_cannot_be_stored_in_hdf5(tmp_path: Path) -> None:
         buf.save_hdf5(str(tmp_path / "x.hdf5"))
 
 
-def test_done_alone_means_terminated() -> None:
+def test_done_without_other_flags_means_terminated() -> None:
     buf = ReplayBuffer(4)
     found = buf.add(obs=1, act=1, rew=2, done=True, obs_next=2, info={})
     assert [part.tolist() for part in found] == [[0], [2.0], [1], [0]]

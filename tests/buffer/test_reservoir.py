@@ -79,7 +79,7 @@ def test_a_collector_fills_a_reservoir() -> None:
 
 
 @pytest.mark.parametrize("way", ["file", "pickle", "state"])
-def test_a_saved_reservoir_continues_as_the_first(way: str, tmp_path: Path) -> None:
+def test_a_saved_reservoir_continues_with_the_same_draws(way: str, tmp_path: Path) -> None:
     buffer: Any = ReservoirReplayBuffer(6, random_seed=4)
     buffer.add(steps(0, 100))
     if way == "file":

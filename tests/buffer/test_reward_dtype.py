@@ -1,4 +1,4 @@
-"""Rewards, returns and discounts in float32, by argument of the buffer."""
+"""Rewards, returns and discounts in the dtype that the buffer's `reward_dtype` specifies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rows_without_rewards_have_none() -> None:
         assert rows.rew.is_empty()
 
 
-def test_returns_and_discounts_are_summed_exactly_and_cast_then() -> None:
+def test_returns_and_discounts_are_summed_in_float64_and_then_cast() -> None:
     rows, exact = (filled(**options).sample(0, n_step=3, gamma=0.9)[0] for options in (SINGLE, {}))
     assert rows.returns.dtype == rows.discount.dtype == np.float32
     assert np.array_equal(rows.returns, exact.returns.astype(np.float32))
@@ -71,7 +71,7 @@ def test_hindsight_rewards() -> None:
     assert (batch.rew == np.float32(0.1)).all()
 
 
-def test_every_kind_of_buffer_takes_the_argument() -> None:
+def test_every_kind_of_buffer_accepts_reward_dtype() -> None:
     cached = CachedReplayBuffer(ReplayBuffer(8, **SINGLE), 2, 4)
     prioritized = PrioritizedVectorReplayBuffer(8, 2, alpha=1.0, beta=1.0, **SINGLE)
     manager = ReplayBufferManager([ReplayBuffer(4, **SINGLE), ReplayBuffer(4, **SINGLE)])
@@ -93,7 +93,7 @@ def test_batches_of_several_policies_have_rewards_of_the_dtype() -> None:
 
 
 @pytest.mark.parametrize("way", ["pickle", "arrow", "hdf5", "folder"])
-def test_it_is_preserved_with_the_buffer(way: str, tmp_path: Path) -> None:
+def test_the_reward_dtype_is_saved_with_the_buffer(way: str, tmp_path: Path) -> None:
     buf = filled(**SINGLE)
     if way == "pickle":
         again = pickle.loads(pickle.dumps(buf))

@@ -88,7 +88,7 @@ def check(rings: Rings, lists: Lists) -> None:
 
 @pytest.mark.parametrize("maxsizes", [[1], [4], [3, 3], [1, 1, 1], [2, 5, 3], [0, 2]])
 @pytest.mark.parametrize("seed", range(3))
-def test_rings_answer_as_lists_do(maxsizes: list[int], seed: int) -> None:
+def test_rings_agree_with_lists(maxsizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     rings, lists = Rings(maxsizes), Lists(maxsizes)
     usable = [ring for ring, size in enumerate(maxsizes) if size]
@@ -126,7 +126,7 @@ def one(rings: Rings, done: bool, rew: float) -> tuple[Any, ...]:
     return tuple(part.tolist()[0] for part in rings.advance(None, np.array([done]), np.array([rew])))
 
 
-def test_a_step_that_ends_nothing_is_the_same() -> None:
+def test_run_on_agrees_with_a_step_without_an_episode_end() -> None:
     rings, lists = Rings([3]), Lists([3])
     for done in (False, True, False, False, True, True, False):
         if done:
@@ -136,14 +136,14 @@ def test_a_step_that_ends_nothing_is_the_same() -> None:
         check(rings, lists)
 
 
-def test_negative_returns_leave_plain_zeros() -> None:
+def test_running_returns_are_reset_to_positive_zero() -> None:
     rings = Rings([3])
     assert str(one(rings, False, -1.0)[1]) == "0.0"
     assert one(rings, True, float("-inf"))[1] == float("-inf")
     assert one(rings, True, 2.0)[1] == 2.0
 
 
-def test_what_steps_share_is_read_only() -> None:
+def test_arrays_shared_between_steps_are_read_only() -> None:
     rings = Rings([3])
     slots, *shared = rings.run_on(1.0)
     slots[0] = 7
@@ -166,7 +166,7 @@ def test_vector_rewards_add_up() -> None:
         assert again.advance(None, np.ones(n, bool), rew)[1].tolist() == rew.tolist()
 
 
-def test_rows_appended_lengthen_no_episode() -> None:
+def test_rows_appended_directly_do_not_extend_the_episode() -> None:
     rings = Rings([5])
     one(rings, False, 1.0)
     assert rings.append(0, 2).tolist() == [1, 2]
@@ -174,7 +174,7 @@ def test_rows_appended_lengthen_no_episode() -> None:
 
 
 @pytest.mark.parametrize("maxsizes", [[5], [5, 5], [5, 4]])
-def test_statistics_may_outlive_a_reset(maxsizes: list[int]) -> None:
+def test_statistics_can_be_kept_over_a_reset(maxsizes: list[int]) -> None:
     n = len(maxsizes)
     for keep in (True, False):
         rings = Rings(maxsizes)
@@ -188,7 +188,7 @@ def test_statistics_may_outlive_a_reset(maxsizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("maxsizes", [[3], [3, 3], [3, 2]])
-def test_generations_count_what_was_written_over(maxsizes: list[int]) -> None:
+def test_generations_count_overwritten_rows(maxsizes: list[int]) -> None:
     n = len(maxsizes)
     rings = Rings(maxsizes)
     every = np.arange(rings.capacity)
@@ -210,7 +210,7 @@ def test_generations_count_what_was_written_over(maxsizes: list[int]) -> None:
         assert not changed[:3].any()
 
 
-def test_rings_that_went_apart_are_compatible_after_a_reset() -> None:
+def test_rings_share_one_cursor_again_after_a_reset() -> None:
     rings = Rings([3, 3])
     rings.advance(np.array([1]), np.zeros(1, bool), np.ones(1))
     assert not rings.together
@@ -219,7 +219,7 @@ def test_rings_that_went_apart_are_compatible_after_a_reset() -> None:
     assert rings.advance(None, np.ones(2, bool), np.ones(2))[2].tolist() == [1, 1]
 
 
-def test_draws_are_even() -> None:
+def test_draws_are_uniform() -> None:
     for maxsizes, steps in (([10], 4), ([10, 10], 4), ([10, 10], 13), ([6, 10], 8)):
         rings = Rings(maxsizes)
         for _ in range(steps):
@@ -263,7 +263,7 @@ def test_state_is_plain() -> None:
     assert all(map(plain, Rings([3, 3]).state_dict().values()))
 
 
-def test_rings_know_whether_rows_were_written_over() -> None:
+def test_rings_report_whether_rows_were_overwritten() -> None:
     rings = Rings([2, 3])
     ends = np.zeros(2, np.bool_)
     found = []

@@ -1,4 +1,4 @@
-"""Sample: every sample method returns one, which unpacks as a pair and knows weights and generations."""
+"""Sample: the result of every sample method unpacks as a pair and has weights and generations."""
 
 from __future__ import annotations
 

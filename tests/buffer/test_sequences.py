@@ -54,7 +54,7 @@ def test_sequences_of_given_steps(seed: int, sizes: list[int], length: int, burn
             assert (where == np.where(batch.mask[rows], indices[rows] - oracle.offsets[ring], -1)).all()
 
 
-def test_each_step_is_as_likely_as_any_other() -> None:
+def test_each_step_is_equally_likely() -> None:
     buf, oracle = stream(5, [9, 14, 11], 40)
     n = 40_000
     batch, indices = buf.sample_sequences(n, 4, burn_in=2)
@@ -66,7 +66,7 @@ def test_each_step_is_as_likely_as_any_other() -> None:
 
 
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_each_stretch_is_as_likely_as_any_other(burn_in: int) -> None:
+def test_each_range_is_equally_likely(burn_in: int) -> None:
     buf, oracle = stream(8, [19, 24, 11], 60)
     length, n = 3, 30_000
     expected = {
@@ -103,7 +103,7 @@ def test_steps_are_drawn_by_their_priority() -> None:
     assert buf.get_weight(drawn[:4]).tolist() == pytest.approx([buf.get_weight(int(drawn[0]))] * 4)
 
 
-def test_sampling_follows_the_generator() -> None:
+def test_sampling_depends_on_the_generator() -> None:
     one, _ = stream(2, [12, 9], 30)
     other, _ = stream(2, [12, 9], 30)
     for options in ({}, {"padded": False}):
@@ -138,7 +138,7 @@ def test_padding_of_other_kinds() -> None:
     assert batch.extra.tolist() == [[{2}, {3}, None, None]]
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     buf = VectorReplayBuffer(12, 2)
     for sample in (buf.sample_sequences, buf.get_sequences):
         for length, burn_in in ((0, 0), (3, 3), (2, -1)):
@@ -166,7 +166,7 @@ def test_no_sequences() -> None:
 
 @pytest.mark.parametrize("size", [40, 1000])
 def test_long_episodes(size: int) -> None:
-    """Episodes longer than what is looked at first."""
+    """Episodes are longer than the range that is searched first."""
     buf: Any = ReplayBuffer(size)
     for n in range(size + size // 3):
         buf.add(step(n, terminated=n == size // 2))

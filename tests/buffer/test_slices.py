@@ -81,7 +81,7 @@ def assert_same(rows: Batch, expected: Batch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_slices_have_the_rows_of_index_arrays(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_return_the_same_rows_as_index_arrays(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     if seed % 2:
         monkeypatch.setattr(threads, "WORTHWHILE", 0)

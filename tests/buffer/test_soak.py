@@ -1,4 +1,4 @@
-"""A long run keeps to the memory it began with."""
+"""Memory stays constant over a long run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MAKERS: dict[str, Any] = {
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("transitions", [100_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", sorted(MAKERS))
-def test_many_transitions_hold_memory_flat(kind: str, transitions: int) -> None:
+def test_memory_is_constant_over_many_transitions(kind: str, transitions: int) -> None:
     buf = MAKERS[kind]()
     # The cached buffer moves episodes one by one, so a fifth of the transitions is as long a run.
     rounds = transitions // ENVIRONMENTS // (5 if kind == "cached" else 1)
@@ -81,7 +81,7 @@ def test_many_transitions_hold_memory_flat(kind: str, transitions: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-def test_agents_in_lockstep_hold_memory_flat() -> None:
+def test_memory_is_constant_for_agents_in_lockstep() -> None:
     buf = MultiAgentReplayBuffer({"a": 8_000, "b": 20_000}, lockstep=True)
     at = np.arange(ENVIRONMENTS)
 

@@ -46,7 +46,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", FIRST_ROWS)
-def test_what_is_written_is_accepted(name: str) -> None:
+def test_written_rows_are_read_unchanged(name: str) -> None:
     store, rows = made(name)
     store.write(np.array([3, 1, 0]), store.fit(rows, 3))
     assert same(store.take(np.array([3, 1, 0])), rows)
@@ -68,7 +68,7 @@ def test_slices_single_slots_and_ranges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIRST_ROWS)
-def test_rows_return_from_a_column(name: str) -> None:
+def test_rows_are_restored_from_a_column(name: str) -> None:
     store, rows = made(name)
     store.write(slice(1, 4), store.fit(rows, 3))
     column = store.to_column(np.array([2, 3, 1]))
@@ -79,7 +79,7 @@ def test_rows_return_from_a_column(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIRST_ROWS)
-def test_blank_rows_are_those_of_slots_never_written(name: str) -> None:
+def test_slots_never_written_have_blank_rows(name: str) -> None:
     store, rows = made(name)
     never = store.take(np.array([0, 1]))
     store.write(slice(0, 3), store.fit(rows, 3))
@@ -87,7 +87,7 @@ def test_blank_rows_are_those_of_slots_never_written(name: str) -> None:
     assert same(store.take(np.array([0, 1])), never)
 
 
-def test_taken_rows_are_their_own() -> None:
+def test_gathered_rows_are_copies() -> None:
     store, rows = made("floats")
     store.write(slice(0, 3), store.fit(rows, 3))
     for taken in (store.take(np.array([0, 1])), copied(store, (0, 2))):
@@ -95,7 +95,7 @@ def test_taken_rows_are_their_own() -> None:
     assert same(copied(store, (0, 3)), rows)
 
 
-def test_the_last_of_several_rows_for_one_slot_stays() -> None:
+def test_the_last_of_several_rows_for_one_slot_is_stored() -> None:
     store = store_for("act", np.zeros(1), 3)
     store.write(np.array([1, 1, 1]), store.fit(np.array([5.0, 6.0, 7.0]), 3))
     assert store.values.tolist() == [0.0, 7.0, 0.0]
@@ -108,7 +108,7 @@ def test_memory_is_lazy_and_aligned() -> None:
     assert not array[-1].any()
 
 
-def test_the_caller_may_bring_memory() -> None:
+def test_the_caller_may_provide_the_memory() -> None:
     asked = []
     mine = np.zeros((4, 2), np.float32)
 
@@ -138,7 +138,7 @@ def test_the_caller_may_bring_memory() -> None:
         (torch.zeros(1, 2), TorchStore),
     ],
 )
-def test_the_store_suits_the_first_rows(rows: Any, kind: type[Store]) -> None:
+def test_the_first_rows_determine_the_kind_of_store(rows: Any, kind: type[Store]) -> None:
     assert type(store_for("x", rows, 3)) is kind
 
 
@@ -172,7 +172,9 @@ def test_byte_order_is_converted_to_native() -> None:
         (torch.zeros(2), torch.full((2,), 0.1, dtype=torch.float64), ColumnMismatchError, "without loss"),
     ],
 )
-def test_what_does_not_fit_is_rejected(first: Any, later: Any, error: type[Exception], words: str) -> None:
+def test_rows_of_another_shape_or_dtype_are_rejected(
+    first: Any, later: Any, error: type[Exception], words: str
+) -> None:
     store = store_for("x", first, 3)
     store.write(slice(0, 2), store.fit(first, 2))
     with pytest.raises(error) as raised:
@@ -182,7 +184,7 @@ def test_what_does_not_fit_is_rejected(first: Any, later: Any, error: type[Excep
     assert same(copied(store, (0, 2)), store.values[:2])
 
 
-def test_what_loses_nothing_is_converted() -> None:
+def test_lossless_conversions_are_accepted() -> None:
     store = store_for("x", np.zeros(1, np.float32), 3)
     store.write(slice(0, 3), store.fit([1, True, 0.5], 3))
     assert store.values.tolist() == [1.0, 1.0, 0.5]
@@ -198,7 +200,7 @@ def test_what_loses_nothing_is_converted() -> None:
 
 
 @pytest.mark.parametrize("rows", [np.zeros(2, [("a", "f4")]), np.ma.masked_array([1, 2], [True, False])])
-def test_what_no_column_can_hold_is_rejected(rows: Any) -> None:
+def test_values_that_no_column_can_store_are_rejected(rows: Any) -> None:
     with pytest.raises(ColumnTypeError, match="'x'"):
         store_for("x", rows, 3)
 

@@ -23,7 +23,7 @@ def of_two_agents() -> VectorReplayBuffer:
     return buf
 
 
-def test_the_stored_batch_is_the_memory() -> None:
+def test_the_stored_batch_shares_memory_with_the_buffer() -> None:
     buf = of_two_agents()
     assert buf._meta.obs is buf.obs
     assert buf._meta.keys() == {*buf._table.columns.tree}
@@ -32,7 +32,7 @@ def test_the_stored_batch_is_the_memory() -> None:
     assert buf.buffers[1]._meta.obs.tolist() == buf.obs[4:].tolist()
 
 
-def test_a_column_that_is_set_is_the_buffers_until_it_is_set_again() -> None:
+def test_an_assigned_column_is_used_until_the_next_assignment() -> None:
     buf = of_two_agents()
     rew, meta = buf.rew, buf._meta
     meta.rew = Batch()
@@ -45,7 +45,7 @@ def test_a_column_that_is_set_is_the_buffers_until_it_is_set_again() -> None:
     assert found[1].tolist() == [[4, 8], [12, 16]]
 
 
-def test_a_batch_that_is_set_adds_its_columns() -> None:
+def test_an_assigned_batch_adds_its_columns() -> None:
     buf = of_two_agents()
     obs, rew = buf.obs, buf.rew
     buf._meta = Batch(**buf._meta.__dict__, returns=np.arange(6.0), n={"slot": np.arange(8)})
@@ -58,7 +58,7 @@ def test_a_batch_that_is_set_adds_its_columns() -> None:
 
 
 @pytest.mark.parametrize("kind", ["compressed", "ragged", "torch", "objects"])
-def test_columns_of_another_layout_stay_as_they_are(kind: str) -> None:
+def test_columns_in_another_layout_are_unchanged(kind: str) -> None:
     options: dict[str, Any] = {"compressed": {"compress": "obs"}, "ragged": {"ragged": "obs"}}.get(kind, {})
     buf = ReplayBuffer(4, **options)
     rows = {"torch": torch.arange(3), "objects": "xyz", "ragged": [np.arange(n) for n in range(3)]}
@@ -70,7 +70,7 @@ def test_columns_of_another_layout_stay_as_they_are(kind: str) -> None:
     assert buf.value.tolist() == [0, 1, 2, 3]
 
 
-def test_copies_are_no_longer_the_buffers() -> None:
+def test_copies_are_independent_of_the_buffer() -> None:
     buf = of_two_agents()
     for other in (copy.deepcopy(buf._meta), pickle.loads(pickle.dumps(buf._meta)), buf._meta[:2], buf._meta.copy()):
         other.rew = np.zeros(3)
@@ -78,7 +78,7 @@ def test_copies_are_no_longer_the_buffers() -> None:
     assert buf.rew.shape == (8, 2)
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_columns_are_rejected(tmp_path: Path) -> None:
     buf = of_two_agents()
     before = repr(buf._meta)
     with pytest.raises(ColumnLengthError, match="column 'x' must have 8 rows, one per slot, or 6, got 5"):

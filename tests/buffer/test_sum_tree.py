@@ -1,4 +1,4 @@
-"""Sum trees beside plain cumulative sums, and Tianshou's segment tree beside ours."""
+"""Sum trees agree with plain cumulative sums and with Tianshou's segment tree."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_sums_over_every_range(size: int) -> None:
     assert tree.sum(size, 0) == 0.0
 
 
-def test_a_value_that_rounding_carries_past_the_end_finds_a_slot_of_positive_weight() -> None:
+def test_a_value_rounded_past_the_end_selects_a_positive_weight() -> None:
     # In floats 0.1 + 0.2 + 0.3 is more than 0.6 or not, by the order of the additions; the slots after them are empty.
     rng = np.random.default_rng(5)
     for _ in range(200):
@@ -79,7 +79,7 @@ def test_a_tree_of_no_slots() -> None:
 
 @settings(max_examples=100)
 @given(st.data())
-def test_updates_leave_what_building_anew_would_make(data: st.DataObject) -> None:
+def test_an_updated_tree_equals_a_rebuilt_tree(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 70))
     slot = st.integers(0, size - 1)
     weight = st.floats(0, 1e6, allow_subnormal=False)
@@ -92,7 +92,7 @@ def test_updates_leave_what_building_anew_would_make(data: st.DataObject) -> Non
         assert np.array_equal(nodes(tree)[1:], nodes(tree_of(weights))[1:])
 
 
-def test_nothing_drifts_over_a_million_updates() -> None:
+def test_sums_remain_exact_over_a_million_updates() -> None:
     size = 1000
     tree, weights, rng = SumTree(size), np.zeros(size), np.random.default_rng(11)
     for _ in range(4000):
@@ -105,7 +105,7 @@ def test_nothing_drifts_over_a_million_updates() -> None:
     assert not nodes(tree).any()
 
 
-def test_the_last_of_duplicate_slots_wins() -> None:
+def test_the_last_weight_of_a_repeated_slot_is_stored() -> None:
     tree = SumTree(4)
     tree.set([2, 1, 2, 2], [1.0, 5.0, 3.0, 2.0])
     assert tree.weights.tolist() == [0.0, 5.0, 2.0, 0.0]
@@ -199,7 +199,7 @@ def test_the_ends_of_the_range_draw_slots_of_positive_weight(total: float, strat
     assert set(drawn.tolist()) == {2, 4}
 
 
-def test_draws_use_the_generator_given() -> None:
+def test_draws_use_the_generator_that_is_passed() -> None:
     tree = tree_of(np.arange(50.0))
     first, second = (tree.draw(20, np.random.default_rng(4)) for _ in range(2))
     assert np.array_equal(first, second)
@@ -210,7 +210,7 @@ def test_draws_use_the_generator_given() -> None:
 
 
 @pytest.mark.parametrize("filled", [0, 3, 900])
-def test_a_pickled_tree_is_the_same_and_takes_room_for_its_weights_only(filled: int) -> None:
+def test_a_pickled_tree_contains_only_its_weights(filled: int) -> None:
     tree = SumTree(1000)
     tree.set(np.arange(filled), np.arange(1.0, filled + 1))
     sent = pickle.dumps(tree)
@@ -256,7 +256,7 @@ def test_prefix_sums_at_or_above_the_total_are_rejected(value: float | list[floa
         tree.get_prefix_sum_idx(value)
 
 
-def test_segment_tree_rejects_what_is_no_weight_or_not_there() -> None:
+def test_segment_tree_rejects_invalid_weights_and_indices() -> None:
     tree = SegmentTree(3)
     for index, value, error in [(3, 1.0, RowIndexError), (0, -1.0, PriorityError), (0, np.nan, PriorityError)]:
         with pytest.raises(error):
@@ -269,7 +269,7 @@ def test_segment_tree_rejects_what_is_no_weight_or_not_there() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_segment_tree_beside_tianshous(size: int) -> None:
+def test_segment_tree_agrees_with_tianshou(size: int) -> None:
     theirs = pytest.importorskip("tianshou.data").SegmentTree(size)
     ours, rng = SegmentTree(size), np.random.default_rng(size)
     for _ in range(20):

@@ -262,7 +262,7 @@ def read(buf: Any, observe: Callable[[np.ndarray], Any], count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_no_row_is_torn_while_another_thread_adds(kind: str) -> None:
+def test_rows_are_consistent_while_another_thread_adds(kind: str) -> None:
     make, observe = KINDS[kind]
     buf = make()
     with running(adding(buf, observe)):
@@ -270,7 +270,7 @@ def test_no_row_is_torn_while_another_thread_adds(kind: str) -> None:
             read(buf, observe, count)
 
 
-def test_priorities_stay_those_of_their_rows() -> None:
+def test_priorities_belong_to_their_rows_with_two_threads() -> None:
     buf = PrioritizedReplayBuffer(40, alpha=1.0, beta=0.5)
     with running(adding(buf, vectors)):
         for _ in rounds():
@@ -284,7 +284,7 @@ def test_priorities_stay_those_of_their_rows() -> None:
     assert buf.weight.reduce() == pytest.approx(weights.sum())
 
 
-def test_rows_in_a_folder_are_not_torn(tmp_path: Path) -> None:
+def test_rows_in_a_folder_are_consistent(tmp_path: Path) -> None:
     with ReplayBuffer(40, ignore_obs_next=True, storage=tmp_path / "buffer") as buf:
 
         def add(step: int) -> None:
@@ -306,7 +306,7 @@ def test_rows_in_a_folder_are_not_torn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "without next observations", "compressed", "vector", "cached"])
-def test_what_is_preserved_while_another_thread_adds_is_of_one_moment(kind: str, tmp_path: Path) -> None:
+def test_saving_while_another_thread_adds_is_a_consistent_snapshot(kind: str, tmp_path: Path) -> None:
     make, observe = KINDS[kind]
     buf = make()
     own_last = bool(buf.options["ignore_obs_next"])
@@ -320,7 +320,7 @@ def test_what_is_preserved_while_another_thread_adds_is_of_one_moment(kind: str,
             assert_whole(loaded[:], observe, own_last=own_last)
 
 
-def test_two_threads_may_add() -> None:
+def test_two_threads_may_add_concurrently() -> None:
     buf = VectorReplayBuffer(80, 2)
     starts = 0, ENVIRONMENT
 
@@ -346,7 +346,7 @@ def test_two_buffers_may_be_moved_into_each_other() -> None:
 
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
-def test_rows_of_several_agents_are_not_torn(kind: type[ReplayBuffer], lockstep: bool) -> None:
+def test_rows_of_several_agents_are_consistent(kind: type[ReplayBuffer], lockstep: bool) -> None:
     options = {"alpha": 1.0, "beta": 0.5} if kind is PrioritizedReplayBuffer else {}
     buf = MultiAgentReplayBuffer(40, kind=kind, lockstep=lockstep, **options)
 
@@ -378,7 +378,7 @@ def test_rows_of_several_agents_are_not_torn(kind: type[ReplayBuffer], lockstep:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-def test_a_forked_process_reads_what_a_thread_of_its_parent_was_adding_to() -> None:
+def test_a_forked_process_can_read_a_buffer_that_a_thread_writes_to() -> None:
     buf = ReplayBuffer(40)
 
     def child() -> int:

@@ -38,7 +38,7 @@ def filled(kind: str = "vector", rounds: int = 5, **options: Any) -> Any:
     return buf
 
 
-def test_one_cursor_serves_all_rings_as_long_as_it_can() -> None:
+def test_rings_share_one_cursor_as_long_as_possible() -> None:
     buf = filled()
     assert buf._table.rings.together
     buf.add(steps([5, 105, 205]), buffer_ids=[0, 1, 2])
@@ -52,7 +52,7 @@ def test_one_cursor_serves_all_rings_as_long_as_it_can() -> None:
 
 
 @pytest.mark.parametrize("order", [[2, 0, 1], [1, 2], [0]])
-def test_rows_go_to_the_buffers_that_are_named(order: list[int]) -> None:
+def test_rows_are_stored_in_the_rings_of_buffer_ids(order: list[int]) -> None:
     buf, plain = filled(), filled()
     rows = steps([7 + 100 * i for i in order], rew=[i + 1.0 for i in order], terminated=[True] * len(order))
     found = buf.add(rows, buffer_ids=order)
@@ -64,7 +64,7 @@ def test_rows_go_to_the_buffers_that_are_named(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("ignore", [True, False])
-def test_one_buffer_may_be_named_several_times(ignore: bool) -> None:
+def test_one_buffer_id_may_be_repeated(ignore: bool) -> None:
     buf, plain = filled(ignore_obs_next=ignore), filled(ignore_obs_next=ignore)
     ids = [1, 1, 0, 1]
     rows = steps([11, 12, 13, 14], truncated=[False, True, False, False], obs_next=[1000, 1001, 1002, 1003], extra=ids)
@@ -120,7 +120,7 @@ def test_parts_are_buffers_on_the_same_memory() -> None:
     assert part.unfinished_index().tolist() == []
 
 
-def test_parts_draw_apart() -> None:
+def test_parts_have_separate_draws() -> None:
     buf = VectorReplayBuffer(2000, 2)
     for n in range(1000):
         buf.add(steps([n, n]))
@@ -151,7 +151,7 @@ def test_parts_can_be_updated_set_and_pickled() -> None:
 
 @pytest.mark.parametrize("kind", ["vector", "manager"])
 @pytest.mark.parametrize("rounds", [0, 2, 5])
-def test_pickles_hold_all_rings(kind: str, rounds: int) -> None:
+def test_pickles_contain_all_rings(kind: str, rounds: int) -> None:
     buf = filled(kind, rounds, ignore_obs_next=True)
     if rounds:
         buf.add(steps([50]), buffer_ids=[1])
@@ -169,7 +169,7 @@ def test_pickles_hold_all_rings(kind: str, rounds: int) -> None:
     assert 77 not in buf.obs
 
 
-def test_managers_take_the_rows_that_buffers_have() -> None:
+def test_managers_copy_existing_rows() -> None:
     buffers = [ReplayBuffer(size, ignore_obs_next=True) for size in (3, 5, 2)]
     for i, buf in enumerate(buffers[:2]):
         for n in range(4):
@@ -188,7 +188,7 @@ def test_managers_take_the_rows_that_buffers_have() -> None:
     assert (len(manager), manager.maxsize) == (10, 10)
 
 
-def test_managers_of_one_buffer_or_of_equal_ones_keep_one_cursor() -> None:
+def test_managers_of_equal_buffers_use_one_cursor() -> None:
     buffers = [ReplayBuffer(4) for _ in range(2)]
     for n in range(5):
         for buf in buffers:
@@ -203,7 +203,7 @@ def test_managers_of_one_buffer_or_of_equal_ones_keep_one_cursor() -> None:
     assert single[:].obs.tolist() == [3, 4]
 
 
-def test_what_cannot_be_joined_is_rejected() -> None:
+def test_incompatible_buffers_are_rejected() -> None:
     one = ReplayBuffer(3)
     for parts, error, words in (
         ([], ColumnMismatchError, "none"),
@@ -230,7 +230,7 @@ def test_vector_buffers_of_one_ring() -> None:
     assert buf.buffers[0][:].obs.tolist() == [2, 3, 4]
 
 
-def test_stacks_stay_in_their_ring() -> None:
+def test_stacked_frames_belong_to_one_ring() -> None:
     buf = filled(stack_num=3)
     assert buf[[4, 8, 11, 1]].obs.tolist() == [[102, 103, 104], [204, 204, 204], [201, 202, 203], [1, 1, 1]]
     buf.add(steps([50]), buffer_ids=[0])
@@ -271,7 +271,7 @@ def managed(kind: type = VectorReplayBuffer) -> Any:
 
 
 def test_vector_buffers_keep_extra_keys() -> None:
-    """Tianshou's drop them."""
+    """Tianshou's vector buffers drop extra keys."""
     buf = VectorReplayBuffer(6, 2)
     buf.add(steps([0, 1], extra=[5, 6]))
     assert buf[[0, 3]].extra.tolist() == [5, 6]
@@ -288,7 +288,7 @@ def test_vector_add_returns() -> None:
 
 
 @pytest.mark.parametrize("kind", [VectorReplayBuffer, ReplayBufferManager])
-def test_managers_take_lists_ints_and_negative_indices(kind: type) -> None:
+def test_managers_accept_lists_integers_and_negative_indices(kind: type) -> None:
     buf = managed(kind)
     assert buf.prev(list(range(9))).tolist() == [2, 1, 2, 5, 3, 5, 8, 7, 7]
     assert buf.next(np.arange(9)).tolist() == [0, 1, 0, 4, 4, 3, 6, 8, 6]

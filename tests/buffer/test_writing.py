@@ -1,4 +1,4 @@
-"""Many steps added at once are those added one after the other."""
+"""Steps added together equal steps added one by one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def same(buf: Any, plain: Any) -> None:
     ignore=st.booleans(),
     seed=st.integers(0, 1 << 16),
 )
-def test_as_if_one_by_one(
+def test_rows_added_together_equal_rows_added_one_by_one(
     maker: str, sizes: list[int], kind: str, portions: list[int], ignore: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def test_as_if_one_by_one(
 
 @pytest.mark.parametrize("options", [{}, {"stack_num": 2, "save_only_last_obs": True}, {"ignore_obs_next": True}])
 @pytest.mark.parametrize("count", [3, 11])
-def test_a_buffer_of_one_ring_takes_a_zero_for_each(options: dict[str, Any], count: int) -> None:
+def test_a_buffer_of_one_ring_accepts_repeated_zero_buffer_ids(options: dict[str, Any], count: int) -> None:
     rng = np.random.default_rng(count)
     buf, plain = ReplayBuffer(5, **options), ReplayBuffer(5, **options)
     batch = rows(rng, 0, count, "vector")
@@ -120,7 +120,7 @@ def test_many_episodes_in_one_addition_to_one_ring() -> None:
         same(buf, plain)
 
 
-def test_rings_that_get_equally_many_are_compatible() -> None:
+def test_rings_share_one_cursor_after_equal_numbers_of_rows() -> None:
     buf = VectorReplayBuffer(20, 2)
     buf.add(steps(range(6)), buffer_ids=[0, 1, 1, 0, 1, 0])
     assert buf._table.rings.together
@@ -136,7 +136,7 @@ def test_rewards_of_several_parts() -> None:
     np.testing.assert_array_equal(found[1], np.concatenate([single[1] for single in singles]))
 
 
-def test_stored_in_a_folder(tmp_path: Path) -> None:
+def test_rows_added_to_a_buffer_in_a_folder(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     buf = VectorReplayBuffer(12, 3, storage=str(tmp_path / "steps"), ignore_obs_next=True)
     plain = VectorReplayBuffer(12, 3, ignore_obs_next=True)
@@ -150,7 +150,7 @@ def test_stored_in_a_folder(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_is_rejected_changes_nothing() -> None:
+def test_rejected_rows_do_not_change_the_buffer() -> None:
     buf = VectorReplayBuffer(8, 2, ignore_obs_next=True)
     buf.add(steps([0, 10]))
     before = repr(buf._meta), buf.last_index.tolist()
