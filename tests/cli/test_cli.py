@@ -98,7 +98,7 @@ def test_collect_and_inspect(tmp_path: Path) -> None:
     assert f"{np.mean(returns):.4g}" in finished
 
 
-def test_any_environment_by_episodes_with_a_picture(tmp_path: Path) -> None:
+def test_episodes_of_any_environment_are_collected_with_a_picture(tmp_path: Path) -> None:
     out, picture = tmp_path / "cart.parquet", tmp_path / "cart.png"
     process = start(
         "collect", "CartPole-v1", "-w2", "--envs-per-worker=3", "--episodes=20", f"--out={out}", f"--plot={picture}"
@@ -116,7 +116,7 @@ def test_any_environment_by_episodes_with_a_picture(tmp_path: Path) -> None:
     assert str(picture) in printed
 
 
-def test_a_folder_gets_a_file_for_every_fragment(tmp_path: Path) -> None:
+def test_one_file_per_fragment_is_written_to_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "tag"
     for run in (1, 2):
         process = start(
@@ -133,7 +133,7 @@ def test_a_folder_gets_a_file_for_every_fragment(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_policies_are_functions_and_files(tmp_path: Path) -> None:
+def test_policies_are_read_from_functions_and_files(tmp_path: Path) -> None:
     import torch
 
     # Its scores are the same wherever the cart is, the first one higher.
@@ -176,7 +176,7 @@ def test_a_page_and_a_picture_of_a_file(tmp_path: Path) -> None:
     assert "1 episodes ended, 0 did not" in printed
 
 
-def test_inspect_reads_what_it_did_not_collect(tmp_path: Path) -> None:
+def test_inspect_reads_files_of_other_writers(tmp_path: Path) -> None:
     write_arrow(SampleBatch(obs=[[1.0, 2.0]], note=["a"]), tmp_path / "plain.arrow")
     code, printed = invoke("inspect", str(tmp_path / "plain.arrow"))
     assert code == 0
@@ -214,7 +214,7 @@ def test_a_buffer_of_several_agents_is_inspected_and_verified(tmp_path: Path) ->
     assert invoke("verify", str(tmp_path / "agents"))[0] == 0
 
 
-def test_wrong_arguments_are_answered_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.arrow").write_text("hello")
     for arguments, words in (
@@ -265,7 +265,7 @@ def test_the_package_runs_as_the_command() -> None:
 
 
 @pytest.mark.parametrize("module", ["typer", "rich"])
-def test_without_its_extra_the_command_names_the_extra(module: str) -> None:
+def test_a_missing_package_is_reported_with_its_extra(module: str) -> None:
     code = (
         f"import sys; sys.modules[{module!r}] = None; sys.argv = ['samplebatch']; import samplebatch.cli as c; c.main()"
     )
@@ -277,7 +277,7 @@ def test_without_its_extra_the_command_names_the_extra(module: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("whole_group", [True, False], ids=["as from a terminal", "to the parent alone"])
-def test_a_signal_writes_what_has_been_collected(tmp_path: Path, whole_group: bool, number: signal.Signals) -> None:
+def test_a_signal_writes_the_collected_steps(tmp_path: Path, whole_group: bool, number: signal.Signals) -> None:
     out, started = tmp_path / "cut.arrow", tmp_path / "started"
     process = start(
         "collect", "arena:Announcing", "--steps=1000000", "--fragment-length=5", f"--out={out}", started=started
@@ -300,7 +300,7 @@ def test_a_signal_writes_what_has_been_collected(tmp_path: Path, whole_group: bo
     assert sorted(os.listdir(tmp_path)) == ["cut.arrow", "started"]
 
 
-def test_ctrl_c_before_there_is_anything_writes_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_step_writes_no_file(tmp_path: Path) -> None:
     process = start("collect", "arena:slow_relay", "--steps=1000000", f"--out={tmp_path / 'none.arrow'}")
     workers_of(process.pid, 2)
     os.killpg(process.pid, signal.SIGINT)
@@ -311,7 +311,7 @@ def test_ctrl_c_before_there_is_anything_writes_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_killed_worker_ends_the_run_with_what_there_is(tmp_path: Path) -> None:
+def test_a_killed_worker_ends_the_run_and_collected_steps_are_written(tmp_path: Path) -> None:
     out, started = tmp_path / "cut.arrow", tmp_path / "started"
     process = start(
         "collect", "arena:Announcing", "--steps=1000000", "--fragment-length=5", f"--out={out}", started=started
@@ -326,7 +326,7 @@ def test_a_killed_worker_ends_the_run_with_what_there_is(tmp_path: Path) -> None
     assert f"Wrote {read_arrow(out).count} environment steps" in printed
 
 
-def test_an_environment_that_raises_ends_the_run_likewise(tmp_path: Path) -> None:
+def test_an_environment_error_ends_the_run_and_steps_are_written(tmp_path: Path) -> None:
     process = start("collect", "arena:Failing", "-n100", "-w1", "--fragment-length=8", f"--out={tmp_path / 'x.arrow'}")
     printed, complaints = process.communicate(timeout=20)
     assert process.returncode == 1

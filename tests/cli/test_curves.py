@@ -55,7 +55,7 @@ def test_a_narrow_terminal_shows_integers_and_names(tmp_path: Path) -> None:
     assert "".join(line.split()[0] for line in lines[first:]) == "update/smoothed_loss/gradient_steps_per_sample"
 
 
-def test_the_folder_of_a_run_means_its_log(log: Path) -> None:
+def test_the_folder_of_a_run_selects_its_log(log: Path) -> None:
     assert invoke("inspect", log.parent) == invoke("inspect", log)
 
 
@@ -77,7 +77,7 @@ def test_a_long_curve_is_drawn_by_means() -> None:
     ]
 
 
-def test_a_curve_without_numbers_is_said_to_have_none() -> None:
+def test_a_curve_without_numbers_is_reported() -> None:
     curve = LearningCurve("epoch", np.array([1]), np.array([np.nan]))
     assert draw_text("loss", curve) == ["loss over epoch: no finite values"]
     assert blocks(curve.values) == ""

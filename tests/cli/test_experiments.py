@@ -81,7 +81,7 @@ def policy_of(run: str) -> dict[str, Any]:
     return torch.load(f"{run}/policy.pt", weights_only=False).state_dict()  # type: ignore[no-any-return]
 
 
-def test_each_seed_is_the_run_of_that_seed_and_the_log_has_their_mean(tmp_path: Path) -> None:
+def test_each_seed_equals_a_single_run_and_the_log_has_the_mean(tmp_path: Path) -> None:
     code, printed = invoke(*words(), "--seeds", 2, "--seed", 3, "--parallel", 2, "--out", "both", "--plot", "both.png")
     assert code == 0, printed
     assert "Trained 2 of 2 seeds" in printed
@@ -106,7 +106,7 @@ def test_each_seed_is_the_run_of_that_seed_and_the_log_has_their_mean(tmp_path: 
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds child processes in /proc")
-def test_a_killed_seed_is_named_the_others_are_preserved_and_it_is_resumed() -> None:
+def test_a_killed_seed_is_reported_and_resumed_and_others_are_kept() -> None:
     process = start(*words("max_epochs=400"), "--seeds", "2", "--parallel", "2", "--out", "run")
     read_until(process, "seed 0: epoch 2", "seed 1: epoch 2")
     # Children are listed in order of their start.
@@ -128,7 +128,7 @@ def test_a_killed_seed_is_named_the_others_are_preserved_and_it_is_resumed() -> 
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds child processes in /proc")
-def test_killing_the_parent_ends_all_seeds_and_the_finished_ones_are_not_run_again() -> None:
+def test_a_killed_parent_ends_all_seeds_and_finished_ones_are_kept() -> None:
     process = start(*words(), "--seeds", "3", "--parallel", "1", "--out", "run")
     read_until(process, "seed 0: Trained for", "seed 1: before training")
     (child,) = children(process.pid)
@@ -163,7 +163,7 @@ def test_a_signal_ends_all_seeds_with_checkpoints(number: signal.Signals, is_to_
     assert not Path("run/seed-2").exists()
 
 
-def test_a_second_interrupt_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_interrupt_ends_all_seeds_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     from samplebatch.cli import experiments
 
     def interrupt(*_: Any) -> None:
@@ -235,7 +235,7 @@ def test_runs_of_different_lengths_are_combined_where_they_overlap() -> None:
     assert combine_curves([{"update/loss": curve([0, 1], [0, 1])}, {"update/loss": curve([5], [3])}]) == {}
 
 
-def test_facts_spreads_and_figures_of_some_runs_are_left_out() -> None:
+def test_spreads_times_and_figures_of_some_runs_are_omitted() -> None:
     names = ["info/update_step", "test/returns_stat/std", "test/collect_time", "update/train_time", RETURN]
     run = {name: curve([0], [1.0]) for name in names}
     assert list(combine_curves([run, run | {"update/more": curve([0], [1.0])}])) == [
@@ -243,7 +243,7 @@ def test_facts_spreads_and_figures_of_some_runs_are_left_out() -> None:
     ]  # fmt: skip
 
 
-def test_an_interval_covers_the_mean_and_nan_stays_nan() -> None:
+def test_an_interval_contains_the_mean_and_nan_remains_nan() -> None:
     values = np.random.default_rng(1).normal(3.0, 2.0, (200, 3))
     low, high = bootstrap_interval(values, mean_of)
     error = 1.96 * values.std(0) / 200**0.5

@@ -167,7 +167,7 @@ def test_plots_draw_names_as_text(name: str, tmp_path: Path) -> None:
         assert "<script" not in (tmp_path / "plot.svg").read_text()
 
 
-def test_tensorboard_takes_any_name(tmp_path: Path) -> None:
+def test_tensorboard_accepts_any_name(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     logger = TensorboardLogger(tmp_path / "events", update_interval=1)
     for step, name in enumerate([*HOSTILE.values(), "lone \ud800 surrogate"]):

@@ -56,7 +56,7 @@ def test_two_files_are_compared_column_by_column(tmp_path: Path) -> None:
     assert printed.endswith("The files differ.\n")
 
 
-def test_a_file_is_the_same_as_itself(tmp_path: Path) -> None:
+def test_a_file_compared_with_itself_has_no_differences(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     write_arrow(MultiAgentBatch({"walker": steps([1.0, 2.0]), "guard": steps([0.5])}, 2), path)
     code, printed = invoke("inspect", path, path)
@@ -114,7 +114,7 @@ def test_long_columns_show_some_frames() -> None:
      np.zeros((3, 9, 9, 9), np.uint8)],
     ids=lambda values: f"{values.dtype}{values.shape}",
 )  # fmt: skip
-def test_rows_that_are_no_images_have_no_sheet(values: np.ndarray) -> None:
+def test_rows_that_are_not_images_have_no_contact_sheet(values: np.ndarray) -> None:
     assert contact_sheet(as_column(values, "obs")) == ""
 
 
@@ -127,7 +127,7 @@ def test_the_page_shows_frames_under_an_escaped_name(tmp_path: Path) -> None:
     assert "<b>" not in page
 
 
-def test_a_page_reports_what_the_file_is_and_counts_ids(tmp_path: Path) -> None:
+def test_a_page_reports_the_file_type_and_counts_ids(tmp_path: Path) -> None:
     write_arrow(steps([1.0, 2.0]), tmp_path / "a.arrow")
     (tmp_path / "run").mkdir()
     Dataset(tmp_path / "data").extend(MultiAgentBatch({"walker": steps([1.0]), "guard": steps([0.5])}, 1))

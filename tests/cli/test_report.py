@@ -38,13 +38,13 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_the_ending_says_the_format(ending: str, begins: bytes, tmp_path: Path) -> None:
+def test_the_file_extension_selects_the_format(ending: str, begins: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"episodes.{ending}"
     draw_episodes(STEPS, path)
     assert path.read_bytes().startswith(begins)
 
 
-def test_a_policy_has_a_row_in_the_picture() -> None:
+def test_each_policy_has_a_row_in_the_picture() -> None:
     pytest.importorskip("matplotlib")
     from samplebatch.cli import report as pictures
     from samplebatch.rollout.statistics import episode_statistics
@@ -72,19 +72,19 @@ def test_the_line_is_the_mean_of_the_last_episodes() -> None:
     assert np.allclose(pictures._running_mean(values[:5]), [values[:5].mean()])
 
 
-def test_batches_without_an_ended_episode_have_a_picture_that_says_so() -> None:
+def test_pictures_of_batches_without_a_finished_episode_say_so() -> None:
     unfinished = STEPS.slice(3, 4)
     assert Page(episodes_as_svg(unfinished)).text.count("no episode ended") == 2
     assert "0 episodes ended, 0 did not" in Page(episodes_as_svg(MultiAgentBatch({}, 0))).text
 
 
-def test_rewards_of_several_parts_have_a_line_each(tmp_path: Path) -> None:
+def test_each_part_of_a_reward_has_a_line(tmp_path: Path) -> None:
     parts = SampleBatch(eps_id=[1, 1], t=[0, 1], agent_index=[0, 0], rewards=[[1.0, 9.0], [2.0, 8.0]], dones=[0, 1])
     draw_episodes(parts, tmp_path / "parts.png")
     assert (tmp_path / "parts.png").stat().st_size > 1000
 
 
-def test_what_cannot_be_drawn_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
+def test_undrawable_batches_are_rejected_before_a_file_is_written(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"must end in one of .png, .svg.* got 'episodes.txt'"):
         draw_episodes(STEPS, tmp_path / "episodes.txt")
     with pytest.raises(FormatError, match="must have the columns 'eps_id'"):
@@ -94,7 +94,7 @@ def test_what_cannot_be_drawn_is_rejected_before_anything_is_written(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_matplotlib_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'samplebatch\[plot\]'"):
         draw_episodes(STEPS, tmp_path / "episodes.png")
@@ -109,7 +109,7 @@ def test_no_window_system_is_loaded(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "one.png")], check=True)
 
 
-def test_the_page_needs_no_other_file_and_names_everything(tmp_path: Path) -> None:
+def test_the_page_is_one_file_with_all_names(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
     write_html_report(batch, path, title="relay <20 steps>")

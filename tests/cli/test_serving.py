@@ -156,7 +156,7 @@ def test_a_signal_at_any_moment_ends_the_wait(moment: int) -> None:
     assert time.monotonic() - began < WAIT_S / 2
 
 
-def test_checkpoints_are_written_while_it_serves_and_outlive_a_kill(tmp_path: Path) -> None:
+def test_checkpoints_are_written_while_serving_and_survive_a_kill(tmp_path: Path) -> None:
     options = ("-t", "replay=uniform:100", "--checkpoint", str(tmp_path), "--checkpoint-every", "1")
     with serving(*options) as (process, uri):
         with ReplayClient(uri, "replay") as buffer:
@@ -167,7 +167,7 @@ def test_checkpoints_are_written_while_it_serves_and_outlive_a_kill(tmp_path: Pa
         assert len(buffer) == 9
 
 
-def test_columns_that_are_declared_are_those_of_every_writer(tmp_path: Path) -> None:
+def test_declared_columns_apply_to_every_writer(tmp_path: Path) -> None:
     table = "q=queue:9,columns=number:int64"
     for name in (table, "q=queue:9"):
         # The second service has the declaration from the checkpoint.
@@ -216,7 +216,7 @@ def test_the_description_of_a_checkpoint_is_exact_during_writes(
     assert len(again) < len(table)
 
 
-def test_a_client_asks_for_a_checkpoint(tmp_path: Path) -> None:
+def test_a_client_can_request_a_checkpoint(tmp_path: Path) -> None:
     with (
         serving("-t", "replay=uniform:9", "--checkpoint", str(tmp_path)) as (_, uri),
         ReplayClient(uri, "replay") as buffer,
@@ -224,7 +224,7 @@ def test_a_client_asks_for_a_checkpoint(tmp_path: Path) -> None:
         assert buffer.checkpoint() == [str(tmp_path / "checkpoint-000000001")]
 
 
-def test_a_token_is_wanted_of_clients(tmp_path: Path) -> None:
+def test_clients_must_have_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     with serving("-t", "replay=uniform:9", "--token-file", str(tmp_path / "token")) as (_, uri):
         with ReplayClient(uri, "replay", token="secret") as buffer:
@@ -283,7 +283,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
         (("-t", "r=uniform:5,columns=obs:flot32"), 2, "did you mean 'float32'"),
     ],
 )
-def test_wrong_arguments_of_serve_are_answered_in_one_sentence(
+def test_wrong_arguments_of_serve_are_reported_in_one_sentence(
     arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     found = CliRunner().invoke(application(), ["serve", *arguments], env={"COLUMNS": "300"})
@@ -301,7 +301,7 @@ def test_a_port_that_is_in_use_is_reported() -> None:
     assert "Traceback" not in told
 
 
-def test_help_teaches() -> None:
+def test_help_explains_options_with_examples() -> None:
     for command, words in (("serve", ("prioritized", "--checkpoint-every", "Examples")), ("top", ("Examples", "URI"))):
         status, told = run(command, "--help")
         assert status == 0
@@ -341,7 +341,7 @@ def test_top_reports_that_a_service_cannot_be_reached() -> None:
     assert "Traceback" not in told
 
 
-def test_rates_are_those_of_the_time_between_two_looks() -> None:
+def test_rates_are_computed_from_the_time_between_two_readings() -> None:
     from rich.console import Console
 
     table = ReplayTable("replay", capacity=100, limiter=RateLimiter(2, samples_per_insert=4))
@@ -386,7 +386,7 @@ def test_metrics_are_read_over_http() -> None:
             urlopen(url + "/other", timeout=WAIT_S)
 
 
-def test_metrics_keep_to_the_text_format() -> None:
+def test_metrics_conform_to_the_text_format() -> None:
     table = ReplayTable('a "b"\\\n', capacity=5, limiter=RateLimiter(samples_per_insert=2))
     table.extend(SampleBatch(obs=[1], actions=[0], rewards=[0.0], terminateds=[True]))
     lines = render_metrics([table.info()]).splitlines()

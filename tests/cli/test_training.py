@@ -50,7 +50,7 @@ def assignments(settings: list[str]) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def test_a_run_learns_shows_its_curve_and_leaves_its_folder(tmp_path: Path) -> None:
+def test_a_run_learns_prints_its_curve_and_writes_its_folder(tmp_path: Path) -> None:
     code, printed = invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--plot", "curve.png")
     assert code == 0, printed
     assert "epoch 2: updates 40, env steps 80" in printed
@@ -91,7 +91,7 @@ def test_the_policy_of_a_run_can_collect() -> None:
     assert len(load("a.arrow")) == 20
 
 
-def test_a_folder_with_a_training_is_not_begun_again() -> None:
+def test_a_folder_with_a_run_is_not_overwritten() -> None:
     words = ["train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run"]
     assert invoke(*words)[0] == 0
     code, printed = invoke(*words)
@@ -137,7 +137,7 @@ def test_frames_of_other_environments_are_not_stacked() -> None:
     assert "stack_num must be left out in 'CartPole-v1', as only frames of Atari are stacked" in printed
 
 
-def test_atari_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_atari_packages_are_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     code, printed = invoke("train", "dqn", "ALE/Breakout-v5", *assignments(QUICK))
     assert code == 2
@@ -161,7 +161,7 @@ def test_atari_is_learned_from_frames(name: str, workers: int, tmp_path: Path) -
     assert code == 0, printed
 
 
-def test_every_algorithm_is_named_by_the_help_and_tried_below() -> None:
+def test_every_algorithm_is_listed_by_the_help_and_tested_below() -> None:
     printed = invoke("train", "--help")[1]
     assert all(re.search(rf"\b{name}\b", printed) for name in RECIPES)
     assert set(ENVIRONMENTS) | set(DATA) == set(RECIPES)
@@ -195,7 +195,7 @@ def test_every_offline_algorithm_learns_from_data(name: str, form: str, tmp_path
     assert (tmp_path / "run" / "policy.pt").exists()
 
 
-def test_a_replay_buffer_is_learned_from() -> None:
+def test_an_algorithm_learns_from_a_saved_replay_buffer() -> None:
     buffer = VectorReplayBuffer(100, 2)
     Collector("random", "CartPole-v1", buffer, num_envs=2, seed=1).collect(n_step=60)
     buffer.save("buffer.arrow")
@@ -204,7 +204,7 @@ def test_a_replay_buffer_is_learned_from() -> None:
 
 
 @pytest.mark.parametrize("form", ["rows.arrow", "dataset"])
-def test_data_of_another_environment_than_that_of_the_tests_are_rejected(form: str, tmp_path: Path) -> None:
+def test_data_that_do_not_match_the_test_environment_are_rejected(form: str, tmp_path: Path) -> None:
     rows: Any = Collector("random", "CartPole-v1", num_envs=2, seed=1, infos=False).collect(n_step=20).batch
     if form == "dataset":
         Dataset(form).extend(rows)
@@ -216,7 +216,7 @@ def test_data_of_another_environment_than_that_of_the_tests_are_rejected(form: s
     assert not (tmp_path / "run").exists()
 
 
-def test_workers_collect_with_the_newest_weights() -> None:
+def test_workers_collect_with_the_latest_weights() -> None:
     code, printed = invoke("train", "dqn", "CartPole-v1", "--workers", 1, *assignments(QUICK), "--out", "run")
     assert code == 0, printed
     assert "Trained for 80 environment steps" in printed
@@ -236,7 +236,7 @@ def test_random_steps_are_first_for_every_collector(workers: int, tmp_path: Path
         assert len(buffer) == 100
 
 
-def test_settings_of_a_file_yield_to_flags_and_those_to_assignments(tmp_path: Path) -> None:
+def test_flags_override_a_file_and_assignments_override_flags(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('algorithm = "dqn"\nsource = "CartPole-v1"\nseed = 1\nlr = 0.1\ngamma = 0.5\n')
     found = read_training(tmp_path / "mine.toml", {"seed": 2, "workers": None}, ["lr=1", "hidden_sizes=[3]"])
     assert (found.algorithm, found.source, found.seed, found.workers) == ("dqn", "CartPole-v1", 2, 0)
@@ -254,7 +254,7 @@ def test_steps_are_those_of_the_entire_run() -> None:
     assert read_training(Path("run/train.toml"), {}, ()).settings["epoch_num_steps"] == 130
 
 
-def test_steps_of_a_file_make_epochs_of_about_the_length_it_has(tmp_path: Path) -> None:
+def test_the_steps_in_a_file_are_split_into_epochs_of_its_length(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'algorithm = "dqn"\nsource = "CartPole-v1"\nsteps = 1000\nepoch_num_steps = 300\n'
     )
@@ -265,7 +265,7 @@ def test_steps_of_a_file_make_epochs_of_about_the_length_it_has(tmp_path: Path) 
         read_training(tmp_path / "mine.toml", {}, ["max_epochs=3"])
 
 
-def test_settings_are_printed_as_a_file_can_have_them() -> None:
+def test_settings_are_printed_in_the_format_of_a_settings_file() -> None:
     code, printed = invoke("train", "sac", "--settings")
     assert code == 0
     assert complete_settings("sac", tomllib.loads(printed)) == complete_settings("sac", {})
@@ -298,7 +298,7 @@ def test_settings_are_printed_as_a_file_can_have_them() -> None:
         (["--config", "list.toml", "--set", "source=CartPole-v1"], "workers must be a whole number from 0, got 'many'"),
     ],
 )
-def test_options_are_rejected_in_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected_in_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("a = = 1")
     (tmp_path / "list.toml").write_text('algorithm = "ppo"\nsource = ["evil:make"]\nworkers = "many"')
     (tmp_path / "tables.toml").write_text('algorithm = "ppo"\n[settings]\nlr = 1.0')
@@ -344,7 +344,7 @@ def test_names_of_a_resumed_folder_are_not_imported(name: str, evil: Path) -> No
     assert not evil.exists()
 
 
-def test_a_resumed_folder_runs_nothing_in_a_process_of_the_current_folder(evil: Path, tmp_path: Path) -> None:
+def test_resuming_imports_no_module_of_the_current_folder(evil: Path, tmp_path: Path) -> None:
     assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
     rename_environment(Path("run/train.toml"), "evil:make")
     process = start("--resume", "run")
@@ -460,7 +460,7 @@ def test_a_signal_saves_a_checkpoint_and_reports_how_to_resume(number: signal.Si
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_group_lets_workers_finish_their_step(number: signal.Signals, tmp_path: Path) -> None:
+def test_workers_finish_their_step_after_a_signal_to_the_group(number: signal.Signals, tmp_path: Path) -> None:
     long = [*QUICK, "max_epochs=100000"]
     process = start("dqn", "CartPole-v1", "--workers", "2", *assignments(long), "--out", "run")
     wait_for(process, "epoch 1")
@@ -503,7 +503,7 @@ def make():
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_an_environment_that_ends_the_program_does_not_end_it_with_success(workers: int, tmp_path: Path) -> None:
+def test_an_environment_that_exits_the_program_causes_an_error_status(workers: int, tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(LEAVING)
     process = start("dqn", "leaving:make", "--workers", str(workers), *assignments(QUICK), "--out", "run")
     printed, complaints = process.communicate(timeout=120)
@@ -528,7 +528,7 @@ def make():
 """A module with an environment of which one observation is NaN."""
 
 
-def test_a_full_disk_ends_a_run_with_the_path(tmp_path: Path) -> None:
+def test_a_full_disk_ends_a_run_with_an_error_that_contains_the_path(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
     command = [sys.executable, "-c", f"{limit}; from samplebatch.cli import application; application()()", "train"]
     words = ["dqn", "CartPole-v1", *assignments([*QUICK, "hidden_sizes=[300, 300]"]), "--out", "run"]
@@ -552,7 +552,7 @@ def test_one_observation_of_nan_stops_a_run(tmp_path: Path, monkeypatch: pytest.
     assert (code, "loss nan" in printed) == (0, True), printed
 
 
-def test_no_action_is_drawn_by_an_observation_of_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_are_not_drawn_for_observations_of_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
     words = assignments([*SHORT, "collection_step_num_env_steps=60"])
@@ -579,7 +579,7 @@ def make():
 
 
 @pytest.mark.long
-def test_a_resumed_run_continues_with_the_numbers_of_python_s_own_generator(tmp_path: Path) -> None:
+def test_a_resumed_run_restores_the_state_of_the_random_module(tmp_path: Path) -> None:
     draws, runs = {}, {"whole": [3], "resumed": [2, 3]}
     for name, epochs in runs.items():
         folder = tmp_path / name

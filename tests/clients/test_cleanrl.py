@@ -130,7 +130,7 @@ def test_an_agent_learns_from_what_a_collector_returns() -> None:
     assert stats.returns.mean() > 60
 
 
-def test_what_an_agent_says_of_its_actions_is_recorded() -> None:
+def test_log_probabilities_and_values_of_an_agent_are_recorded() -> None:
     agent = Agent()
     with Collector(agent, "CartPole-v1", num_envs=3) as collector:
         batch = collector.collect(n_step=30).batch
@@ -166,7 +166,7 @@ def test_an_actor_without_values_draws_actions() -> None:
     assert "vf_preds" not in batch
 
 
-def test_a_network_of_action_values_acts_by_the_best() -> None:
+def test_a_network_of_action_values_selects_the_best_action() -> None:
     network, obs = Network(), np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
     decided = as_policy(network, gymnasium.spaces.Discrete(2))(Batch(obs=obs, info=Batch()))
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_agents_of_several_policies_act_in_one_environment() -> None:
     assert {policy: len(rows["vf_preds"]) for policy, rows in batch.items()} == {"adversary": 60, "agent": 20}
 
 
-def test_a_module_that_names_its_observations_is_asked_itself() -> None:
+def test_a_module_with_an_obs_argument_is_called_by_forward() -> None:
     class Own(nn.Module):
         def forward(self, obs: torch.Tensor) -> Batch:
             return Batch(act=torch.ones(len(obs), dtype=torch.int64))
@@ -191,6 +191,6 @@ def test_a_module_that_names_its_observations_is_asked_itself() -> None:
     assert as_policy(Own())(Batch(obs=np.zeros((2, 4), np.float32), info=Batch()))["act"].tolist() == [1, 1]
 
 
-def test_an_agent_that_draws_cannot_be_asked_for_its_best() -> None:
+def test_a_sampling_agent_rejects_requests_for_the_best_action() -> None:
     with pytest.raises(PolicySpecError, match="deterministic must be False for an agent that samples"):
         as_policy(Agent(), deterministic=True)

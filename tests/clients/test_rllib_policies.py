@@ -66,7 +66,7 @@ def test_recurrent_ppo_learns_from_the_episodes_of_a_collector() -> None:
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_a_module_draws_from_its_own_distribution(env: str) -> None:
+def test_a_module_samples_from_its_own_distribution(env: str) -> None:
     module = module_of(learner_of(env))
     with Collector(module, env, num_envs=3) as collector:
         batch = collector.collect(n_step=60).batch
@@ -84,7 +84,7 @@ def test_the_best_actions_are_those_of_forward_inference() -> None:
     assert decided["act"].tolist() == inputs.argmax(1).tolist()
 
 
-def test_a_recurrent_module_says_in_training_what_it_said_step_by_step() -> None:
+def test_training_and_stepwise_outputs_of_a_recurrent_module_agree() -> None:
     module = module_of(learner_of(lstm=True))
     with Collector(module, "CartPole-v1", num_envs=2, seed=1) as collector:
         collector.collect(n_step=10)
@@ -148,7 +148,7 @@ def test_a_recurrent_policy_of_the_older_api_resumes_from_its_state() -> None:
     np.testing.assert_allclose(after[1][:-1][going], states[1][1:][going], rtol=1e-4, atol=1e-5)
 
 
-def test_new_weights_reach_a_policy_of_the_older_api() -> None:
+def test_a_policy_of_the_older_api_receives_new_weights() -> None:
     from samplebatch.policy.source import load_weights, weights_nbytes
 
     policy, weights = policy_of(), policy_of().get_weights()

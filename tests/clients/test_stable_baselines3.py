@@ -92,7 +92,7 @@ def test_sac_learns_pendulum_from_a_buffer_that_a_collector_fills() -> None:
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_an_on_policy_model_says_how_likely_an_action_was_and_what_it_is_worth(env: str) -> None:
+def test_an_on_policy_model_records_log_probabilities_and_values(env: str) -> None:
     model = model_of(sb3.A2C, env)
     batch = collect(model, env)
     values, logp, _ = model.policy.evaluate_actions(torch.as_tensor(batch["obs"]), torch.as_tensor(batch["actions"]))
@@ -106,7 +106,7 @@ def test_environments_get_the_actions_of_an_on_policy_model_clipped() -> None:
     assert actions.max() > 2.0, "recorded as they were drawn"
 
 
-def test_actions_are_recorded_within_one_where_the_policy_squashes_them() -> None:
+def test_squashed_actions_are_recorded_between_minus_one_and_one() -> None:
     model = model_of(sb3.SAC, "Pendulum-v1")
     drawn = model.predict(obs := np.zeros((2, 3), np.float32), deterministic=True)[0]
     adapter = as_policy(model, deterministic=True)
@@ -118,7 +118,7 @@ def test_actions_are_recorded_within_one_where_the_policy_squashes_them() -> Non
         assert 0.5 < actions.max() <= 1.0
 
 
-def test_the_noise_of_a_model_is_added_where_the_collector_explores() -> None:
+def test_the_noise_of_a_model_is_added_during_exploration() -> None:
     from stable_baselines3.common.noise import NormalActionNoise
 
     noise = NormalActionNoise(np.zeros(1), np.full(1, 0.5))
@@ -136,13 +136,13 @@ def test_the_best_actions_are_the_same_each_time() -> None:
     assert (as_policy(model)(batch)["act"] != adapter(batch)["act"]).any()
 
 
-def test_a_policy_alone_does_and_so_does_predict_as_a_function() -> None:
+def test_a_policy_and_its_predict_function_are_accepted() -> None:
     model = model_of(sb3.PPO, "CartPole-v1")
     assert len(collect(model.policy, "CartPole-v1")["vf_preds"]) == 60
     assert len(collect(as_policy(model.predict, takes="obs"), "CartPole-v1")) == 60
 
 
-def test_dict_observations_reach_a_model_as_a_dict() -> None:
+def test_a_model_receives_dict_observations_as_a_dict() -> None:
     low = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     space = gymnasium.spaces.Dict({"near": low, "far": low})
     policy = sb3.common.policies.MultiInputActorCriticPolicy(space, gymnasium.spaces.Discrete(2), lambda _: 0.0)
@@ -173,7 +173,7 @@ class Remembering:
         return np.zeros(len(observation), int), (counts + 1, counts)
 
 
-def test_a_recurrent_model_gets_its_state_back_and_starts_at_zero() -> None:
+def test_a_recurrent_model_receives_its_state_and_starts_at_zero() -> None:
     model = Remembering()
     batch = collect(model, "CartPole-v1")
     assert batch["state_in_0"].shape == (60, 1, 1)
@@ -181,7 +181,7 @@ def test_a_recurrent_model_gets_its_state_back_and_starts_at_zero() -> None:
     assert max(seen.max() for seen in model.seen) > 5
 
 
-def test_new_weights_reach_the_policy_of_a_model() -> None:
+def test_the_policy_of_a_model_receives_new_weights() -> None:
     from samplebatch.policy.source import load_weights, weights_nbytes
 
     ours, other = model_of(sb3.PPO, "CartPole-v1"), sb3.PPO("MlpPolicy", "CartPole-v1", seed=5, device="cpu")
@@ -191,6 +191,6 @@ def test_new_weights_reach_the_policy_of_a_model() -> None:
     assert weights_nbytes(ours) > 0
 
 
-def test_a_policy_that_decides_by_itself_cannot_be_asked_for_its_best() -> None:
+def test_a_policy_without_a_mode_rejects_requests_for_the_best_action() -> None:
     with pytest.raises(PolicySpecError, match="Stable-Baselines3 or RLlib for deterministic=True, got a function"):
         as_policy(lambda obs: obs[:, 0], deterministic=True)

@@ -62,7 +62,7 @@ def test_training_changes_the_parameters() -> None:
     assert any((before[name] != after[name]).any() for name in before)
 
 
-def test_tianshous_modules_have_their_own_classes_again() -> None:
+def test_tianshou_modules_are_restored_after_the_tests() -> None:
     import tianshou.data
     from tianshou.algorithm import algorithm_base
 

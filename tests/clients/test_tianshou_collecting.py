@@ -126,7 +126,7 @@ def test_a_collector_of_a_tianshou_vector_resumes_exactly() -> None:
         np.testing.assert_array_equal(one["t"], other["t"])
 
 
-def test_the_state_of_environments_in_processes_is_left_out() -> None:
+def test_the_state_of_environments_in_processes_is_omitted() -> None:
     with Collector(Upright(), VECTORS["Subproc"]([make_cart_pole] * 2), seed=5) as collector:
         collector.collect(n_step=20)
         assert collector.state_dict()["why_reset"]
@@ -153,7 +153,7 @@ def test_an_async_collector_uses_the_functions_of_a_tianshou_vector() -> None:
     envs.close()
 
 
-def test_mistakes_with_tianshou_vectors_are_named() -> None:
+def test_mistakes_with_tianshou_vectors_are_reported() -> None:
     envs = DummyVectorEnv([make_cart_pole for _ in range(ENVS)])
     with pytest.raises(ArgumentError, match="num_envs must be 3"):
         Collector(Upright(), envs, num_envs=2)
@@ -197,7 +197,7 @@ def test_tianshou_collects_into_our_buffers_of_several_environments(kind: str) -
     assert ends.sum() == 9
 
 
-def test_tianshou_writes_our_buffers_as_its_own() -> None:
+def test_tianshou_saves_buffers_of_this_library() -> None:
     envs = DummyVectorEnv([make_cart_pole for _ in range(ENVS)])
     stored: list[Any] = []
     policy = q_policy(envs)

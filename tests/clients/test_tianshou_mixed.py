@@ -95,7 +95,7 @@ def gail() -> Any:
 
 
 @pytest.mark.parametrize("make", [td3bc, bcq])
-def test_tianshou_s_algorithms_update_our_networks_from_our_buffers(make: Any) -> None:
+def test_tianshou_algorithms_update_networks_from_replay_buffers(make: Any) -> None:
     torch.manual_seed(0)
     algorithm, options = make()
     before = copy.deepcopy(algorithm.policy.state_dict())
@@ -106,13 +106,13 @@ def test_tianshou_s_algorithms_update_our_networks_from_our_buffers(make: Any) -
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_policy_of_tianshou_in_our_algorithm_is_named() -> None:
+def test_a_tianshou_policy_in_an_algorithm_is_reported() -> None:
     theirs = PeerPolicy(model=Net(OBS, 2, [8]), action_space=spaces.Discrete(2))
     with pytest.raises(ArgumentError, match="instance of DiscreteQLearningPolicy, got a DiscreteQL"):
         DQN(policy=theirs, optim=AdamOptimizerFactory())  # type: ignore[arg-type]
 
 
-def test_gail_finds_the_width_of_our_actor() -> None:
+def test_gail_determines_the_width_of_an_actor() -> None:
     algorithm, _ = gail()
     assert algorithm.action_dim == 2
 
@@ -133,7 +133,7 @@ def test_tianshou_recognizes_batches_and_networks_by_isinstance() -> None:
     assert Wide(3, 2).__class__ is Wide
 
 
-def test_recognized_batches_and_networks_are_copied_and_pickled_as_themselves() -> None:
+def test_recognized_batches_and_networks_keep_their_class_in_copies() -> None:
     batch, net = Batch(a=np.ones(3), b=Batch(c=[1])), Net(3, 2, [4])
     pickles = [pickle.loads(pickle.dumps(batch, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
     for same in (copy.copy(batch), copy.deepcopy(batch), *pickles):

@@ -81,7 +81,7 @@ def public_names(cls: type) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(CLASSES) if HERE[name] is not None])
-def test_every_name_of_a_class_has_a_word_on_it(name: str) -> None:
+def test_every_name_of_a_class_is_on_the_page(name: str) -> None:
     cls, here = CLASSES[name], HERE[name]
     verdicts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -108,7 +108,7 @@ def _instance_names(here: Any) -> set[str]:
     return listed
 
 
-def test_every_name_of_the_package_has_a_word_on_it() -> None:
+def test_every_name_of_the_package_is_on_the_page() -> None:
     verdicts = said("tianshou.data")
     assert verdicts.keys() == set(tianshou.data.__all__)
     for name, verdict in verdicts.items():
@@ -116,7 +116,7 @@ def test_every_name_of_the_package_has_a_word_on_it() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_name_of_a_module_has_a_word_on_it(module: str) -> None:
+def test_every_name_of_a_module_is_on_the_page(module: str) -> None:
     home = f"tianshou.data.{module}"
     own = {
         name
@@ -161,7 +161,7 @@ def test_every_package_of_tianshou_has_rows() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_name_of_the_other_packages_has_a_word_on_it(package: str) -> None:
+def test_every_name_of_the_other_packages_is_on_the_page(package: str) -> None:
     verdicts, names = said(package), defined_names()[package]
     assert names <= verdicts.keys(), f"not mentioned: {sorted(names - verdicts.keys())}"
     assert verdicts.keys() <= names, f"not in Tianshou: {sorted(verdicts.keys() - names)}"

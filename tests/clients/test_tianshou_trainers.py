@@ -177,7 +177,7 @@ def test_recurrent_dqn_learns_cart_pole() -> None:
     assert off_policy(recurrent_dqn(4), epochs=5, stack_num=4).best_reward > 60
 
 
-def test_recurrent_dqn_carries_its_state_from_step_to_step_and_trains() -> None:
+def test_recurrent_dqn_passes_its_state_between_steps_and_trains() -> None:
     algorithm = recurrent_dqn(4)
     before = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
     result = off_policy(algorithm, epochs=1, warm_up=64, stack_num=4)

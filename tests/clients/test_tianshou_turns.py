@@ -109,7 +109,7 @@ def steps(count: int, form: Any, mask: bool) -> list[Any]:
 
 @pytest.mark.parametrize("mask", [True, False], ids=["mask", "no mask"])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_an_update_equals_tianshou_s(n_step: int, mask: bool) -> None:
+def test_an_update_agrees_with_tianshou(n_step: int, mask: bool) -> None:
     torch.manual_seed(0)
     env = PettingZooEnv(Game(mask))
     ours = [dqn(n_step_return_horizon=n_step) for _ in AGENTS]
@@ -195,7 +195,7 @@ def test_several_numbers_per_reward_add_up_over_chunks() -> None:
     assert sorted(map(tuple, found)) == sorted(map(tuple, by_episode))
 
 
-def test_mistakes_with_agents_that_take_turns_are_named() -> None:
+def test_mistakes_with_agents_that_take_turns_are_reported() -> None:
     env = PettingZooEnv(Game())
     with pytest.raises(ArgumentError, match=r"env must have one agent per algorithm, .* got 2 agents and 1 algorithms"):
         MultiAgentOffPolicyAlgorithm(algorithms=[dqn()], env=env)

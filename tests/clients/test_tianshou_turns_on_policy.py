@@ -105,7 +105,7 @@ def expected_turns(buffer: VectorReplayBuffer, agent: str) -> list[tuple[Any, ..
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("rings", "count"), [(1, 9), (3, 8)])
-def test_turns_end_where_the_next_turn_of_the_agent_begins(seed: int, rings: int, count: int) -> None:
+def test_a_turn_ends_at_the_next_turn_of_the_agent(seed: int, rings: int, count: int) -> None:
     buffer = random_turns(seed, rings, count)
     algorithm = MultiAgentOnPolicyAlgorithm({agent: ppo() for agent in AGENTS})
     for agent in AGENTS:
@@ -117,7 +117,7 @@ def test_turns_end_where_the_next_turn_of_the_agent_begins(seed: int, rings: int
         assert [turn[1] for turn in found] == pytest.approx([turn[1] for turn in expected])
 
 
-def test_turns_are_those_of_a_collector_of_several_agents() -> None:
+def test_turns_agree_with_a_multi_agent_collector() -> None:
     torch.manual_seed(0)
     policies = {agent: policy() for agent in AGENTS}
     for own in policies.values():
@@ -140,7 +140,7 @@ def test_turns_are_those_of_a_collector_of_several_agents() -> None:
         assert turns.terminated.tolist() == own["terminateds"].tolist()
 
 
-def test_an_update_is_that_of_each_algorithm_on_its_turns() -> None:
+def test_an_update_equals_separate_updates_of_each_algorithm() -> None:
     torch.manual_seed(0)
     buffer = random_turns(1, 3, 10)
     algorithm = MultiAgentOnPolicyAlgorithm(algorithms=[ppo(), ppo()], env=PettingZooEnv(Game(False)))
@@ -196,7 +196,7 @@ def test_a_script_of_two_agents_trains(theirs: bool) -> None:
     assert result.best_reward > -3.0
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_reported() -> None:
     env = PettingZooEnv(Game(False))
     with pytest.raises(ArgumentError, match=r"env must have one agent per algorithm, .* got 2 agents and 1 algorithms"):
         MultiAgentOnPolicyAlgorithm(algorithms=[ppo()], env=env)

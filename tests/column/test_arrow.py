@@ -83,7 +83,7 @@ def test_foreign_arrow_arrays_become_the_matching_column_class(array, kind):
     ],
     ids=lambda array: str(array.type),
 )
-def test_unsupported_arrow_arrays_are_rejected_by_name(array):
+def test_unsupported_arrow_arrays_are_rejected_with_the_column_name(array):
     with pytest.raises(ColumnTypeError, match=r"'obs\.x'"):
         column_from_arrow(array, pa.field("obs.x", array.type), allow_pickle=False)
 

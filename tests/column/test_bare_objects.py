@@ -64,7 +64,7 @@ def test_channels_send_empty_dicts_without_bytes(allow_pickle: bool) -> None:
         assert consumer.recv().infos.tolist() == [{}, {}]
 
 
-def test_more_rows_than_a_message_allows_are_rejected() -> None:
+def test_rows_beyond_the_message_limit_are_rejected() -> None:
     producer, consumer = channel(1 << 16)
     with producer, consumer:
         producer.send(SampleBatch._of({"infos": ObjectColumn.empty_dicts(1 << 40)}, {}))
@@ -72,7 +72,7 @@ def test_more_rows_than_a_message_allows_are_rejected() -> None:
             consumer.recv()
 
 
-def test_collectors_use_them_for_environments_with_empty_infos() -> None:
+def test_collectors_store_empty_infos_as_bare_objects() -> None:
     with AsyncCollector("random", "CartPole-v1", start_method="fork") as asynchronous:
         assert is_bare(asynchronous.collect(n_step=5).batch)
     with Collector("random", "CartPole-v1") as collector:

@@ -41,7 +41,7 @@ def random_array(rng: np.random.Generator, dtype: np.dtype[Any]) -> np.ndarray:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", range(300))
-def test_casts_keep_every_number_or_none(seed: int) -> None:
+def test_casts_are_lossless_or_rejected_for_all_rows(seed: int) -> None:
     rng = np.random.default_rng(seed)
     source, target = (DTYPES[i] for i in rng.integers(0, len(DTYPES), 2))
     array = random_array(rng, source)
@@ -91,12 +91,12 @@ def test_narrower_kinds_are_rejected_even_without_loss(array: list[Any], target:
         ("?", "i1", ["i1", "i1"]),
     ],
 )
-def test_wider_dtypes_are_listed_likeliest_first(stored: str, new: str, expected: list[str]) -> None:
+def test_wider_dtypes_are_listed_in_order_of_preference(stored: str, new: str, expected: list[str]) -> None:
     assert list(wider(np.dtype(stored), np.dtype(new))) == [np.dtype(name) for name in expected]
 
 
 @pytest.mark.parametrize("values", [[0.5], [2], [np.nan], [-1]])
-def test_other_numbers_than_0_and_1_are_no_flags(values: list[Any]) -> None:
+def test_numbers_other_than_0_and_1_are_rejected_as_flags(values: list[Any]) -> None:
     with pytest.raises(ColumnMismatchError, match="column 'dones' must have flags"):
         as_flags(np.array(values), "dones")
 
@@ -121,7 +121,7 @@ def test_floats_are_rounded_to_the_nearest_of_a_declared_dtype() -> None:
         ([1.0], "f4", r"must have 2 rows, got 1 in row None"),
     ],
 )
-def test_what_rounding_cannot_represent_is_rejected_by_row(values: list[Any], dtype: str, message: str) -> None:
+def test_values_that_rounding_cannot_represent_are_rejected_by_row(values: list[Any], dtype: str, message: str) -> None:
     with pytest.raises(SampleBatchError, match=message):
         nearest_rows("obs", values, np.dtype(dtype), (2,), refuse)
 

@@ -51,7 +51,7 @@ def test_the_address_does_not_change_the_checksum() -> None:
     assert checksum(numbers) == checksum(numbers.tobytes())
 
 
-def test_short_memory_has_its_crc() -> None:
+def test_short_memory_has_a_crc_checksum() -> None:
     assert checksum(b"") == 0
     assert checksum(b"short") == zlib.crc32(b"short")
 

@@ -91,7 +91,7 @@ def test_every_operation_agrees_with_an_array(made, data):
         agree(column, values)
 
 
-def test_blocks_have_about_64_kib_and_complete_rows():
+def test_blocks_of_about_64_kib_contain_complete_rows():
     for row_nbytes, n in ((68, 1000), (68, 100_000), (28_224, 128), (100_000, 4), (1, 200_000)):
         column = CompressedColumn.compress(TensorColumn(np.zeros((n, row_nbytes), "u1")))
         assert sum(column.rows) == n
@@ -120,7 +120,7 @@ def test_small_rows_do_not_grow():
     assert CompressedColumn.compress(tensor).nbytes < 1.01 * tensor.nbytes
 
 
-def test_slices_and_dumps_keep_only_the_blocks_they_touch():
+def test_slices_and_dumps_contain_only_the_blocks_of_their_rows():
     column = CompressedColumn.compress(TensorColumn(rows("u1", 100, (10,))), 10)
     part = column[25:45]
     assert part.blocks == column.blocks[2:5]
@@ -187,7 +187,7 @@ def test_foreign_blocks_are_copied():
 
 
 @pytest.mark.parametrize("key", [10, -11, [0, 10], "a", None])
-def test_bad_keys(key):
+def test_invalid_keys_are_rejected(key):
     with pytest.raises(RowIndexError):
         CompressedColumn.compress(TensorColumn(np.arange(10)))[key]
 

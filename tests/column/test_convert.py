@@ -57,13 +57,13 @@ def test_read_only_arrays_stay_read_only():
 
 
 @pytest.mark.parametrize("value", [3, 2.5, "abc", b"abc", None, np.float32(1), {"a": 1}, object()], ids=plain_repr)
-def test_single_values_are_rejected_by_name(value):
+def test_single_values_are_rejected_with_the_column_name(value):
     with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must be an array.*wrap it in a list"):
         as_column(value, "obs.x")
 
 
 @pytest.mark.parametrize("value", [np.array(3), torch.tensor(3)], ids=["numpy", "torch"])
-def test_arrays_without_rows_are_rejected_by_name(value):
+def test_arrays_without_rows_are_rejected_with_the_column_name(value):
     with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows, got a 0-d .*reshape\(1\)"):
         as_column(value, "obs")
 
@@ -80,12 +80,12 @@ def test_arrays_without_rows_are_rejected_by_name(value):
     ],
     ids=["record", "void", "longdouble", "masked", "objects", "sparse"],
 )
-def test_unsupported_values_are_rejected_by_name(value, says):
+def test_unsupported_values_are_rejected_with_the_column_name(value, says):
     with pytest.raises(ColumnTypeError, match=f"column 'obs.*{says}"):
         as_column(value, "obs")
 
 
-def test_columns_and_their_values_pass_through():
+def test_columns_and_their_values_are_returned_unchanged():
     for column in (
         TensorColumn(np.zeros(3)),
         RaggedColumn.from_rows([[1], []], "x"),
@@ -128,7 +128,7 @@ def test_lists_become_arrays(value, dtype):
     ],
     ids=plain_repr,
 )
-def test_lists_of_anything_else_stay_objects(value):
+def test_other_lists_become_objects(value):
     column = as_column(value, "x")
     assert column.kind == "object"
     assert list(column.values) == value
@@ -159,7 +159,7 @@ def test_rows_of_unequal_shape_are_ragged():
         assert [row.shape for row in column] == [np.shape(row) for row in value]
 
 
-def test_unsupported_ragged_rows_are_rejected_by_name():
+def test_unsupported_ragged_rows_are_rejected_with_the_column_name():
     with pytest.raises(ColumnTypeError, match="column 'obs' must have rows"):
         as_column([np.zeros(2), np.zeros((2, 2))], "obs")
 
@@ -215,7 +215,7 @@ def test_strings_and_bytes_are_text(value):
     assert not column.values.flags.writeable
 
 
-def test_strings_that_utf_8_cannot_encode_stay_objects():
+def test_strings_that_utf_8_cannot_encode_become_objects():
     column = as_column(np.array(["a", "\ud800"]), "x")
     assert column.kind == "object"
     assert column.values.tolist() == ["a", "\ud800"]
@@ -245,7 +245,7 @@ def test_arrow_arrays_are_viewed():
         as_column(pa.array([1, None]), "x")
 
 
-def test_objects_with_an_array_interface_are_read_through_it():
+def test_objects_with_an_array_interface_are_converted_by_it():
     class Frames:
         def __array__(self, dtype=None, copy=None):
             return np.arange(3)

@@ -28,7 +28,7 @@ def test_blocks_are_aligned_and_writable(make, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_zeros_is_numpys_zeros_over_dirty_pages(dtype):
+def test_zeros_equals_numpy_zeros_in_reused_memory(dtype):
     dirty = memory.empty((64, 64), dtype)
     dirty.reshape(-1).view(np.uint8).fill(0xA5)
     del dirty
@@ -62,7 +62,7 @@ def test_a_freed_block_is_reused(nbytes):
     subprocess.run([sys.executable, "-c", FREE_AND_ALLOCATE, str(nbytes)], check=True, timeout=120)
 
 
-def test_copies_of_a_column_reuse_pages_as_well():
+def test_copies_of_a_column_reuse_pages():
     source = np.arange(1 << 20)
     copy = memory.copy_of(source)
     first = copy.ctypes.data
@@ -100,7 +100,7 @@ def test_a_buffer_keeps_its_array_alive():
     assert np.frombuffer(buffer, np.int64).sum() == 499_500
 
 
-def test_read_only_memory_stays_read_only():
+def test_read_only_memory_gives_read_only_arrays():
     source = np.arange(10)
     source.flags.writeable = False
     assert not memory.as_array(memory.as_buffer(source), source.dtype, (10,)).flags.writeable

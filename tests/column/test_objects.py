@@ -304,7 +304,7 @@ def test_equality_of_columns():
     assert not column.equals(TensorColumn(np.zeros(3)))
 
 
-def test_only_copy_is_deep():
+def test_copy_is_deep_and_other_operations_are_shallow():
     inner = {"episode": {"r": [1.0]}, "mask": np.zeros(2)}
     column = ObjectColumn.from_rows([inner, {}, None])
     copied = column.copy()
@@ -332,7 +332,7 @@ def test_slices_are_views():
     assert column.nbytes == sum(row.__sizeof__() for row in [{}, {"a": 1}]) + 16 * 2 + (None).__sizeof__()
 
 
-def test_the_structure_is_inferred_once_and_never_stale(monkeypatch):
+def test_the_structure_is_inferred_once_and_updated_after_changes(monkeypatch):
     calls = []
     encode = objects.encode
     monkeypatch.setattr(objects, "encode", lambda values: calls.append(1) or encode(values))
@@ -383,7 +383,7 @@ def test_polars_duckdb_and_pandas_read_the_fields():
 @pytest.mark.parametrize(
     "name", ["empty dicts", "nones", "empty dicts and nones", "strings", "empty structs within", "lists"]
 )
-def test_polars_and_duckdb_read_the_plainest_columns(name):
+def test_polars_and_duckdb_read_columns_of_simple_objects(name):
     given_rows = [row for row in UNIFORM[name] if row != "\0"]
     table = pa.table({"infos": ObjectColumn.from_rows(given_rows).to_arrow()})
     expected = table["infos"].to_pylist()
@@ -394,7 +394,7 @@ def test_polars_and_duckdb_read_the_plainest_columns(name):
 @pytest.mark.parametrize(
     "name", ["gymnasium episodes", "strings", "lists", "numpy scalars", "keys in one order", "tuples"]
 )
-def test_what_polars_writes_back_is_read(name):
+def test_objects_written_by_polars_are_read(name):
     field, array = arrow_field_and_array(ObjectColumn.from_rows(UNIFORM[name]), "infos")
     written = pl.from_arrow(pa.table({"infos": array})).to_arrow()["infos"].combine_chunks()
     assert identical(list(column_from_arrow(written, field, allow_pickle=False).values), UNIFORM[name])
@@ -455,7 +455,7 @@ ONE_INT = '{"kind":"dict","names":["a"],"optional":[false],"children":[{"kind":"
         (pa.array(["a"]), '{"kind":"string","nullable":true,"dtype":"x"}'),
     ],
 )
-def test_a_structure_that_does_not_match_is_rejected_by_name(array, form):
+def test_a_structure_that_does_not_match_is_rejected_with_the_name(array, form):
     field = pa.field("infos", array.type, metadata={FORM_KEY: form.encode()})
     with pytest.raises(FormatError, match="column 'infos' must"):
         column_from_arrow(array, field, allow_pickle=True)
@@ -506,7 +506,7 @@ def test_a_dump_of_another_length_is_rejected():
         ObjectColumn.load(("object", 2, *header[2:]), buffers, allow_pickle=True)
 
 
-def test_from_array_does_not_copy_and_rejects_by_name():
+def test_from_array_does_not_copy_and_rejects_with_the_name():
     array = np.array([{}, None], object)
     assert ObjectColumn.from_array(array, "x").values is array
     with pytest.raises(ColumnTypeError, match=r"column 'infos' must have one object per row.*\(2, 1\)"):
@@ -515,7 +515,7 @@ def test_from_array_does_not_copy_and_rejects_by_name():
         ObjectColumn.from_array(np.zeros(3), "infos")
 
 
-def test_torch_has_no_objects():
+def test_conversion_of_objects_to_torch_is_rejected():
     with pytest.raises(ColumnTypeError):
         ObjectColumn.from_rows([{}]).to_torch()
 

@@ -77,7 +77,7 @@ def test_other_columns_do_not_match(columns: dict[str, npt.NDArray[Any]]) -> Non
     assert not plan.fits(columns)
 
 
-def test_objects_and_rows_of_varying_length_have_no_plan() -> None:
+def test_objects_and_ragged_rows_have_no_plan() -> None:
     assert plan_of(a=np.array([{"x": 1}, {}], object))[0] is None
     assert plan_of(a=[np.zeros(2), np.zeros(3)])[0] is None
 

@@ -46,7 +46,7 @@ def assert_same(arrays: dict[str, npt.NDArray[Any]] | None, columns: dict[str, n
 
 
 @given(columns_of_numbers())
-def test_a_plan_reads_and_writes_what_the_general_path_does(columns: dict[str, npt.NDArray[Any]]) -> None:
+def test_a_plan_reads_and_writes_the_same_as_the_general_path(columns: dict[str, npt.NDArray[Any]]) -> None:
     rows = encoded(columns)
     general = {name: column.to_numpy() for name, column in SampleBatch.from_arrow(rows)._all().items()}
     assert_same(general, columns)

@@ -113,7 +113,7 @@ def test_arrow_shares_memory_both_ways(dtype, trailing):
 
 @by_dtype
 @pytest.mark.parametrize("trailing", [(), (2,), (1, 3)], ids=str)
-def test_rows_survive_an_arrow_stream(dtype, trailing):
+def test_rows_are_restored_from_an_arrow_stream(dtype, trailing):
     expected, column = ragged(dtype, trailing=trailing)
     for start, stop in ((0, 6), (2, 5), (6, 6)):
         field, array = through_ipc(*arrow_field_and_array(column.slice(start, stop), "x"))
@@ -171,7 +171,7 @@ def test_keys():
             column[key]
 
 
-def test_from_rows_accepts_lists_and_keeps_their_values():
+def test_from_rows_accepts_lists_without_loss():
     column = RaggedColumn.from_rows([[1, 2], [], [2**53 + 1]], "x")
     assert column.dtype == np.int64
     assert [row.tolist() for row in column] == [[1, 2], [], [2**53 + 1]]
@@ -195,7 +195,7 @@ def test_from_rows_accepts_lists_and_keeps_their_values():
         ([["a"], [1]], "one dtype"),
     ],
 )
-def test_from_rows_rejects_by_name(given_rows, says):
+def test_from_rows_errors_contain_the_column_name(given_rows, says):
     with pytest.raises(ColumnTypeError, match=rf"column 'obs\.lidar' must have rows.*{says}"):
         RaggedColumn.from_rows(given_rows, "obs.lidar")
 
@@ -279,7 +279,7 @@ def test_foreign_arrow_lists_are_read():
     assert not RaggedColumn.reads(pa.struct({"shape": pa.list_(pa.int64(), 2), "data": pa.list_(pa.int8())}))
 
 
-def test_arrow_with_nulls_is_rejected_by_name():
+def test_arrow_with_nulls_is_rejected_with_the_column_name():
     for array in (
         pa.array([[1], None]),
         pa.array([[1], [None]]),

@@ -132,7 +132,7 @@ def test_arrays_and_nested_tensors_share_memory():
     assert nested.values().data_ptr() == column[2].data_ptr()
 
 
-def test_numpy_has_no_bfloat16():
+def test_conversion_of_bfloat16_to_numpy_is_rejected():
     with pytest.raises(ColumnTypeError, match=r"NumPy has no dtype for torch\.bfloat16"):
         ragged(torch.bfloat16)[1].to_numpy()
 
@@ -168,13 +168,13 @@ def test_keys():
     ],
     ids=["dtype", "device", "dimensions"],
 )
-def test_concat_rejects_by_name(other, says):
+def test_concat_errors_contain_the_column_name(other, says):
     with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have {says}"):
         RaggedTorchColumn.concat([ragged()[1], other], "obs.x")
 
 
 @by_shape
-def test_the_elements_stay_on_their_device(shapes):
+def test_operations_keep_elements_on_their_device(shapes):
     rows, column = ragged(shapes=shapes, device="meta")
     made = [column[1:], column.take(np.array([3, 0])), column.copy(), column.spread(6, np.arange(4))]
     made.append(RaggedTorchColumn.concat([column, column], "x"))
@@ -185,14 +185,14 @@ def test_the_elements_stay_on_their_device(shapes):
     assert column.row_shape == (None,) * rows[0].ndim
 
 
-def test_a_device_has_no_host_memory():
+def test_host_memory_of_columns_on_a_device_is_rejected():
     _, column = ragged(device="meta")
     for read in (column.to_numpy, column.to_arrow, column.dump, lambda: np.asarray(column)):
         with pytest.raises(DeviceError, match="meta"):
             read()
 
 
-def test_sizes_and_words():
+def test_sizes_and_string_representations():
     _, column = ragged()
     assert column[1:3].nbytes == 5 * 4 + 3 * 8
     assert repr(column) == "RaggedTorchColumn(4 rows of torch.float32 on cpu, row shape (None,))"

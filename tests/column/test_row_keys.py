@@ -38,7 +38,7 @@ def test_resolves_to_what_numpy_selects(made):
 
 
 @pytest.mark.parametrize("key", [5, -6, [0, 5], np.array([-6]), np.uint8(200), 2**70])
-def test_rows_out_of_range_are_named(key):
+def test_the_error_contains_rows_out_of_range(key):
     first = key if np.ndim(key) == 0 else key[-1]
     with pytest.raises(RowIndexError, match=rf"row {first} must be in \[-5, 5\)"):
         resolve(key, 5)

@@ -99,7 +99,7 @@ def test_other_columns_do_not_match(layout: StreamLayout, other: dict[str, Any])
     ],
     ids=["lists", "bits", "structs"],
 )
-def test_columns_that_are_not_all_numbers_have_no_layout(table: Any) -> None:
+def test_columns_that_are_not_numeric_have_no_layout(table: Any) -> None:
     assert find(stream_of(table)) is None
 
 
@@ -148,12 +148,12 @@ def test_a_truncated_stream_does_not_match(layout: StreamLayout) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 8, 40, 200])
-def test_bytes_without_two_complete_messages_have_no_head(layout: StreamLayout, length: int) -> None:
+def test_incomplete_messages_have_no_stream_header(layout: StreamLayout, length: int) -> None:
     assert head_of(np.frombuffer(layout.head, np.uint8)[:length]) is None
 
 
 @pytest.mark.parametrize("described", [-(1 << 31), -8, 0, 1 << 30])
-def test_a_message_of_an_absurd_length_has_no_head(layout: StreamLayout, described: int) -> None:
+def test_a_message_of_an_impossible_length_has_no_stream_header(layout: StreamLayout, described: int) -> None:
     stream = np.frombuffer(layout.head, np.uint8).copy()
     stream[4:8] = np.frombuffer(np.int32(described).tobytes(), np.uint8)
     assert head_of(stream) is None

@@ -45,7 +45,7 @@ def test_an_arrow_slice_is_a_view_of_its_rows(dtype, row_shape):
 @by_dtype
 @by_shape
 @pytest.mark.parametrize("n", [0, 5])
-def test_rows_survive_an_arrow_stream(dtype, row_shape, n):
+def test_rows_are_restored_from_an_arrow_stream(dtype, row_shape, n):
     values = rows(dtype, n, row_shape)
     back = column_from_arrow(
         *reversed(through_ipc(*arrow_field_and_array(TensorColumn(values), "x"))), allow_pickle=False
@@ -119,7 +119,7 @@ def test_only_slices_are_views(dtype, row_shape):
 
 @by_dtype
 @by_shape
-def test_spread_leaves_zeros(dtype, row_shape):
+def test_spread_fills_other_rows_with_zeros(dtype, row_shape):
     values = rows(dtype, 3, row_shape)
     positions = np.array([1, 2, 6])
     expected = np.zeros((7, *row_shape), dtype)
@@ -244,7 +244,7 @@ def test_foreign_arrow_is_read():
     ],
     ids=lambda array: str(array.type),
 )
-def test_arrow_that_no_array_can_view_is_rejected_by_name(array):
+def test_arrow_data_that_cannot_be_viewed_is_rejected_with_the_name(array):
     with pytest.raises(ColumnTypeError, match="'obs'"):
         TensorColumn.from_arrow(array, None, "obs")
 

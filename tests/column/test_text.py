@@ -101,7 +101,7 @@ def test_numpy_gets_the_original_dtype(dtype: np.dtype, values: list) -> None:
         assert str(back.values.tolist()) == str(values)
 
 
-def test_strings_need_only_the_bytes_of_their_characters() -> None:
+def test_strings_use_only_the_bytes_of_their_characters() -> None:
     column = as_column(["a" * 10_000, "b"], "x")
     assert column.nbytes == 10_001 + 3 * 8
     assert sum(memoryview(buffer).nbytes for buffer in column.dump()[1]) == column.nbytes
@@ -141,7 +141,7 @@ def test_foreign_arrow_strings_become_text(array: pa.Array) -> None:
         assert column.values.tolist() == part.to_pylist()
 
 
-def test_a_column_that_is_read_has_its_own_offsets() -> None:
+def test_a_decoded_column_has_separate_offsets() -> None:
     offsets = np.array([0, 1, 2], np.int64)
     array = pa.Array.from_buffers(pa.large_string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"ab")])
     loaded = TextColumn.load(("text", "text", 2, ()), [b"ab", offsets])
@@ -150,7 +150,7 @@ def test_a_column_that_is_read_has_its_own_offsets() -> None:
     assert column.values.tolist() == loaded.values.tolist() == ["a", "b"]
 
 
-def test_text_that_changes_after_validation_is_rejected() -> None:
+def test_text_modified_after_validation_is_rejected() -> None:
     data = np.frombuffer(bytearray(b"ab"), np.uint8)
     column = TextColumn.load(("text", "text", 2, ()), [data, np.array([0, 1, 2])])
     data[1] = 0xFF
@@ -165,12 +165,12 @@ def test_the_array_is_read_only() -> None:
     assert column.values is column.values
 
 
-def test_torch_has_no_text() -> None:
+def test_conversion_of_text_to_torch_is_rejected() -> None:
     with pytest.raises(ColumnTypeError, match="torch has no tensor of text"):
         as_column(["a"], "x").to_torch()
 
 
-def test_columns_that_cannot_be_joined_are_rejected_by_name() -> None:
+def test_incompatible_columns_are_rejected_with_the_column_name() -> None:
     text, raw = as_column(["a"], "x"), as_column([b"a"], "x")
     with pytest.raises(ColumnMismatchError, match="'tag' must have one dtype to be joined, got text and bytes"):
         TextColumn.concat([text, raw], "tag")
@@ -259,7 +259,7 @@ def test_fixed_width_strings_of_earlier_versions_are_read(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])
-def test_fixed_width_strings_of_invalid_characters_are_rejected(code: int) -> None:
+def test_fixed_width_strings_with_invalid_characters_are_rejected(code: int) -> None:
     values = np.array([code], np.uint32).view("<U1")
     array, metadata = TensorColumn(values).encode()
     with pytest.raises(FormatError, match="'x' must have"):

@@ -36,7 +36,7 @@ def test_the_helper_thread_runs_part_of_the_jobs() -> None:
     assert len(seen) == 2
 
 
-def test_an_error_in_a_job_reaches_the_caller_and_the_helper_lives_on() -> None:
+def test_an_error_in_a_job_is_raised_and_the_helper_thread_continues() -> None:
     def fail() -> None:
         raise KeyError("column")
 
@@ -46,7 +46,7 @@ def test_an_error_in_a_job_reaches_the_caller_and_the_helper_lives_on() -> None:
     test_every_job_runs_once()
 
 
-def test_sharing_from_within_a_job_ends() -> None:
+def test_jobs_started_within_a_job_complete() -> None:
     seen: list[int] = []
     inner = [(1, lambda i=i: seen.append(i)) for i in range(10)]  # type: ignore[misc]
     threads.share([(1, lambda: threads.share(inner)) for _ in range(10)])
@@ -71,7 +71,7 @@ def test_several_threads_share_the_helper() -> None:
     assert wrong == []
 
 
-def test_a_finished_job_keeps_nothing_alive() -> None:
+def test_a_finished_job_retains_no_references() -> None:
     source = np.zeros(ROWS)
     copy = memory.copy_of(source)
     gone = weakref.ref(source)
@@ -82,7 +82,7 @@ def test_a_finished_job_keeps_nothing_alive() -> None:
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS // 7, 7), (3, ROWS), (1, ROWS)])
-def test_large_columns_are_copied_gathered_and_joined_correctly(shape: tuple[int, ...]) -> None:
+def test_large_columns_are_copied_gathered_and_joined_by_threads(shape: tuple[int, ...]) -> None:
     values = np.random.default_rng(0).integers(0, 1000, shape)
     column = TensorColumn(values)
     assert np.array_equal(column.copy().values, values)

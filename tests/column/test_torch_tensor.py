@@ -137,7 +137,7 @@ def test_nan_equals_nan():
     assert not TorchColumn(tensor).equals(TorchColumn(tensor.nan_to_num()))
 
 
-def test_numpy_shares_memory_where_it_has_the_dtype():
+def test_numpy_shares_memory_if_it_supports_the_dtype():
     tensor = tensor_of(torch.float32)
     assert np.shares_memory(TorchColumn(tensor).to_numpy(), tensor.numpy())
     assert TorchColumn(tensor.clone().requires_grad_()).to_numpy().shape == (9, 3)
@@ -162,12 +162,12 @@ def test_polars_and_duckdb_read_the_bits_of_bfloat16():
     ],
     ids=["shape", "dtype", "device"],
 )
-def test_concat_rejects_by_name(other, says):
+def test_concat_errors_contain_the_column_name(other, says):
     with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have one {says} to be joined"):
         TorchColumn.concat([TorchColumn(torch.zeros(2, 3)), TorchColumn(other)], "obs.x")
 
 
-def test_a_device_has_no_host_memory():
+def test_host_memory_of_columns_on_a_device_is_rejected():
     column = TorchColumn(torch.zeros(2, device="meta"))
     for read in (column.to_numpy, column.to_arrow, column.dump):
         with pytest.raises(DeviceError, match="meta"):

@@ -32,7 +32,7 @@ def exact(values: np.ndarray) -> list:
 
 
 @pytest.mark.parametrize(("wide", "narrow"), list(itertools.product([*SMALL, *WIDE], SMALL)), ids=str)
-def test_holds_agrees_with_brute_force(wide, narrow):
+def test_holds_agrees_with_an_exhaustive_check(wide, narrow):
     values = every_value(narrow)
     with np.errstate(all="ignore"):
         converted = values.astype(wide)
@@ -67,12 +67,12 @@ def test_holds_agrees_with_brute_force(wide, narrow):
         ("i8", "M8[s]", False),
     ],
 )
-def test_holds_where_numpy_is_lax(wide, narrow, expected):
+def test_holds_is_stricter_than_numpy_casting(wide, narrow, expected):
     assert types.holds(np.dtype(wide), np.dtype(narrow)) is expected
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_holds_itself(dtype):
+def test_every_dtype_holds_itself(dtype):
     assert types.holds(dtype, dtype)
 
 
@@ -87,7 +87,7 @@ def test_common_dtype_is_one_of_its_arguments():
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_storage_has_the_bytes_of_the_dtype(dtype):
+def test_storage_types_have_the_size_of_the_dtype(dtype):
     storage = types.storage_of(dtype)
     per_element = 1
     for extent in storage.per_element:
@@ -104,7 +104,7 @@ def test_unsupported_dtypes_are_rejected(dtype):
 
 
 @pytest.mark.parametrize("arrow", [pa.string(), pa.bool_(), pa.null(), pa.timestamp("ns", "UTC"), pa.decimal128(5)])
-def test_arrow_types_without_a_dtype_of_the_same_bytes(arrow):
+def test_arrow_types_without_a_matching_dtype_are_rejected(arrow):
     assert types.dtype_of(arrow) is None
 
 
