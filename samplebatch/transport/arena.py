@@ -1,6 +1,6 @@
-"""Arena: allocation of blocks in the shared memory of a channel.
+"""Allocation of blocks in the shared memory of a channel (the arena).
 
-Recently used memory is faster to write than other memory, so returned blocks are reused first. Small blocks are
+Recently used memory is faster to write than unused memory, so returned blocks are reused first. Small blocks are
 allocated at the end of the arena, and large blocks at its start, so that long-lived small blocks do not fragment the
 space for large blocks.
 """
@@ -31,9 +31,9 @@ _write = os.write
 
 
 class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Consumer-side bytes of a block, shape (nbytes,); the block is returned when the last view of them is deleted.
+    """Consumer-side bytes of a block, shape (nbytes,); deleting the last view of these bytes returns the block.
 
-    - `first`: lease of the message's first block, for further blocks of the same message.
+    - `first`: lease of the message's first block, which further blocks of the same message reference.
     """
 
     __slots__ = ("first",)
@@ -53,11 +53,11 @@ class LeaseRef(weakref.ref[Lease]):
 class ReturnPipe:
     """Pipe through which a consumer returns blocks: each message number is 8 bytes, written atomically.
 
-    Several threads may return blocks concurrently, and a signal handler may return one during another return, so there
-    are no locks. If an interrupt leaves unknown whether a number was written, it is written again; the producer accepts
-    each number once.
+    Several threads may return blocks concurrently, and a signal handler may return a block while another block is being
+    returned, so there are no locks. If it is unknown after an interrupt whether a number was written, the number is
+    written again; the producer processes each number only once.
 
-    - `descriptor`: the pipe; -1 before `open`.
+    - `descriptor`: descriptor of the pipe; -1 before `open`.
     - `lent`: weak references to the existing leases, by message number.
     """
 
@@ -68,12 +68,12 @@ class ReturnPipe:
         self.lent: dict[int, LeaseRef] = {}
 
     def open(self, descriptor: int) -> None:
-        """Set the descriptor of the pipe for blocks of this process; this object then owns the descriptor."""
+        """Set the pipe's descriptor, for blocks that this process received; this object then owns the descriptor."""
         self._process = this_process[0]
         self.descriptor = descriptor
 
     def gone(self, reference: LeaseRef) -> None:
-        """Return the block of a deleted lease; callback of its weak reference."""
+        """Return the block of a deleted lease; this method is the callback of the lease's weak reference."""
         self.give(reference.ident)
 
     def give(self, ident: int) -> None:
@@ -86,7 +86,7 @@ class ReturnPipe:
         self.flush()
 
     def flush(self) -> bool:
-        """Write pending message numbers until the pipe is full; return whether all were written."""
+        """Write pending message numbers until the pipe is full; return whether all numbers were written."""
         pending = self._pending
         while pending:
             try:
@@ -109,7 +109,7 @@ class ReturnPipe:
         return bool(self._pending)
 
     def recover(self) -> None:
-        """Return blocks of dead leases whose release was interrupted by a signal."""
+        """Return the blocks of deleted leases if a signal interrupted their return."""
         for ident, reference in list(self.lent.items()):
             if reference() is None:
                 self.give(ident)
@@ -144,7 +144,9 @@ _UP = ALIGNMENT - 1
 
 
 def block_nbytes(nbytes: int) -> int:
-    """Round up the size of a block to a multiple of 64 bytes; small sizes also to a size class, for reuse.
+    """Round up the size of a block to a multiple of 64 bytes.
+
+    Small sizes are also rounded up to a size class, so that blocks can be reused.
 
     >>> [block_nbytes(n) for n in (0, 1, 64, 1000, 1025, 5000, 100_000)]
     [64, 64, 64, 1024, 1152, 5120, 100032]
@@ -157,7 +159,7 @@ def block_nbytes(nbytes: int) -> int:
 class Arena:
     """Allocator of byte ranges within an arena, used by `Blocks`.
 
-    - `start`, `stop`: start and end of the arena, both aligned.
+    - `start`, `stop`: aligned start and end of the arena, in bytes.
     - `allocated`: start and size of each range that is already allocated.
 
     >>> arena = Arena(0, 1 << 20)
@@ -183,7 +185,7 @@ class Arena:
             start = at + nbytes
 
     def take(self, nbytes: int) -> int | None:
-        """Allocate a range of bytes and return its start; None if no free range is long enough.
+        """Allocate a range of bytes and return the start of the range; return None if no free range is long enough.
 
         - `nbytes`: a result of `block_nbytes`.
         """
@@ -202,11 +204,11 @@ class Arena:
         return start
 
     def is_warm(self, nbytes: int) -> bool:
-        """Return whether a returned block of this size can be reused."""
+        """Return whether a recently returned block of this size is free."""
         return bool(self._kept.get(nbytes))
 
     def give(self, start: int, nbytes: int) -> None:
-        """Return a range that `take` allocated."""
+        """Free a range that `take` allocated."""
         self.free_nbytes += nbytes
         if nbytes > SMALL_NBYTES:
             self._merge(start, start + nbytes)
@@ -216,7 +218,10 @@ class Arena:
             self._kept[nbytes] = [start]
 
     def _cut(self, nbytes: int) -> int | None:
-        """Allocate from the first free range that is long enough; for small sizes, from the last such range."""
+        """Allocate from the first free range that is long enough.
+
+        Small sizes are allocated from the last range that is long enough.
+        """
         starts, stops = self._starts, self._stops
         small = nbytes <= SMALL_NBYTES
         for i in reversed(range(len(starts))) if small else range(len(starts)):
@@ -257,24 +262,24 @@ class Arena:
 
 
 class Blocks:
-    """Producer-side allocator of blocks, which tracks lent and reserved blocks.
+    """Producer-side allocator of blocks, which tracks blocks that are lent to the consumer or reserved.
 
-    `lent` and `reserved` contain all allocated blocks. Each of these dicts changes in a single operation, and `arena`
-    can be rebuilt from them. A signal handler may raise between any two calls, so `is_settled` is false until an
-    allocated block is in one of the two dicts. If `is_settled` is false, the next call rebuilds the arena.
+    `lent` and `reserved` contain all allocated blocks. Each of these two dicts changes in a single operation, and
+    `arena` can be rebuilt from the dicts. A signal handler may raise between any two calls, so `is_settled` is false
+    until an allocated block is in one of the two dicts. If `is_settled` is false, the next call rebuilds the arena.
 
-    - `start`, `stop`: start and end of the arena.
+    - `start`, `stop`: start and end of the arena, in bytes.
     - `back`: non-blocking pipe through which the consumer returns blocks by message number.
 
     Its attributes:
     - `arena`: allocator of the free bytes.
     - `lent`: blocks held by the consumer, by message number.
-    - `reserved`: blocks of reservations by offset, each with a weak reference to its owner; a block is freed after its
-      owner was deleted.
+    - `reserved`: blocks of reservations by offset, each with a weak reference to the block's owner; a block is freed
+      after its owner has been deleted.
     - `is_settled`: whether every allocated block is in `lent` or `reserved`.
     - `sending`: number of the newest message.
     - `is_sent`: whether the newest message was written.
-    - `sent`: number of messages written before the newest message.
+    - `sent`: number of messages that were written before the newest message.
     - `starved_since`: time of the first `starved_for_s` call since an allocation failed; the caller resets it to None.
     """
 
@@ -294,7 +299,7 @@ class Blocks:
         self._ask_at_nbytes = _MIN_NBYTES
 
     def take(self, nbytes: int) -> Block | None:
-        """Allocate a block of at least `nbytes` bytes; None if no such block is free.
+        """Allocate a block of at least `nbytes` bytes; return None if there is not enough contiguous free memory.
 
         The caller sets `is_settled` after adding the block to `lent` or `reserved`.
         """
@@ -319,13 +324,13 @@ class Blocks:
 
     @property
     def starved_for_s(self) -> float:
-        """Seconds since `starved_since`, which the first call sets."""
+        """Time in seconds since `starved_since`, which the first call sets."""
         if self.starved_since is None:
             self.starved_since = time.monotonic()
         return time.monotonic() - self.starved_since
 
     def collect(self) -> None:
-        """Free the blocks that the consumer has returned, and reserved blocks whose owner was deleted."""
+        """Free the blocks that the consumer has returned, and reserved blocks whose owner has been deleted."""
         self.settle()
         self.is_settled = False
         self._collect()

@@ -1,4 +1,4 @@
-"""broadcast: publication of batches or weights by one process; any number of processes read the latest one."""
+"""Broadcast of batches or weights: one process publishes, and any number of processes read the newest publication."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Publication:
     version
         Number of the publication.
     value
-        Batch or weights.
+        Published batch or weights.
     """
 
     version: int
@@ -88,9 +88,10 @@ class Publication:
 class Publisher(peers.Transferable):
     """Publishing end of a broadcast, created by `samplebatch.broadcast`.
 
-    The publisher belongs to the first process that publishes with it or closes it. After the death of that process, the
-    publisher belongs to the next process that publishes or closes it. Before the first publication, readers detect the
-    death of the process that received the end. Concurrent calls are serialized.
+    A publisher belongs to the first process that publishes a value or closes the publisher. After the death of the
+    process that owns the publisher, the publisher belongs to the next process that publishes a value or closes the
+    publisher. Before the first publication, readers detect the death of the process that received the publisher.
+    Concurrent calls are serialized.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[peers.Recipient]) -> None:
@@ -121,7 +122,10 @@ class Publisher(peers.Transferable):
 
     @property
     def capacity_nbytes(self) -> int:
-        """Maximum size of a publication in bytes, including its description; raises the same errors as `version`."""
+        """Maximum size of a publication in bytes, including its description.
+
+        Raises ChannelClosedError if this end is closed.
+        """
         return self._open().block_nbytes
 
     @property
@@ -130,17 +134,17 @@ class Publisher(peers.Transferable):
         return self._board is None
 
     def publish(self, value: Any) -> int:
-        """Publish a batch or weights, and replace the previous publication. Never waits for readers.
+        """Publish a batch or weights, which replace the previous publication. Never waits for readers.
 
         Parameters
         ----------
         value
             A `SampleBatch`, `MultiAgentBatch` or `Batch`, or a dict of arrays and tensors, flat or nested. The value is
-            copied: later changes to it do not affect readers. Gradients are not published.
+            copied, so later changes to the value do not affect readers. Gradients are not published.
 
         Returns
         -------
-        The number of the publication: the previous number plus one.
+        Number of the publication, which is the previous publication's number plus one.
 
         Raises
         ------
@@ -194,7 +198,7 @@ class Publisher(peers.Transferable):
             return board.publish(nbytes, len(head), crc32(head))
 
     def close(self) -> None:
-        """Close this end: the broadcast ends, and readers can still read the newest publication. Safe to call twice.
+        """Close this end and end the broadcast; readers can still read the newest publication. Safe to call twice.
 
         If the publisher belongs to another process, the broadcast continues.
         """
@@ -208,7 +212,7 @@ class Publisher(peers.Transferable):
         board.region.close()
 
     def _encode(self, value: Any) -> tuple[Frame, int]:
-        """Encode a batch or weights; return the frame, and 1 for weights or 0 for a batch."""
+        """Encode a batch or weights; return the encoded frame, and 1 for weights or 0 for a batch."""
         if isinstance(value, SampleBatch | MultiAgentBatch | Batch):
             return self._encoder.encode(value), 0
         if isinstance(value, Mapping):
@@ -219,7 +223,7 @@ class Publisher(peers.Transferable):
         )
 
     def _describe(self, frame: Frame, kind: int) -> bytes:
-        """Describe a publication; the previous description is reused if it is still valid."""
+        """Serialize the description of a publication, or reuse the previous description if it is identical."""
         key = (frame.schema, frame.rows, kind, frame.metadata)
         if key != self._described[0]:
             described = {**frame.metadata, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
@@ -242,7 +246,7 @@ class Publisher(peers.Transferable):
         return board
 
     def _hold(self) -> None:
-        """Declare that this process will publish, so that readers detect its death before its first publication."""
+        """Register this process as the future publisher, so that readers detect its death."""
         board = self._board
         if board is not None:
             board.hold()
@@ -272,7 +276,7 @@ class Publisher(peers.Transferable):
         return self._board
 
     def _hand_over(self) -> Region:
-        """Return the memory for the process that receives the publisher; reject a publisher that has published."""
+        """Return the memory for the process that receives this end; reject a publisher that has published a value."""
         board = self._open()
         if not self._give(peers.Recipient.find_spawning()):
             raise errors.OwnershipError(
@@ -298,7 +302,7 @@ class Publisher(peers.Transferable):
 
 
 def _close(reference: weakref.ref[Publisher]) -> None:
-    """Close the publisher of a process that exits normally, so that readers do not report a dead process."""
+    """Close the publisher of a process that exits normally, so that readers do not report the process as dead."""
     publisher = reference()
     if publisher is not None:
         publisher.close()
@@ -316,7 +320,8 @@ class Subscription:
     """Reading end of a broadcast, created by `samplebatch.broadcast`.
 
     Any number of processes may read at the same time, each with a private copy. Within a process, one thread at a time
-    may use a subscription. It maps the memory read-only, so a reader cannot damage the weights of other readers.
+    may use a subscription. A subscription maps the memory read-only, so a reader cannot damage the weights of other
+    readers.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[peers.Recipient] = ()) -> None:
@@ -343,16 +348,16 @@ class Subscription:
         return self._board is None
 
     def latest(self, timeout_s: float | None = None, *, into: Mapping[str, Any] | None = None) -> Publication:
-        """Copy the newest publication; wait for the first one if necessary.
+        """Copy the newest publication; wait if nothing has been published yet.
 
         Parameters
         ----------
         timeout_s
             Seconds to wait; unlimited if None.
         into
-            Arrays and tensors that receive the weights instead of new memory, such as a model's `state_dict()`. The
-            names, shapes and dtypes in `into` must match the publication. After a `ChannelTimeoutError`, the values in
-            `into` are undefined.
+            Arrays and tensors to which the weights are copied, such as a model's `state_dict()`; None allocates new
+            memory. The names, shapes and dtypes in `into` must match the publication. After a `ChannelTimeoutError`,
+            the values in `into` are undefined.
 
         Returns
         -------
@@ -361,7 +366,8 @@ class Subscription:
         Raises
         ------
         ChannelTimeoutError
-            If there is no publication within `timeout_s`, or publications are overwritten before they are copied.
+            If there is no publication within `timeout_s`, or every publication within this time was overwritten before
+            it had been copied.
         EndOfStreamError
             If the publisher was closed before the first publication.
         PeerDiedError
@@ -398,7 +404,7 @@ class Subscription:
         Parameters
         ----------
         version
-            Version to wait for; pass the last version that was read plus one to wait for the next.
+            Version to wait for; to wait for the next publication, pass the last version that was read plus one.
         timeout_s, into
             As in `latest`.
 
@@ -409,9 +415,9 @@ class Subscription:
         Raises
         ------
         EndOfStreamError
-            If the publisher was closed before it published that version.
+            If the publisher was closed before it published `version`.
         PeerDiedError
-            If the publisher's process died before it published that version.
+            If the publisher's process died before it published `version`.
         ChannelTimeoutError, ColumnMismatchError, UntrustedPickleError, FormatError, ChannelClosedError
             As `latest`.
         """
@@ -433,7 +439,7 @@ class Subscription:
                 )
 
     def close(self) -> None:
-        """Close this end, without effect on other processes. Safe to call twice."""
+        """Close this end, which has no effect on other processes. Safe to call twice."""
         board, self._board = self._board, None
         if board is not None:
             board.region.close()
@@ -466,7 +472,7 @@ class Subscription:
         return not self._watch.is_alive()
 
     def _copy(self, board: Board, version: int, content: Content, into: Mapping[str, Any] | None) -> Publication | None:
-        """Copy a publication; None if it was overwritten in the meantime."""
+        """Copy a publication; return None if the publication was overwritten during the copy."""
         described = self._describe(content)
         if into is not None:
             if not described.is_weights:
@@ -493,7 +499,7 @@ class Subscription:
         )
 
     def _describe(self, content: Content) -> _Description:
-        """Read the description of a publication; the previous description is reused if it is identical."""
+        """Decode the description of a publication, or reuse the previous result if the description is identical."""
         if self._last is None or self._last[0] != content.head:
             metadata = unpack_metadata(content.head, content.head_sum)
             schema = Schema.read(metadata.pop(SCHEMA, None))
@@ -557,7 +563,7 @@ class Status(NamedTuple):
 
 
 class Content(NamedTuple):
-    """Bytes of a publication in its block.
+    """Bytes of a publication in a block.
 
     - `values`: bytes of the values, shape (nbytes,).
     - `head`: copy of the description.
@@ -570,15 +576,15 @@ class Content(NamedTuple):
 
 
 class Board:
-    """Shared memory of a broadcast: blocks, and counters that record the publication in each block.
+    """Shared memory of a broadcast, with blocks for publications and counters that record each block's publication.
 
     - `region`: region initialized by `create`, in this process or another.
 
     Its attributes:
     - `blocks`: number of blocks.
-    - `block_nbytes`: size of a block in bytes, for values and description.
+    - `block_nbytes`: size in bytes of a block, which contains values and their description.
 
-    Raises FormatError if `create` has not initialized it.
+    Raises FormatError if `create` has not initialized the region.
     """
 
     def __init__(self, region: Region) -> None:
@@ -597,7 +603,7 @@ class Board:
 
     @classmethod
     def create(cls, block_nbytes: int, blocks: int) -> Self:
-        """Create blocks of `block_nbytes` bytes each, rounded up to pages.
+        """Create shared memory with blocks of `block_nbytes` bytes each, rounded up to a multiple of the page size.
 
         Raises SharedMemoryError if there is not enough free memory.
         """
@@ -610,7 +616,7 @@ class Board:
         return board
 
     def read_only(self) -> Self:
-        """Return a read-only view of the board; processes that receive this view cannot write either."""
+        """Return a read-only view of this memory; processes that receive the view cannot write to the memory either."""
         return type(self)(self.region.read_only())
 
     @property
@@ -621,23 +627,26 @@ class Board:
 
     @property
     def writer(self) -> peers.ProcessIdentity:
-        """Identity of the process that publishes, or that is registered to publish first."""
+        """Identity of the publishing process; before the first publication, of the registered future publisher."""
         pid = self._words[_PID]
         fence()
         return peers.ProcessIdentity(pid, self._words[_STARTED])
 
     def wait(self, seen: Status, timeout_s: float) -> None:
-        """Wait until the status differs from `seen` or the timeout elapses; may return earlier."""
+        """Wait until the status differs from `seen` or the timeout elapses; may also return before either."""
         self._words.wait(_STATUS, seen.newest << 1 | seen.closed, timeout_s)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def claim(self) -> peers.ProcessIdentity:
-        """Claim the broadcast for this process unless a running process has claimed it; return the claiming process."""
+        """Claim the broadcast for this process, unless another running process owns it; return the owner."""
         return self._enter(publishes=1)
 
     def hold(self) -> peers.ProcessIdentity:
-        """Register this process as the future publisher, whose death readers detect; see `claim` for the result."""
+        """Register this process as the future publisher, and return the owner, as `claim` does.
+
+        Readers then detect the death of this process.
+        """
         return self._enter(publishes=0)
 
     def _enter(self, publishes: int) -> peers.ProcessIdentity:
@@ -658,7 +667,7 @@ class Board:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
 
     def begin(self) -> npt.NDArray[np.uint8]:
-        """Invalidate the oldest publication; return its block for the next one, shape (block_nbytes,)."""
+        """Invalidate the oldest publication; return its block for the next publication, shape (block_nbytes,)."""
         version = self.status.newest + 1
         self._words[self._word(version) + _HOLDS] = 0
         fence()
@@ -667,8 +676,8 @@ class Board:
     def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
         """Commit the written block as the newest publication, wake waiting readers, and return its number.
 
-        - `values_nbytes`: size of the values, at the start of the block.
-        - `head_nbytes`: size of their description, at the next aligned offset.
+        - `values_nbytes`: size in bytes of the values, which are at the start of the block.
+        - `head_nbytes`: size in bytes of the description, which is at the next aligned offset after the values.
         - `head_sum`: checksum of the description.
         """
         version = self.status.newest + 1
@@ -694,7 +703,10 @@ class Board:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def content(self, version: int) -> Content | None:
-        """Return a publication, or None if it was overwritten; raises FormatError if it exceeds its block."""
+        """Return the bytes of a publication, or None if the publication was overwritten.
+
+        Raises FormatError if the recorded sizes exceed the block.
+        """
         at = self._word(version)
         if not self.still_holds(version):
             return None
@@ -711,7 +723,7 @@ class Board:
         return Content(block[:values_nbytes], head, head_sum) if self.still_holds(version) else None
 
     def still_holds(self, version: int) -> bool:
-        """Return whether a publication is still intact, so that all bytes read since `content` belong to it."""
+        """Return whether a publication has not been overwritten, so that the bytes read since `content` are valid."""
         fence()
         return self._words[self._word(version) + _HOLDS] == version
 
@@ -726,7 +738,7 @@ class Board:
 def broadcast(
     capacity_nbytes: int = DEFAULT_NBYTES, *, blocks: int = 3, allow_pickle: bool = False
 ) -> tuple[Publisher, Subscription]:
-    """Create a broadcast: one process publishes, any number of processes read the newest publication.
+    """Create a broadcast, in which one process publishes and any number of processes read the newest publication.
 
     A publication is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
     tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1. Slow readers skip versions, but
@@ -734,16 +746,16 @@ def broadcast(
     waits for them.
 
     Both ends can be sent to other processes like the ends of a `multiprocessing.Pipe`: as arguments of a process under
-    every start method, through queues and through pipes. The publisher belongs to the first process that publishes,
-    until this process dies; any number of processes may use the subscription.
+    every start method, through queues and through pipes. The publisher belongs to the first process that publishes a
+    value, until this process dies; any number of processes may use the subscription.
 
     Parameters
     ----------
     capacity_nbytes
         Maximum size of a publication in bytes, including a few hundred bytes for the description of each array.
     blocks
-        Number of publications that the memory can contain. A reader must copy a publication before `blocks - 1` further
-        publications. `blocks * capacity_nbytes` bytes are reserved immediately.
+        Number of publications that the memory can contain. A reader must finish copying a publication before `blocks -
+        1` further publications have been made. `blocks * capacity_nbytes` bytes are reserved immediately.
     allow_pickle
         Whether to pickle Python objects without an Arrow type. Unpickling executes code that the publisher supplies:
         allow it only for publishers that you trust.
@@ -802,7 +814,7 @@ MAX_DEPTH: Final = 32
 
 
 def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1) -> Batch:
-    """View weights as a nested batch, without gradients.
+    """View weights as a nested batch; tensors are detached from their gradients.
 
     Raises ColumnTypeError if a name is not a string, or dicts are nested deeper than `MAX_DEPTH`.
 
@@ -847,8 +859,8 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
     - `part`, `places`: descriptions and offsets of the weights.
     - `root`: memory that contains the weights.
 
-    Raises ColumnMismatchError before writing anything if a name, shape or dtype in `target` differs from the weights;
-    the message contains the first difference.
+    Raises ColumnMismatchError if a name, shape or dtype in `target` differs from the weights; the message contains the
+    first difference, and `target` is unchanged.
     """
     columns = iter(part.columns)
     fixed = iter(places)

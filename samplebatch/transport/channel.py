@@ -1,4 +1,4 @@
-"""channel: transfer of batches between two processes, like a `Pipe`."""
+"""Channel for the transfer of batches between two processes, like a `multiprocessing.Pipe`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False
     Parameters
     ----------
     capacity_nbytes
-        Size in bytes of the arena for batches in flight and batches whose arrays the consumer still uses. The memory is
-        reserved immediately.
+        Size in bytes of the arena, which contains batches in flight and batches whose arrays the consumer still uses.
+        The memory is reserved immediately.
     allow_pickle
         Whether to pickle Python objects without an Arrow type. Unpickling executes code that the producer supplies:
         allow it only for producers that you trust.

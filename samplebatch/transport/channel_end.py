@@ -1,14 +1,14 @@
-"""ChannelEnd: ownership of one end of a channel, and monitoring of the process at the other end.
+"""Base class of channel ends: ownership of the end, and monitoring of the process at the other end.
 
-The arena starts with a header, in which each end records its process and whether it was closed::
+The memory of a channel starts with a header, in which each end records its process and its state::
 
     FREE --given to a process that starts--> GIVEN --it has started--> BOUND --close, or a process that exits--> CLOSED
       |                                                                  ^
       +--closed by its creator, unused--> LEFT                           +--used by any process-- FREE, GIVEN, LEFT
 
 If the descriptors of an end are closed but the header does not record a close, the end's process has died, even if it
-had not bound the end yet. End of file on a pipe is not a reliable sign that a process has died: its children, and other
-processes forked while the descriptors were open, may still hold them. Therefore each end also watches the process of
+had not bound the end yet. End of file on a pipe is not a reliable sign that a process has died, because children of the
+process and other forked processes may still have the descriptors open. Therefore each end also watches the process of
 the other end.
 """
 
@@ -80,7 +80,7 @@ class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 class ChannelEnd(peers.Transferable):
-    """Base class of `Producer` and `Consumer`; an end belongs to the first process that uses it."""
+    """Base class of `Producer` and `Consumer`; an end belongs to the first process that uses the end."""
 
     _side: int
     _peer_side: int
@@ -114,21 +114,21 @@ class ChannelEnd(peers.Transferable):
 
     @property
     def capacity_nbytes(self) -> int:
-        """Size of the arena in bytes: the limit for all batches in flight or held by the consumer."""
+        """Size of the arena in bytes, which limits the batches that are in flight or that the consumer still uses."""
         return self._capacity_nbytes
 
     # -- ownership -----------------------------------------------------------------------------------------------------
 
     def _own(self) -> None:
-        """Bind this end to this process, or check that it is bound.
+        """Bind this end to this process, unless the end is already bound to it.
 
-        Raises OwnershipError if another process has bound it. Raises ChannelClosedError if this end is closed.
+        Raises OwnershipError if another process has bound this end. Raises ChannelClosedError if this end is closed.
         """
         if self._owner != this_process[0]:
             self._bind()
 
     def _hold(self) -> bool:
-        """Record this process as the holder of the end; return False if another process has claimed the end.
+        """Record this process as the end's holder; return False if another process has already claimed the end.
 
         A process that receives an end calls this method immediately, so that its death is detected even before it uses
         the end. Until its first use of the end, the process may pass the end to another process.
@@ -157,7 +157,7 @@ class ChannelEnd(peers.Transferable):
         words[side + STATE] = state
 
     def _greet(self) -> None:
-        """Notify a waiting peer of the process that it must watch."""
+        """Notify the other end, if it is waiting, of the process that it must watch."""
 
     def _bind(self) -> None:
         name = _NAMES[self._side]
@@ -172,7 +172,7 @@ class ChannelEnd(peers.Transferable):
         self._owner = this_process[0]
 
     def _begin(self) -> None:
-        """Prepare the end for its first use in this process; called again after an interrupt."""
+        """Prepare the end for its first use in this process; called again if a signal interrupted the first call."""
 
     def _closed_error(self) -> ChannelClosedError:
         return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, got a closed one")
@@ -193,7 +193,7 @@ class ChannelEnd(peers.Transferable):
         return util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
 
     def _hand_over(self) -> tuple[Region, int, int]:
-        """Return the memory and the pipes for the process that receives the end; reject an end that has been used."""
+        """Return memory and pipes for the process that receives this end; reject an end that has been used."""
         name = _NAMES[self._side]
         if self._region is None:
             raise ChannelClosedError(f"the {name} must be open to be sent to a process, got a closed one")
@@ -225,7 +225,7 @@ class ChannelEnd(peers.Transferable):
         return int(self._words[self._peer_side + STATE])
 
     def _peer_was_left(self) -> bool:
-        """Return whether the other end was closed properly."""
+        """Return whether the other end has been closed."""
         return self._peer_state() in (CLOSED, _LEFT)
 
     def _peer_identity(self) -> peers.ProcessIdentity:
@@ -233,7 +233,7 @@ class ChannelEnd(peers.Transferable):
         return peers.ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
-        """Start watching the process of the other end, if it exists and is not watched yet."""
+        """Start watching the process of the other end, if it has bound that end and is not watched yet."""
         if self._watch is not None or self._peer_state() not in (_BOUND, CLOSED):
             return
         # After this fence, everything that the process wrote before its state is visible.
@@ -323,11 +323,11 @@ class ChannelEnd(peers.Transferable):
         self._words = memoryview(b"").cast("Q")
 
     def _is_another_processes(self) -> bool:
-        """Return whether another process holds this end or will receive it."""
+        """Return whether another process holds this end or will receive this end."""
         return not self._is_held() and self._words[self._side + STATE] != FREE
 
     def _leave(self) -> None:
-        """Record that the process that created this end closed it without using it or passing it on."""
+        """Record that the process that created this end closed the end without using it or sending it to a process."""
         region, words, side = self._region, self._words, self._side
         if region is not None:
             with _claim(region, side):
@@ -335,11 +335,11 @@ class ChannelEnd(peers.Transferable):
                     words[side + STATE] = _LEFT
 
     def _shut(self, *, notify: bool) -> None:
-        """Close the pipes, after notifying the other end if `notify`."""
+        """Close the pipes; if `notify` is true, notify the other end first."""
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> None:
-        """Report the error that ended this process to the other end, if possible."""
+        """Report the error that ends this process to the other end, if possible."""
 
     def __enter__(self) -> Self:
         # The end of a process that has sent nothing must be detected, too.
@@ -364,7 +364,7 @@ class ChannelEnd(peers.Transferable):
 
 
 def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
-    """Close the end of a process that exits normally, so that it is not considered dead; report its error, if any."""
+    """Close the end of an exiting process, so that the process is not considered dead; report its error, if any."""
     end = reference()
     if end is None:
         return
@@ -381,12 +381,12 @@ def _is_orderly(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Return an error as one line, and its traceback."""
+    """Format an error as one line, and return the line and the traceback."""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
 def pack_failure(reason: str, details: str) -> bytes:
-    """Encode the reason for a failure for the header; only the end of a long text is included."""
+    """Encode the reason and the details of a failure for the header; of a long text, only the end is included."""
     return pack_metadata({"reason": reason[-_MAX_REASON:], "details": details[-_MAX_DETAILS:]})
 
 

@@ -1,4 +1,4 @@
-"""Consumer: receiving end of a channel."""
+"""Receiving end of a channel (the consumer)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _read_into = os.readv
 class Consumer(channel_end.ChannelEnd):
     """Receiving end of a channel, created by `samplebatch.channel`.
 
-    A consumer belongs to the first process that uses it. One thread at a time may use the consumer, but any thread may
-    use its batches. Iteration yields all batches until the producer closes its end.
+    A consumer belongs to the first process that uses the consumer. One thread at a time may use the consumer, but any
+    thread may use its batches. Iteration yields all batches until the producer closes its end.
     """
 
     _side = channel_end.CONSUMER
@@ -70,10 +70,10 @@ class Consumer(channel_end.ChannelEnd):
     # -- receiving -----------------------------------------------------------------------------------------------------
 
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
-        """Receive the next batch; its arrays are views of the memory that the producer wrote.
+        """Receive the next batch, whose arrays are views of the memory that the producer wrote.
 
-        The caller owns the arrays and may write to them. Their memory is returned to the producer when the last array
-        or view is deleted.
+        The caller owns the arrays and may write to them. The memory of a batch is returned to the producer when the
+        last array or view of the batch is deleted.
 
         Parameters
         ----------
@@ -92,9 +92,9 @@ class Consumer(channel_end.ChannelEnd):
         WorkerError
             If the producer has reported an error; the message contains the reason, and a note contains the details.
         FormatError
-            If the bytes in the pipe are damaged or are not a channel message. Nothing can be received afterwards.
+            If the received bytes are damaged or are not a channel message. Nothing can be received afterwards.
         UntrustedPickleError
-            If a column is pickled and the channel does not allow it; that batch is lost.
+            If a column is pickled and the channel does not allow pickles; the batch is lost.
         OwnershipError
             If another process has used this end.
         ChannelClosedError
@@ -154,7 +154,7 @@ class Consumer(channel_end.ChannelEnd):
             raise
 
     def has_free_half(self) -> bool:
-        """Return whether a contiguous half of the arena is unused by received arrays."""
+        """Return whether received arrays leave a contiguous half of the arena unused."""
         half, spans = self._capacity_nbytes // 2, []
         for reference in list(self._lent.values()):
             lease = reference()
@@ -169,11 +169,11 @@ class Consumer(channel_end.ChannelEnd):
         return stop - free_from >= half
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `recv` would not wait.
+        """Return a descriptor that is readable if `recv` would return or raise without waiting.
 
-        For `multiprocessing.connection.wait`, `select` and asyncio. The descriptor may become readable without a batch,
-        when a producer binds its end or waits for a block. In this case, and after an interrupted `recv`, call
-        `recv(timeout_s=0)`.
+        For `multiprocessing.connection.wait`, `select` and asyncio. The descriptor may also become readable without a
+        batch, if a producer binds its end or waits for a block. If the descriptor is readable without a batch, and
+        after an interrupted `recv`, call `recv(timeout_s=0)`.
         """
         self._own()
         self._look()
@@ -244,7 +244,7 @@ class Consumer(channel_end.ChannelEnd):
             raise StopIteration from None
 
     def _await(self, deadline: float | None, timeout_s: float | None) -> int:
-        """Wait for a message and read it; return its bytes, or empty bytes if the stream has ended."""
+        """Wait for a message and read it into `_into`; return its size in bytes, or 0 if the stream has ended."""
         if (
             self._peer_fd is not None
             and (deadline is None or deadline - _monotonic() > channel_end.LONG_S)
@@ -274,7 +274,7 @@ class Consumer(channel_end.ChannelEnd):
         return 0
 
     def _open_other(self, nbytes: int) -> None:
-        """Process a message without a batch; raise an error if the message ends the stream."""
+        """Process a message that contains no batch; raise an error if the message ends the stream."""
         if self._end:
             raise self._end_error()
         if not nbytes:
@@ -323,7 +323,7 @@ class Consumer(channel_end.ChannelEnd):
             self._return_pipe.recover()
 
     def _is_over(self) -> bool:
-        """Return whether the producer will not send further messages; the pipe may still contain unread messages."""
+        """Return whether the producer can send no further messages; the pipe may still contain unread messages."""
         return self._peer_dead or self._words[channel_end.PRODUCER + channel_end.STATE] == channel_end.CLOSED
 
     def _tend(self) -> float:

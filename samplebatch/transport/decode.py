@@ -1,4 +1,4 @@
-"""Decoding of messages: batches whose arrays view the bytes of a message, after validation."""
+"""Decoding of validated messages to batches whose arrays are views of the messages' bytes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def decode(
     - `allow_pickle`: whether pickled columns may be unpickled.
 
     Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises FormatError, or another error
-    of `DAMAGE`, if the arguments are inconsistent.
+    type in `DAMAGE`, if the arguments are inconsistent.
     """
     missing = [()] * len(schema.parts)
     all_entries, all_flags = metadata.get(wire.VARIABLE) or missing, metadata.get(wire.FLAGS, missing)
@@ -100,7 +100,7 @@ def decode(
 
 
 class VariableColumns:
-    """Variable columns of one batch of a message, decoded in order."""
+    """Decoder of the variable columns of one batch of a message, in order of the columns."""
 
     def __init__(self, entries: Iterable[Any], cut: Cut, bound: MemoryBound, *, allow_pickle: bool = False) -> None:
         self._entries = iter(entries)
@@ -109,7 +109,7 @@ class VariableColumns:
         self._allow_pickle = allow_pickle
 
     def fixed(self, place: Place, root: Root) -> Column:
-        """Create a column as views of a block, or a column of empty dicts; raises the same errors as `decode`."""
+        """Create a fixed column as a view of a block, or a column of empty dicts; raises the errors of `decode`."""
         if place.column.form != BARE:
             return fixed_column(place, root)
         column = ObjectColumn.empty_dicts(place.shape[0])
@@ -120,11 +120,11 @@ class VariableColumns:
         return column
 
     def entry(self) -> Any:
-        """Return the entry of the next column in the metadata; raises the same errors as `decode`."""
+        """Return the metadata entry of the next variable column; raises the same errors as `decode`."""
         return next(self._entries)
 
     def column(self, name: str, entry: Any) -> Column:
-        """Load a column from its entry and its buffers; raises the same errors as `decode`."""
+        """Create a variable column from its metadata entry and buffers; raises the same errors as `decode`."""
         header, sizes = entry
         buffers = [self._cut(wire.count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
@@ -234,7 +234,7 @@ _UP: Final = ALIGNMENT - 1
 
 
 class BlockColumns:
-    """Mapping of a received batch's columns, which are created on first use from their offsets in a block.
+    """Columns of a received batch by name; each column is created from its offset in a block on first use.
 
     - `root`: bytes of the block.
     - `places`: offsets of the columns by name.
@@ -260,7 +260,7 @@ class BlockColumns:
 
     @classmethod
     def batch(cls, root: npt.NDArray[np.uint8], places: Mapping[str, Place], rows: int, part: Part) -> SampleBatch:
-        """Create a batch of arrays without sequences; its columns are created on first use."""
+        """Create a batch of arrays without sequences, whose columns are created on first use."""
         batch = _new(SampleBatch)
         batch._columns = {}
         batch.count = rows
@@ -273,7 +273,7 @@ class BlockColumns:
 
 
 class LazyColumn:
-    """Column in a block that is created when its rows are selected."""
+    """Column in a block, which is created when rows are first selected."""
 
     __slots__ = ("_place", "_root")
 
@@ -299,7 +299,7 @@ class Decoder:
     - `allow_pickle`: whether pickled columns may be unpickled.
 
     Its attributes:
-    - `ident`: number of the newest message whose block was leased, or 0.
+    - `ident`: number of the newest message whose block was leased; 0 before the first lease.
     - `unfinished`: lease of the message that is being decoded, until the caller has received the batch. After an
       interrupt, the message is decoded again with this lease.
     """
@@ -313,14 +313,14 @@ class Decoder:
         self.unfinished: Lease | None = None
 
     def open(self, fields: tuple[Any, ...]) -> AnyBatch:
-        """Lease the block of a message, and create a batch that views the block.
+        """Lease the block of a message, and create a batch whose arrays are views of the block.
 
-        The caller then sets `unfinished` to None.
+        The caller sets `unfinished` to None after it has received the batch.
 
         - `fields`: result of `unpack_fields` for a message of kind `BATCH` with a valid checksum.
 
-        Raises FormatError if the message is invalid. Raises UntrustedPickleError if a column is pickled and pickles are
-        not allowed.
+        Raises FormatError if the message is invalid. Raises UntrustedPickleError if a column is pickled and
+        `allow_pickle` is false.
         """
         _, version, _, flags, number, ident, start, nbytes, _, metadata_nbytes, _, rows, _ = fields
         memory = self._memory
@@ -391,9 +391,9 @@ class Decoder:
 
 
 class _Cut:
-    """Views of the consecutive buffers of variable columns, each at an aligned offset.
+    """Reader that slices the consecutive buffers of variable columns, each of which starts at an aligned offset.
 
-    The buffers follow the metadata, which is in the message's block or in another block of the message.
+    The buffers follow the metadata, which is in the message's first block or in its second block.
     """
 
     def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:

@@ -1,4 +1,4 @@
-"""Encoding of batches: a schema, arrays at offsets that the schema determines, and metadata.
+"""Encoding of batches as a schema, arrays at offsets that the schema determines, and metadata.
 
 Only Python objects without an Arrow type are pickled, and only if the channel allows it.
 
@@ -59,7 +59,7 @@ class Frame:
     - `schema`: description of the columns.
     - `rows`: number of rows of each part.
     - `arrays`: values of the fixed columns, in order over all parts.
-    - `metadata`: JSON-serializable values that are not in the schema or `rows`; may be empty.
+    - `metadata`: JSON-serializable values that neither the schema nor `rows` contains; may be empty.
     - `buffers`: buffers of the variable columns.
     """
 
@@ -95,14 +95,14 @@ class PartEncoder:
 
     @property
     def rows(self) -> Any:
-        """Number of rows that all counted columns share, or one number per column."""
+        """Number of rows, if all columns with a row axis have the same number; otherwise one number per such column."""
         counts = self.counts
         if not counts:
             return 0
         return counts[0] if counts.count(counts[0]) == len(counts) else tuple(counts)
 
     def add(self, name: str, column: Column) -> None:
-        """Encode a column; raises the same errors as `samplebatch.transport.producer.Producer.send`."""
+        """Encode a column; raises UntrustedPickleError, ColumnTypeError and DeviceError as `Producer.send` does."""
         if isinstance(column, TensorColumn):
             values = column.values
             self.key.append((name, values.dtype, values.shape[1:], None, ""))
@@ -120,7 +120,7 @@ class PartEncoder:
         self.counts.append(len(values))
 
     def dump(self, name: str, column: Column) -> list[Any]:
-        """Encode a variable column as a header and buffer sizes; the buffers are stored for a later copy.
+        """Encode a variable column as a header and buffer sizes, and store the buffers for a later copy.
 
         Raises UntrustedPickleError if the column must be pickled and pickles are not allowed. Raises ColumnTypeError if
         an object cannot be pickled.
@@ -145,7 +145,7 @@ def _no_bytes(rows: int) -> npt.NDArray[np.uint8]:
 
 
 def is_pickled(header: Header) -> bool:
-    """Return whether a column's header declares its rows as pickles."""
+    """Return whether a column's header specifies that the rows are pickles."""
     return bool(header[0] == ObjectColumn.kind and json.loads(header[2])["kind"] == "pickle")
 
 
@@ -169,7 +169,7 @@ class Encoder:
     def encode(self, batch: AnyBatch) -> Frame:
         """Encode a batch.
 
-        Raises ColumnTypeError if the value is not a batch, or contains a value that cannot be sent. Raises
+        Raises ColumnTypeError if `batch` is not a batch, or contains a value that cannot be sent. Raises
         UntrustedPickleError if a column must be pickled and pickles are not allowed. Raises DeviceError if a column is
         not in host memory.
         """
@@ -190,7 +190,7 @@ class Encoder:
         )
 
     def _plain(self, batch: SampleBatch, columns: dict[str, Column]) -> Frame | None:
-        """Encode a batch that consists of arrays of equal length; return None for other batches."""
+        """Encode a batch that consists only of arrays of equal length; return None for any other batch."""
         if batch._nested or batch._has_sequences or not batch.count:
             return None
         flags = batch._flags
@@ -291,7 +291,7 @@ class Encoder:
             schema.forget_targets()
 
     def mark_known(self, schema: Schema) -> None:
-        """Assign the next number to a schema that the consumer has received."""
+        """Assign the next free number to a schema that has been sent to the consumer."""
         schema.number = self.next_number
         self.next_number += 1
 
@@ -301,7 +301,7 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 
 
 def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
-    """Encode a tree; return its structure: None for a leaf, otherwise pairs of a name and a structure.
+    """Encode a tree and return its structure, which is None for a leaf, otherwise pairs of a name and a structure.
 
     Raises ColumnTypeError if a leaf cannot be sent. Raises UntrustedPickleError if a leaf must be pickled and pickles
     are not allowed. Raises DeviceError if a tensor is not in host memory.
@@ -370,7 +370,7 @@ def _alone(value: Any) -> npt.NDArray[Any]:
 
 
 def halve(batch: AnyBatch) -> Sequence[AnyBatch]:
-    """Return views of both halves of a batch, or an empty list if the batch cannot be split.
+    """Return views of the first and the second half of a batch, or an empty list if the batch cannot be split.
 
     Sequences are not cut. A `MultiAgentBatch` is split between environment steps, which requires the columns `eps_id`
     and `t`.

@@ -1,4 +1,4 @@
-"""gather: receiver of batches from many producers, in order of arrival."""
+"""Receiver of batches from many producers, in order of arrival."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _monotonic = time.monotonic
 
 
 class Gathering:
-    """Iterator over the batches of many consumers, created by `gather`.
+    """Iterator over the batches that many consumers receive, created by `gather`.
 
     Attributes
     ----------
     source
         Consumer of the last batch.
     lost
-        Error of each producer that failed or died, by consumer.
+        Errors of producers that failed or died, by consumer.
     """
 
     def __init__(self, consumers: Iterable[Consumer], *, raise_lost: bool) -> None:
@@ -47,7 +47,7 @@ class Gathering:
         OwnershipError
             If the consumer belongs to another process or has already been added.
         ChannelClosedError
-            If the consumer or this gathering is closed.
+            If the consumer or this `Gathering` is closed.
         """
         self._require_open()
         consumer._own()
@@ -78,7 +78,7 @@ class Gathering:
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
         """Receive the next batch from any of the producers.
 
-        Consumers with batches are served round-robin.
+        If several consumers have batches, they take turns (round-robin).
 
         Parameters
         ----------
@@ -93,11 +93,11 @@ class Gathering:
             If all streams have ended.
         WorkerError
             If all streams have ended and some producers failed or died; the message lists the indices of the consumers.
-            `lost` contains each error as soon as it is detected.
+            The attribute `lost` contains each producer's error as soon as the error is detected.
         UntrustedPickleError
-            If a column is pickled and its channel does not allow it; that batch is lost.
+            If a column is pickled and the channel does not allow pickles; the batch is lost.
         ChannelClosedError
-            If this gathering is closed.
+            If this `Gathering` is closed.
         """
         deadline = deadline_of(timeout_s)
         self._require_open()
@@ -175,7 +175,7 @@ class Gathering:
         return error
 
     def close(self) -> None:
-        """Close this gathering; its consumers stay open. Safe to call twice."""
+        """Close this `Gathering`; its consumers stay open. Safe to call twice."""
         self._closed = True
         self._poller.close()
         self._open.clear()
@@ -190,8 +190,8 @@ def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gatheri
     consumers
         Consumers of the producers' channels; all must belong to this process.
     raise_lost
-        Whether to raise `WorkerError` at the end of all streams if a producer failed or died. All other batches are
-        received first.
+        Whether to raise `WorkerError` at the end of all streams if a producer failed or died. The error is raised after
+        all other batches have been received.
 
     Returns
     -------

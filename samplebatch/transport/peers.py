@@ -1,8 +1,8 @@
-"""Peers: identity, liveness and exit status of other processes.
+"""Identity, liveness and exit status of other processes.
 
-A process that is killed while it starts has not yet recorded that it received an end. Therefore the parent process
-records the `Recipient` of an end: with `fork`, from the arguments of the started process, otherwise when the parent
-pickles the end.
+A process that is killed during startup has not recorded yet that it received a channel end. Therefore the parent
+process records the `Recipient` of an end. With `fork`, the parent finds the ends among the arguments of the started
+process; otherwise, the parent records the recipient when it pickles the end.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ProcessWatch:
 
     If the system supports it, the watch owns a descriptor that is readable after the process has ended.
 
-    - `identity`: identity that the process has recorded about itself.
+    - `identity`: identity that the process has recorded, with its pid and start time.
 
     >>> watch = ProcessWatch(ProcessIdentity.own())
     >>> watch.is_alive()
@@ -77,7 +77,7 @@ class ProcessWatch:
         self._is_over = not _is_there(identity)
 
     def fileno(self) -> int:
-        """Return the descriptor, or -1 if the system does not support it."""
+        """Return the descriptor of the process, or -1 if the system does not support process descriptors."""
         return self._descriptor
 
     def is_alive(self) -> bool:
@@ -94,7 +94,7 @@ class ProcessWatch:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close the descriptor; `is_alive` still works."""
+        """Close the descriptor; `is_alive` can still be called."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -105,7 +105,7 @@ class ProcessWatch:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Return whether a process is still running, without watching it.
+    """Return whether a process is still running, without creating a watch.
 
     >>> is_alive(ProcessIdentity.own()), is_alive(ProcessIdentity(os.getpid(), started=1))
     (True, False)
@@ -166,7 +166,7 @@ class Recipient:
 
     @classmethod
     def find_spawning(cls) -> Self | None:
-        """Return the process whose arguments `multiprocessing` is pickling, or None."""
+        """Return the process whose arguments `multiprocessing` is pickling; None if there is no such process."""
         spawning = context.get_spawning_popen()
         return None if spawning is None else cls(spawning)
 
@@ -184,7 +184,7 @@ class Recipient:
 
 
 def find_forking() -> BaseProcess | None:
-    """Return the process that `start` is forking in this thread, or None."""
+    """Return the process that `Process.start` is forking in this thread; None if there is no such process."""
     frame = sys._getframe()
     while frame.f_code is not BaseProcess.start.__code__:
         if frame.f_back is None:
@@ -206,7 +206,7 @@ class Transferable(ABC):
 
     @abstractmethod
     def _give(self, recipient: Recipient | None) -> bool:
-        """Record the recipient of this end, which may not run yet; return False if the end has been used."""
+        """Record the process that receives this end, which may not run yet; return False if the end has been used."""
 
 
 def _give_to_child() -> None:
@@ -260,7 +260,7 @@ class Poller:
         self._poll.unregister(descriptor)
 
     def poll(self, timeout_s: float | None) -> list[int]:
-        """Wait at most `timeout_s` seconds for readable descriptors, and return them."""
+        """Wait at most `timeout_s` seconds for readable descriptors, and return the readable descriptors."""
         if timeout_s is None:
             events = self._poll.poll()
         else:
@@ -268,11 +268,11 @@ class Poller:
         return [*dict(events)]
 
     def wait(self, timeout_s: float) -> None:
-        """Wait like `poll`, without returning the descriptors."""
+        """Wait for readable descriptors like `poll`, without returning the descriptors."""
         self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable if any descriptor is; without epoll, the first descriptor."""
+        """Return a descriptor that is readable if any registered descriptor is; without epoll, the first descriptor."""
         return int(self._poll.fileno()) if _HAS_EPOLL else self._first
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ class Poller:
 
 
 def deadline_of(timeout_s: float | None) -> float | None:
-    """Convert a timeout to a deadline in seconds of the monotonic clock; None for no timeout.
+    """Convert a timeout to a deadline in seconds of the monotonic clock; return None if the timeout is None.
 
     Raises ValueError if the timeout is negative or not a number.
 
@@ -346,7 +346,7 @@ _run_errors: list[BaseException] = []
 
 
 def exit_error() -> BaseException | None:
-    """Return the exception that ends this process, for exit handlers; None for a normal exit."""
+    """Return the exception that ends this process, for use in exit handlers; None if the process exits normally."""
     error = sys.exc_info()[1] or next(iter(_run_errors), None)
     if error is None and multiprocessing.parent_process() is None:
         # A forked child inherits the attribute from an interactive session.
@@ -355,7 +355,7 @@ def exit_error() -> BaseException | None:
 
 
 def _record_run_errors() -> None:
-    """Make `multiprocessing` processes retain the exception that ends their `run`.
+    """Patch `multiprocessing` so that each process retains the exception that ends its `run`.
 
     Up to Python 3.12, exit handlers run while the exception is handled. From Python 3.13, exit handlers run after the
     exception, its frames and their local variables, which include channel ends, are freed. A failure would therefore
@@ -414,11 +414,11 @@ _GUARD_ADVICE: Final = (
 def start_child(
     context: Any, target: Callable[..., None], args: tuple[Any, ...], *, name: str, must: str
 ) -> BaseProcess:
-    """Start a process that ignores Ctrl-C, which this process handles.
+    """Start a process that ignores Ctrl-C, because this process handles Ctrl-C.
 
     - `context`: multiprocessing context of a start method.
     - `target`, `args`, `name`: arguments of `Process`.
-    - `must`: start of the error message if the arguments cannot be pickled.
+    - `must`: beginning of the error message for arguments that cannot be pickled.
 
     Raises EnvironmentSpecError if the arguments cannot be pickled.
     """
@@ -458,7 +458,7 @@ def end_children(processes: Sequence[BaseProcess], timeout_s: float) -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Describe how a process ended from its exit status, which is None while the process runs.
+    """Describe how a process ended, given its exit status, which is None while the process runs.
 
     >>> describe_exit(-9), describe_exit(3)
     ('was killed by SIGKILL', 'exited with status 3')

@@ -1,4 +1,4 @@
-"""Producer: sending end of a channel."""
+"""Sending end of a channel (the producer), and reserved blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _IMMUTABLE = (str, tuple, type, *{type(np.dtype(code)) for code in np.typecodes[
 
 
 class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Bytes of a reserved block; unless sent, the block is freed when the last array that views them is deleted."""
+    """Bytes of a reserved block; a block that is not sent is freed when the last array that views it is deleted."""
 
     __slots__ = ()
 
@@ -50,8 +50,8 @@ class Reservation:
     """Reserved block of the arena, whose columns are filled in place and sent without a copy.
 
     Created by `Producer.reserve`. `reservation["obs"]` is the array of a column in the block, with arbitrary initial
-    values. As a context manager, a reservation sends all rows on exit unless they were sent before; an exception
-    cancels it.
+    values. As a context manager, a reservation sends all rows on exit, unless rows were sent before; an exception
+    cancels the reservation.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Reservation:
         return self._plan.names[0]
 
     def _bytes(self) -> ReservedBytes:
-        """Return the bytes of the block; from the first call on, arrays may retain them."""
+        """Return the bytes of the block, which arrays may retain from the first call on."""
         root = self._root
         if root is None:
             self._producer._own()
@@ -129,12 +129,12 @@ class Reservation:
         Parameters
         ----------
         rows_used
-            Number of rows to send, counted from the first row; default: all rows.
+            Number of rows to send, counted from the first row; None sends all rows.
         extra
             Additional columns by name, which are copied, for example columns that cannot be filled in place, such as
             Python objects, text and rows of varying shape.
         timeout_s
-            Maximum seconds to wait for a block for the extra columns, and for space in the pipe.
+            Maximum time in seconds to wait for a block for the extra columns, and for space in the pipe.
 
         Raises
         ------
@@ -207,7 +207,10 @@ class Reservation:
         return schema, metadata, encoder.buffers
 
     def cancel(self) -> None:
-        """Cancel the reservation; the block is freed when its last array is deleted. Safe to call twice."""
+        """Cancel the reservation. Safe to call twice.
+
+        The block is freed when the last array that views the block is deleted.
+        """
         if self._is_open:
             self._is_open = False
             if self._root is None:
@@ -236,7 +239,7 @@ class Reservation:
 
 
 def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
-    """Create schema entries of columns that are specified by dtype, or by dtype and row shape.
+    """Create schema entries for columns that are specified by dtype, or by dtype and row shape.
 
     Raises ColumnTypeError if `columns` is not a mapping, or a column has no fixed number of bytes per row.
     """
@@ -278,7 +281,7 @@ def _wrong_column(name: Any, value: Any) -> errors.ColumnTypeError:
 
 
 def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
-    """Return whether two column descriptions have equal names and immutable values in the same order."""
+    """Return whether two mappings have equal names and equal immutable values in the same order."""
     if type(columns) is not dict or len(columns) != len(previous):
         return False
     return all(
@@ -288,7 +291,7 @@ def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
 
 
 def row_count(rows: Any) -> int:
-    """Validate a number of rows; raises RowIndexError if it is not a non-negative integer."""
+    """Validate a number of rows; raises RowIndexError if the value is not a non-negative integer."""
     if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 0:
         raise errors.RowIndexError(f"rows must be a whole number from 0, got {rows!r}")
     return int(rows)
@@ -312,9 +315,9 @@ class Producer(channel_end.ChannelEnd):
     """Sending end of a channel, created by `samplebatch.channel`.
 
     A producer belongs to the first process that uses it. One thread at a time may use a producer. As a context manager,
-    a producer is closed on exit, after reporting an exception, if any, to the consumer. Entering the `with` statement
-    counts as use. A process that has sent a producer to another process should close its own copy, as with
-    `multiprocessing.Pipe`.
+    a producer is closed on exit; if the exit is due to an exception, the exception is first reported to the consumer.
+    Entering the `with` statement counts as the first use of the producer. A process that has sent a producer to another
+    process should close its own copy, as with `multiprocessing.Pipe`.
     """
 
     _side = channel_end.PRODUCER
@@ -343,13 +346,16 @@ class Producer(channel_end.ChannelEnd):
             self._say(wire.HELLO)
 
     def _say(self, kind: int) -> None:
-        """Send a message without content, if the pipe has space."""
+        """Send a message of this kind without content, if the pipe has space."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             _write(self._pipe, wire.pack(kind))
 
     @property
     def sent(self) -> int:
-        """Number of sent batches, which shows whether an interrupted `send` or `commit` has succeeded."""
+        """Number of batches that have been sent.
+
+        The number shows whether an interrupted `send` or `commit` has succeeded.
+        """
         return self._blocks.sent + self._blocks.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
@@ -358,20 +364,22 @@ class Producer(channel_end.ChannelEnd):
         Parameters
         ----------
         batch
-            A `SampleBatch`, `MultiAgentBatch` or `Batch`. Later changes do not affect the consumer.
+            A `SampleBatch`, `MultiAgentBatch` or `Batch`. Later changes to the batch do not affect the consumer.
         timeout_s
             Maximum seconds to wait for a free block (back-pressure); unlimited if None.
         split
-            Whether a batch larger than half of the arena may be split and sent in parts. Splits are between rows,
-            complete sequences, or environment steps of a `MultiAgentBatch`. An error may leave some parts sent.
+            Whether a batch that is larger than half of the arena may be split and sent in parts. Splits are between
+            rows, complete sequences, or environment steps of a `MultiAgentBatch`. After an error, some parts may
+            already have been sent.
 
         Raises
         ------
         CapacityError
             If the batch exceeds the arena, and `split` is false or the batch cannot be split.
         ChannelTimeoutError
-            If no block is free within `timeout_s`; nothing is sent. Blocks are freed by the consumer. A batch larger
-            than half of the arena may have to wait until the consumer has released all other batches.
+            If no block is free within `timeout_s`; nothing is sent. The consumer frees blocks by deleting received
+            arrays. A batch larger than half of the arena may have to wait until the consumer has released all other
+            batches.
         ChannelClosedError
             If the consumer has closed its end, or this end is closed.
         PeerDiedError
@@ -403,7 +411,7 @@ class Producer(channel_end.ChannelEnd):
             raise
 
     def fits(self, batch: AnyBatch) -> bool:
-        """Return whether a batch needs at most half of the arena, so that `send` does not split it."""
+        """Return whether a batch requires at most half of the arena, so that `send` does not split the batch."""
         frame = self._encoder.encode(batch)
         nbytes = frame.schema.plan(frame.rows, frame.rows).nbytes
         metadata = wire.write_metadata(frame.schema, frame.rows, frame.rows, frame.metadata)
@@ -440,7 +448,7 @@ class Producer(channel_end.ChannelEnd):
         Parameters
         ----------
         columns
-            NumPy or torch dtype of each column by name, or its pair of dtype and row shape.
+            NumPy or torch dtype of each column, or a pair of dtype and row shape, by column name.
         rows
             Number of rows to reserve.
         timeout_s
@@ -513,7 +521,10 @@ class Producer(channel_end.ChannelEnd):
     def _commit(
         self, schema: Schema, rows: Any, used: tuple[Block, ...], at: int, metadata: bytes, deadline: float | None
     ) -> None:
-        """Send the message that transfers blocks to the consumer; after an error, `Blocks.is_sent` is correct."""
+        """Send the message that transfers blocks to the consumer.
+
+        Even after an error, `Blocks.is_sent` is correct.
+        """
         blocks = self._blocks
         number = schema.number
         start, nbytes = used[0]
@@ -547,7 +558,7 @@ class Producer(channel_end.ChannelEnd):
             self._encoder.mark_known(schema)
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
-        """Write a message; wait while the pipe is full. After any error, `Blocks.is_sent` is correct."""
+        """Write a message; wait while the pipe is full. Even after an error, `Blocks.is_sent` is correct."""
         if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         now = _monotonic()
@@ -588,7 +599,7 @@ class Producer(channel_end.ChannelEnd):
         return block
 
     def _ask_for_collection(self) -> None:
-        """Collect garbage here and request a collection by the consumer, to free blocks in reference cycles."""
+        """Collect garbage in this process and request it from the consumer, to free blocks in reference cycles."""
         self._say(wire.STARVED)
         if self._blocks.reserved or self._peer_identity().pid == channel_end.this_process[0]:
             gc.collect()
@@ -596,8 +607,8 @@ class Producer(channel_end.ChannelEnd):
     def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = channel_end.LONG_S) -> None:
         """Wait until the consumer returns a block or makes space in the pipe.
 
-        Raises ChannelTimeoutError if the timeout has elapsed, ChannelClosedError if the consumer has closed its end,
-        and PeerDiedError if its process has died.
+        Raises ChannelTimeoutError if the deadline has passed, ChannelClosedError if the consumer has closed its end,
+        and PeerDiedError if the consumer's process has died.
         """
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
@@ -611,7 +622,10 @@ class Producer(channel_end.ChannelEnd):
             self._poll.modify(self._pipe, 0)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait for the consumer and check that it is alive; raises the errors of `_wait_until` except the timeout."""
+        """Wait for the consumer and check that its process is alive.
+
+        Raises the errors of `_wait_until`, except ChannelTimeoutError.
+        """
         if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         if self._peer_dead or (self._peer_fd is None and self._peer_has_died()):
@@ -628,7 +642,7 @@ class Producer(channel_end.ChannelEnd):
         self._poll.unregister(descriptor)
 
     def _consumer_gone(self) -> errors.SampleBatchError:
-        """Create the error for a consumer with closed descriptors, which may have closed its end properly."""
+        """Create the error for a consumer whose descriptors are closed: ChannelClosedError or PeerDiedError."""
         return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
     def _consumer_closed(self) -> errors.ChannelClosedError:
@@ -645,14 +659,15 @@ class Producer(channel_end.ChannelEnd):
     def fail(self, reason: str, details: str = "") -> None:
         """Report to the consumer that this process cannot continue; `recv` raises WorkerError after the last batch.
 
-        This method waits only for space in the pipe, for at most one second. After this call, the producer cannot send.
+        This method waits only for space in the pipe, and at most one second. After this call, the producer cannot send
+        any further batch.
 
         Parameters
         ----------
         reason
             Description of the failure in one line.
         details
-            Details, such as a traceback; only the end of a long text is sent.
+            Details, such as a traceback; of a long text, only the end is sent.
 
         Raises
         ------

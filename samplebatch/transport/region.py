@@ -1,4 +1,4 @@
-"""Region: anonymous shared memory, passed to other processes by its descriptor."""
+"""Anonymous shared memory (a region), which is passed to other processes by its descriptor."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """Mapped pages, unmapped when the last array over them is deleted.
+    """Mapped pages, which are unmapped when the last array that views them is deleted.
 
     `mmap.mmap` is not used, because it keeps a duplicate descriptor open while any view exists.
     """
@@ -84,10 +84,10 @@ class Region:
     """Anonymous shared memory, identified by a descriptor.
 
     A region can be sent to child processes like the ends of a `multiprocessing.Pipe`: as an argument under every start
-    method, and through the queues and pipes of `multiprocessing`. The system frees the pages when every process that
-    has a mapping or descriptor has closed it or died, so no memory leaks.
+    method, and through the queues and pipes of `multiprocessing`. The system frees the pages when every process with a
+    mapping or descriptor of the region has closed it or died, so no memory leaks.
 
-    `create` reserves every page, so that a lack of memory raises an error immediately and not a signal later.
+    `create` reserves every page, so that a lack of memory raises an error immediately instead of a signal later.
 
     - `nbytes`: requested size of the memory in bytes.
     - `writable`: whether this process has mapped the memory for writing.
@@ -134,15 +134,16 @@ class Region:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int, *, sealed: bool = _HAS_MEMFD, writable: bool = True) -> Self:
-        """Map the memory of a descriptor from another process.
+        """Map the memory of a region that another process created.
 
-        - `descriptor`: descriptor in this process. The region then owns the descriptor, which is closed after an error.
+        - `descriptor`: descriptor of the memory in this process. The region then owns the descriptor, which is closed
+          after an error.
         - `nbytes`: expected size of the region in bytes.
         - `sealed`: whether the memory must be sealed against shrinking; `create` seals it if the system supports seals.
         - `writable`: whether to map the memory for writing; otherwise NumPy rejects writes.
 
-        Raises FormatError if the memory has another size, is not shared memory, or is not sealed. Raises
-        SharedMemoryError if it cannot be mapped.
+        Raises FormatError if the memory does not have the expected size, is not shared memory, or is not sealed
+        although `sealed` is true. Raises SharedMemoryError if the memory cannot be mapped.
         """
         try:
             status = os.fstat(descriptor)
@@ -157,7 +158,7 @@ class Region:
         return cls(descriptor, mapping, sealed=sealed, writable=writable)
 
     def read_only(self) -> Self:
-        """Map the same memory again, read-only; processes that receive the new region also map it read-only."""
+        """Map the memory again, as a read-only region; processes that receive the new region also map it read-only."""
         return self.attach(os.dup(self.fileno()), self.nbytes, sealed=self._sealed, writable=False)
 
     @property
@@ -167,7 +168,7 @@ class Region:
 
     @property
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Memory as an array of bytes, shape (nbytes,), which keeps the pages mapped.
+        """Memory as an array of bytes, shape (nbytes,); the array keeps the pages mapped.
 
         Raises ValueError if the region is closed.
         """
@@ -175,12 +176,18 @@ class Region:
 
     @property
     def memory(self) -> memoryview:
-        """Memory as a memoryview, which keeps the pages mapped; raises the same errors as `array`."""
+        """Memory as a memoryview, which keeps the pages mapped.
+
+        Raises ValueError if the region is closed.
+        """
         return self.array.data
 
     @property
     def address(self) -> int:
-        """Page-aligned address of the memory in this process; raises the same errors as `array`."""
+        """Page-aligned address of the memory in this process.
+
+        Raises ValueError if the region is closed.
+        """
         return self._open().address
 
     def fileno(self) -> int:
@@ -190,12 +197,12 @@ class Region:
         return self._descriptor
 
     def warm(self, start: int = 0, stop: int | None = None) -> None:
-        """Map all pages of a range at once, not one by one on first access.
+        """Map all pages of a range in one call, instead of one page per first access.
 
-        The first copy into fresh pages takes several times as long as later copies; mapping all pages at once takes
-        less time than it saves. Has no effect on kernels without this feature.
+        The first copy into unmapped pages takes several times as long as later copies. Mapping all pages in one call
+        takes less time than it saves in this first copy. The call has no effect on kernels that do not support it.
 
-        - `start`, `stop`: range in bytes, which is extended to page boundaries.
+        - `start`, `stop`: start and end of the range in bytes; the range is extended to page boundaries.
         """
         mapping = self._open()
         start -= start % mmap.PAGESIZE
@@ -206,9 +213,10 @@ class Region:
             )
 
     def discard(self, start: int) -> None:
-        """Release the pages after an offset to the system; all processes read zeros there afterwards.
+        """Release the pages after an offset to the system; afterwards, all processes read zeros in these pages.
 
-        Later writes allocate new pages if memory is available. Has no effect on systems without this feature.
+        Later writes allocate new pages if memory is available. The call has no effect on systems that do not support
+        it.
 
         - `start`: offset in bytes, rounded up to a page boundary.
         """
@@ -316,7 +324,7 @@ def free_nbytes() -> int | None:
 
     The kernel allocates each page of shared memory on demand; if memory runs out, it kills a process instead of
     returning an error. Therefore callers that reserve a large region check this estimate first. Other processes may
-    allocate the memory at any time. The page cache counts as free memory.
+    allocate the memory at any time. The estimate counts the page cache as free memory.
 
     >>> free = free_nbytes()
     >>> free is None or free > 0
@@ -380,7 +388,7 @@ def _text(path: str) -> str:
 
 
 def free_in_folder(folder: str) -> int | None:
-    """Return the free bytes of the file system of a folder; None if the folder does not exist.
+    """Return the free space of a folder's file system in bytes; None if the folder does not exist.
 
     >>> free_in_folder("/no/such/folder")
     """
@@ -421,7 +429,7 @@ _lock = threading.Lock()
 
 
 def _forget_lock() -> None:
-    """Create a new lock in a forked child, because another thread of the parent may have held the old lock."""
+    """Create a new lock in a forked child, because a thread of the parent may have held the inherited lock."""
     global _lock
     _lock = threading.Lock()
 
@@ -433,8 +441,9 @@ if hasattr(os, "register_at_fork"):
 def fence() -> None:
     """Prevent the reordering of memory accesses across this call, in either direction.
 
-    x86 preserves the order of writes and of reads; ARM and others do not. Python has no fence, but releasing a lock
-    orders earlier accesses, acquiring one orders later accesses, and the two keep their order.
+    x86 processors preserve the order of writes and the order of reads; ARM and other processors do not. Python has no
+    memory fence, but releasing a lock orders earlier accesses before the release, and acquiring a lock orders later
+    accesses after the acquisition. The release and the acquisition keep their order.
     """
     with _lock:
         pass
@@ -469,13 +478,13 @@ class SharedCounters:
         self._values[index] = value
 
     def wait(self, index: int, seen: int, timeout_s: float) -> None:
-        """Wait until a counter differs from `seen`, or the timeout elapses; may return earlier.
+        """Wait until a counter differs from `seen`, or the timeout elapses; may also return before either.
 
         The memory may be read-only.
 
         - `index`: index of the counter.
         - `seen`: last known value.
-        - `timeout_s`: maximum seconds to wait.
+        - `timeout_s`: maximum time to wait, in seconds.
         """
         if _FUTEX is None:
             self._watch(index, seen, timeout_s)

@@ -1,9 +1,8 @@
-"""Schema: names, types and shapes of the columns of a message, without their number of rows.
+"""Schema of a message: names, types and shapes of the columns, without numbers of rows.
 
-A schema is sent to the other process once; later messages refer to it by number. Columns whose rows have equal shapes
-are
-fixed: their offsets in a block depend only on the number of rows (`Plan`). All other columns are variable: each message
-describes them.
+A schema is sent to the other process once; later messages refer to the schema by number. Columns whose rows have equal
+shapes are fixed: their offsets in a block depend only on the number of rows (`Plan`). All other columns are variable:
+each message describes its variable columns.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ class Fixed(NamedTuple):
     """Description of a column with rows of equal shape.
 
     - `name`: dotted name; empty in a nested batch, whose structure has the names.
-    - `dtype`: dtype of the bytes in the block.
+    - `dtype`: dtype of the values in the block.
     - `row_shape`: shape of one row, or of a value without a row axis.
     - `torch`: name of the torch dtype if the column is a tensor.
-    - `form`: `WHOLE`, `SCALAR`, `GRADIENT`, several of them, `BARE`, or nothing.
+    - `form`: `WHOLE`, `SCALAR` and `GRADIENT`, or any combination of these, or `BARE`; empty for an ordinary column.
     """
 
     name: str
@@ -83,13 +82,13 @@ class Fixed(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """Name of a column that each message describes."""
+    """Name of a variable column, which each message describes."""
 
     name: str
 
 
 class Part(NamedTuple):
-    """Columns of one batch of a message.
+    """Description of the columns of one batch of a message.
 
     - `label`: policy id in a `MultiAgentBatch`, otherwise empty.
     - `columns`: columns in order.
@@ -97,8 +96,8 @@ class Part(NamedTuple):
       `Batch`, the structure consists of pairs of a name and a substructure, which is None for a leaf (the next column)
       or nested pairs.
     - `nested`: decoded structure of a `SampleBatch`'s nested columns.
-    - `has_variable`: whether a column is variable.
-    - `flags`: flags of the batch, with its action unit; a message may override them.
+    - `has_variable`: whether any column is variable.
+    - `flags`: flags of the batch, including the action unit; a message may override the flags.
     """
 
     label: PolicyID
@@ -130,7 +129,7 @@ class Plan:
     """Aligned offsets of the fixed columns of a message in its block.
 
     - `parts`: places of each part's fixed columns, in order.
-    - `nbytes`: bytes from the start of the block to the end of the last column, rounded up.
+    - `nbytes`: number of bytes from the start of the block to the end of the last fixed column, rounded up.
     - `roomy_nbytes`: `nbytes` plus space for short metadata.
     - `names`: places of each part's columns, by name or, in a nested batch, by number.
     - `by_name`: places by name if the message is a single `SampleBatch` of arrays of equal length without sequences.
@@ -148,7 +147,7 @@ class Plan:
         self._targets: dict[int, list[npt.NDArray[Any]]] = {}
 
     def arrays(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Create an array for each column, in a block that starts at `start`."""
+        """Create an array for each fixed column in a block that starts at the offset `start`."""
         return [
             _ndarray(shape, column.dtype, memory, start + offset)
             for places in self.parts
@@ -156,7 +155,7 @@ class Plan:
         ]
 
     def targets(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Return the cached result of `arrays`; blocks are reused, so `start` values recur."""
+        """Return the cached result of `arrays`; blocks are reused, so the same `start` values recur."""
         targets = self._targets.get(start)
         if targets is None:
             if len(self._targets) >= _MAX_TARGETS:
@@ -170,12 +169,12 @@ class Plan:
 
 
 class Schema:
-    """Kind of batch and parts of a message.
+    """Description of a message: the kind of batch and its parts.
 
     - `kind`: `SAMPLE_BATCH`, `MULTI_AGENT_BATCH` or `NESTED_BATCH`.
-    - `parts`: one part; in a `MultiAgentBatch` one per policy.
+    - `parts`: descriptions of the columns, one per policy of a `MultiAgentBatch`, otherwise a single one.
     - `number`: number by which messages refer to the schema after the other process has received it.
-    - `is_plain`: whether it is a `SampleBatch` of arrays without sequences.
+    - `is_plain`: whether the message is a `SampleBatch` of arrays without sequences.
     """
 
     __slots__ = ("_plans", "_simple_plans", "is_plain", "kind", "number", "parts")
@@ -195,7 +194,7 @@ class Schema:
         self._simple_plans: dict[int, Plan] = {}
 
     def simple_plan(self, rows: int) -> Plan:
-        """Compute the layout of one part whose columns have equal length and no spare rows."""
+        """Compute the layout of a single part whose columns all have `rows` rows and no spare rows."""
         plan = self._simple_plans.get(rows)
         if plan is None:
             if len(self._simple_plans) >= _MAX_PLANS:
@@ -285,7 +284,7 @@ class Schema:
 
 
 def _unit(part: Part) -> list[Any]:
-    """Return the action unit of a part, which is the optional last entry of its description."""
+    """Return the action unit of a part, which is the optional last entry of the part's description."""
     unit = part.flags.action_unit
     return [] if unit is None else [unit.describe()]
 

@@ -41,26 +41,27 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
     """Send batches in `multiprocessing` queues and pipes through shared memory.
 
     After this call, each `SampleBatch`, `MultiAgentBatch` and `Batch` that this process sends is copied once, to shared
-    memory, where the receiving process reads the batch. The call affects `multiprocessing.Queue`, `Pipe`, and the
+    memory, from which the receiving process reads the batch. The call affects `multiprocessing.Queue`, `Pipe`, and the
     results of `Pool` and `ProcessPoolExecutor`, and also batches inside other objects. Batches of less than 128 KiB
-    remain in the pickle. A received batch is writable and belongs to the receiver; its memory is freed when the last
-    array that views it is deleted.
+    remain in the pickle. A received batch is writable and belongs to the receiver; the batch's memory is freed when the
+    last array that views the memory is deleted.
 
-    Call this function in every sending process; receiving processes need no call. A further call replaces the settings.
+    Call this function in every sending process; receiving processes need no call. A further call replaces the settings
+    of the previous call.
 
     The memory has no name in the file system, so it cannot leak if a process is killed. The sender must run until the
-    receiver has the batch, so a child process waits before it exits, up to `linger_s`. If the sender is killed or calls
-    `os._exit`, batches that were not received are lost. If 128 batches are in transit or shared memory is exhausted,
-    further batches remain in the pickle.
+    receiver has received the batch, so an exiting child process waits up to `linger_s` seconds. If the sender is killed
+    or calls `os._exit`, batches that were not received are lost. If 128 batches are in transit or shared memory is
+    exhausted, further batches remain in the pickle.
 
     Parameters
     ----------
     keep_nbytes
-        Bytes of shared memory that the process retains for reuse, because copying to warm memory takes a fraction of
-        the time. The receiver frees memory beyond this size.
+        Maximum size in bytes of the shared memory that the process retains for reuse, because copying to new memory
+        takes several times as long as copying to reused memory. The receiver frees memory that exceeds this size.
     linger_s
-        Maximum seconds that an exiting child process waits until its batches are received. The child process stops
-        waiting if its parent ends.
+        Maximum time in seconds that an exiting child process waits until its batches are received. The child process
+        stops waiting if its parent ends.
 
     Raises
     ------
@@ -105,7 +106,7 @@ def disable_shared_pickling() -> None:
 
 
 def _forget_queue_memory() -> None:
-    """Replace the memory in a forked child, which does not own its parent's messages."""
+    """Create new memory in a forked child, which does not own its parent's messages."""
     global _queue_memory
     _queue_memory = SharedQueueMemory(_queue_memory.keep_nbytes)
 
@@ -134,7 +135,7 @@ def _unpack(head: bytes, buffers: list[bytearray]) -> Any:
 
 
 def _linger_at_exit() -> None:
-    """Register the wait for unreceived batches in a child process; a main process waits for its children."""
+    """Register a wait for unreceived batches at the exit of a child process; a main process waits for its children."""
     global _lingering_process
     if multiprocessing.parent_process() is not None and _lingering_process != os.getpid():
         _lingering_process = os.getpid()

@@ -1,13 +1,14 @@
-"""SharedQueueMemory: shared memory for messages whose receivers are not known when they are sent.
+"""Shared memory for messages whose receivers are unknown when the messages are sent.
 
-Each message has its own region, a parcel. The pickle contains its address; the process that unpickles it opens the
-sender's descriptor and maps the region. The words at the start of the region record its state and owner::
+Each message is stored in its own region, called a parcel. The pickle contains the region's address; the process that
+unpickles the address opens the sender's descriptor and maps the region. The words at the start of the region record its
+state and owner::
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
-The sender writes the first transition, and the receiver writes the others. Hence there is no lock that a dead process
-could hold. On every send, the sender checks the oldest parcels: free parcels are reused while their memory is warm, and
-parcels of dead processes are released.
+The sender writes the first transition, and the receiver writes the others. The transitions require no lock, so a dead
+process cannot leave a lock acquired. On every send, the sender checks the oldest parcels: the sender reuses free
+parcels soon after their release and frees the parcels of dead receivers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Address(NamedTuple):
     - `token`: random number at the start of the region, which detects another file with the same descriptor number.
     - `generation`: number of the message in this region.
     - `nbytes`: size of the region in bytes.
-    - `is_reused`: whether the sender reuses the region. Otherwise the receiver releases its pages.
+    - `is_reused`: whether the sender reuses the region. If false, the receiver releases the region's pages.
     """
 
     handle: Any
@@ -66,7 +67,7 @@ class Address(NamedTuple):
 
 
 class _Parcel:
-    """Region with one message, in the sending process."""
+    """Region that contains one message, in the sending process."""
 
     def __init__(self, nbytes: int, *, is_reused: bool) -> None:
         self.region = Region.create(nbytes)
@@ -89,7 +90,7 @@ class _Parcel:
         return Address(handle, self._token, self._generation, self.nbytes, self.is_reused)
 
     def is_abandoned(self) -> bool:
-        """Return whether the receiver of the parcel is dead; False until the next periodic check."""
+        """Return whether the parcel's receiver is dead; False if the next periodic check is not due yet."""
         words, now_s = self.words, time.monotonic()
         if words[_STATE] != _HELD or now_s < self._next_look_s:
             return False
@@ -100,8 +101,9 @@ class _Parcel:
 class SharedQueueMemory:
     """Shared memory of a process for batches in `multiprocessing` queues and pipes.
 
-    - `keep_nbytes`: maximum bytes of memory that are retained for further messages; `keep` changes the limit.
-    - `by_path`: whether receivers can open the sender's descriptors by their paths.
+    - `keep_nbytes`: maximum size in bytes of the memory that is retained for further messages; `keep` changes the
+      limit.
+    - `by_path`: whether receivers can open the sender's descriptors by path.
 
     >>> memory = SharedQueueMemory(keep_nbytes=1 << 20)
     >>> address, spans = memory.send([np.arange(3)])
@@ -172,7 +174,7 @@ class SharedQueueMemory:
         return address
 
     def keep(self, nbytes: int) -> None:
-        """Set the maximum bytes that are retained for reuse, and free memory beyond it."""
+        """Set the maximum number of bytes to retain for reuse, and free retained memory that exceeds the limit."""
         with self._lock:
             self.keep_nbytes = nbytes
             self._take_back(MAX_PARCELS)
@@ -198,7 +200,7 @@ class SharedQueueMemory:
             return sum(parcel.words[_STATE] == _SENT for parcel in self._sent)
 
     def wait_until_received(self, timeout_s: float, *, while_true: Callable[[], bool] = lambda: True) -> None:
-        """Wait until every message has been received, the timeout elapses or a condition becomes false."""
+        """Wait until every message has been received, the timeout elapses or `while_true` returns False."""
         deadline = time.monotonic() + timeout_s
         while self.unreceived and time.monotonic() < deadline and while_true():
             time.sleep(0.005)
@@ -213,7 +215,7 @@ class SharedQueueMemory:
             parcel.region.close()
 
     def _find(self, nbytes: int) -> Callable[[], _Parcel] | None:
-        """Return a function that provides a reused or new parcel, or None if too many parcels are in transit."""
+        """Return a function that returns a reused or new parcel; return None if too many parcels are in transit."""
         self._take_back(_LOOKED_AT)
         size = _round_up(nbytes)
         fitting = [parcel for parcel in self._retained if size <= parcel.nbytes <= 2 * size]
@@ -229,7 +231,7 @@ class SharedQueueMemory:
         return partial(_make_parcel, size, nbytes, is_reused=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
-        """Free least recently used regions to retain `nbytes` more; return how many more bytes may be retained."""
+        """Free least recently used regions so that `nbytes` more can be retained; return the bytes below the limit."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._retained) if parcel.is_reused)
         while self._retained and (
             room < nbytes or len(self._sent) + len(self._retained) + len(self._filling) >= MAX_PARCELS

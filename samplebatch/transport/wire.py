@@ -1,11 +1,11 @@
 """Wire format: 64-byte messages in a channel's pipe, and optional metadata in a message's block.
 
-A message is written by one call and is shorter than the system's limit for atomic writes, so it arrives completely or
-not at all. The arrival of a message commits all data that the message refers to.
+A message is written by a single call and is shorter than the system's limit for atomic writes, so the message arrives
+completely or not at all. The arrival of a message commits all data that the message refers to.
 
-The metadata is JSON. This JSON contains flags, the headers of variable columns, a schema that is new to the consumer,
-and the numbers of rows unless all columns have the same number. The buffers of variable columns follow the metadata.
-Most messages have no metadata.
+The metadata is JSON. This JSON contains flags, the headers of variable columns, a schema that is new to the consumer
+and, unless all columns have the same number of rows, the numbers of rows. The buffers of variable columns follow the
+metadata. Most messages have no metadata.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class Message(NamedTuple):
     """Message of a channel.
 
     - `kind`: `BATCH`, `FAILURE`, `END`, `HELLO` or `STARVED`.
-    - `flags`: `DEFINES` or nothing.
+    - `flags`: `DEFINES` if the metadata contains a new schema, otherwise 0.
     - `schema`: number of the schema.
-    - `ident`: increasing number of the message; the consumer returns the message's blocks by this number.
+    - `ident`: number of the message, which increases with every message; the consumer returns the message's blocks by
+      this number.
     - `start`, `nbytes`: start of the block, relative to the arena, and its size.
     - `metadata_start`, `metadata_nbytes`, `metadata_sum`: start of the metadata, its size (0 without metadata), and its
       checksum.
@@ -84,7 +85,7 @@ def pack(
     metadata_sum: int = 0,
     rows: int = 0,
 ) -> bytes:
-    """Pack a message, with a checksum.
+    """Pack a message and its checksum into bytes.
 
     >>> len(pack(HELLO)), unpack(pack(BATCH, ident=7, rows=3)).rows
     (64, 3)
@@ -96,7 +97,7 @@ def pack(
 
 
 def unpack(raw: bytes | bytearray) -> Message:
-    """Unpack a message; raises FormatError if the bytes are not a message, or are damaged."""
+    """Unpack a message; raises FormatError if the bytes are damaged or are not a message."""
     if len(raw) != MESSAGE_NBYTES:
         raise FormatError(f"a message must have {MESSAGE_NBYTES} bytes, got {len(raw)}")
     magic, version, *fields, checksum = unpack_fields(raw)
@@ -127,7 +128,7 @@ PLAIN: Final = frozenset((type(None), str, bool, int, float))
 
 
 def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, Any]) -> bytes:
-    """Serialize the metadata of a message; empty if a schema number and one row count describe the message."""
+    """Serialize a message's metadata; the result is empty if a schema number and one row count describe the message."""
     simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
     if schema.number is not None and simple:
         return pack_metadata(metadata) if metadata else b""
@@ -142,12 +143,12 @@ def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, 
 
 
 def size_of(metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> int:
-    """Return the size of metadata in bytes, including the buffers of variable columns."""
+    """Return the total aligned size in bytes of metadata and the buffers of variable columns."""
     return align(len(metadata)) + sum([align(buffer.nbytes) for buffer in buffers])
 
 
 def put(memory: npt.NDArray[np.uint8], start: int, metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
-    """Copy metadata to an offset, followed by the buffers of variable columns."""
+    """Copy metadata to an offset in memory, and the buffers of variable columns to the aligned offsets after it."""
     memory[start : start + len(metadata)] = np.frombuffer(metadata, np.uint8)
     at = start + align(len(metadata))
     for buffer in buffers:
@@ -194,7 +195,7 @@ def plain_flags(flags: Flags) -> list[Any]:
 
 
 def flags_of(plain: Any) -> Flags:
-    """Validate flags that `plain_flags` wrote; raises the same errors as `count_of`."""
+    """Validate and convert flags that `plain_flags` created; raises FormatError if the flags are invalid."""
     time_major, zero_padded, max_seq_len, updates, is_training, *extras = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
@@ -211,14 +212,14 @@ def flags_of(plain: Any) -> Flags:
 
 
 def count_of(value: Any) -> int:
-    """Validate a count from another process; raises FormatError if it is not a non-negative integer."""
+    """Validate a count from another process; raises FormatError if the value is not a non-negative integer."""
     if type(value) is not int or value < 0:
         raise FormatError("a message's counts must be integers from 0")
     return value
 
 
 def read_rows(plain: Any) -> Rows:
-    """Validate the numbers of rows of the parts of a schema from another process.
+    """Validate numbers of rows per part of a schema, which another process has sent.
 
     Raises FormatError if the value is not a list of counts and lists of counts.
     """

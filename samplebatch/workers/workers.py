@@ -390,10 +390,11 @@ class RolloutWorkers(collector.Uncopied):
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
         """Receive steps in order of arrival, while the workers collect continuously.
 
-        The steps are distributed evenly over the workers. Each worker collects its steps in fragments, up to two
-        fragments ahead of the caller, and loads the newest weights before each fragment. A worker that has sent all
-        steps of its request receives a new request. No worker waits for another. Fragments whose weights exceed
-        `max_lag` are discarded, counted in `worker_stats`, and excluded from the result.
+        The length of a fragment is `n_step` divided by the number of workers, rounded up to a multiple of a worker's
+        number of environments. Each worker collects up to two fragments ahead of the caller, and loads the newest
+        weights before each fragment. A worker that has sent all steps of its request receives a new request. No worker
+        waits for another. Fragments whose weights exceed `max_lag` are discarded, counted in `worker_stats`, and
+        excluded from the result.
 
         Parameters
         ----------
