@@ -423,9 +423,10 @@ def test_all_agents_share_the_default_policy_by_default() -> None:
     builder = MultiAgentBatchBuilder()
     builder.add_steps(1, t=np.arange(3))
     builder.add_steps("x", t=np.arange(2))
+    builder.add_steps(1, t=[3])
     builder.end_env_step(3)
     batch = builder.build_and_reset()
-    assert batch["default_policy"]["t"].tolist() == [0, 1, 2, 0, 1]
+    assert batch["default_policy"]["t"].tolist() == [0, 1, 2, 3, 0, 1]
     assert batch.count == 3
 
 

@@ -246,7 +246,7 @@ def test_intervals() -> None:
     assert rings.interval(8, 7).tolist() == [8, 9, 5, 6]
     assert rings.interval(5, 10).tolist() == [5, 6, 7, 8, 9]
     assert rings.interval(3, 3).tolist() == rings.interval(0, 0).tolist() == []
-    for start, stop in ((1, 6), (8, 1), (-1, 3), (3, 11), (6, 5), (10, 9)):
+    for start, stop in ((-1, -1), (1, 6), (8, 1), (-1, 3), (3, 11), (6, 5), (10, 9)):
         with pytest.raises(RingError, match=f"{start} and {stop}"):
             rings.interval(start, stop)
 
