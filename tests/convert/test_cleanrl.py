@@ -80,7 +80,7 @@ def test_samples_equal_those_of_the_replaced_buffer(n_envs: int) -> None:
         assert torch.equal(getattr(pair[0], name), getattr(pair[1], name)), name
 
 
-def test_returns_do_not_cross_truncations_that_were_not_added() -> None:
+def test_returns_do_not_cross_unreported_truncations() -> None:
     envs = make_envs(1)
     space = envs.single_observation_space
     rb = CleanRLReplayBuffer(200, space, envs.single_action_space, "cpu", handle_timeout_termination=False, n_steps=20)
@@ -107,7 +107,7 @@ def test_gymnasium_infos_report_time_limits() -> None:
 
 
 @pytest.mark.parametrize("space", ["box", "dict"])
-def test_arrays_that_a_script_reuses_end_no_episode(space: str) -> None:
+def test_reused_arrays_do_not_end_an_episode(space: str) -> None:
     spaces = gymnasium.spaces
     box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     buffer = CleanRLReplayBuffer(20, spaces.Dict(x=box) if space == "dict" else box, spaces.Discrete(2), "cpu")

@@ -34,7 +34,7 @@ def test_steps_of_a_full_buffer_are_in_time_order() -> None:
     assert found["terminateds"].tolist() == [False, False, True, False]
 
 
-def test_what_does_not_fit_is_rejected_by_name() -> None:
+def test_unsupported_columns_are_rejected_with_the_name() -> None:
     with pytest.raises(ColumnTypeError, match="column 'obs' must be a single numeric array for a cpprb buffer"):
         to_cpprb(two_episodes(nested=True))
     with pytest.raises(ColumnNotFoundError, match="column 'rewards' must exist"):

@@ -52,14 +52,14 @@ def test_a_file_becomes_episodes(tmp_path: Path) -> None:
     assert batch["infos"]["qpos"].shape == (5, 3)
 
 
-def test_next_observations_are_read_where_they_are(tmp_path: Path) -> None:
+def test_stored_next_observations_are_read(tmp_path: Path) -> None:
     batch = read_d4rl(write(tmp_path / "a.hdf5", next_observations=np.ones((5, 2)), timeouts=None))
     assert batch["new_obs"].tolist() == np.ones((5, 2)).tolist()
     assert "truncateds" not in batch
     assert batch["eps_id"].tolist() == [0, 0, 0, 1, 1]
 
 
-def test_what_is_written_is_restored(tmp_path: Path) -> None:
+def test_a_written_file_is_read_exactly(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["infos"] = {"qpos": np.arange(10.0).reshape(5, 2)}
     batch["action_logp"] = np.arange(5.0)
@@ -88,12 +88,12 @@ def test_the_end_of_an_unfinished_episode_is_a_timeout(tmp_path: Path) -> None:
         ({"observations": np.float32(1)}, ColumnTypeError, "column 'obs'"),
     ],
 )
-def test_files_that_are_not_complete_are_rejected(tmp_path: Path, changed: Any, error: Any, message: str) -> None:
+def test_incomplete_files_are_rejected(tmp_path: Path, changed: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         read_d4rl(write(tmp_path / "a.hdf5", **changed))
 
 
-def test_foreign_and_lying_files_are_rejected(tmp_path: Path) -> None:
+def test_foreign_and_inconsistent_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.hdf5").write_bytes(b"nothing of the sort")
     with pytest.raises(FormatError, match="must be an HDF5 file"):
         read_d4rl(tmp_path / "a.hdf5")
@@ -107,7 +107,7 @@ def test_foreign_and_lying_files_are_rejected(tmp_path: Path) -> None:
         read_d4rl(tmp_path / "c.hdf5")
 
 
-def test_what_d4rl_has_no_place_for_is_rejected(tmp_path: Path) -> None:
+def test_columns_without_a_d4rl_counterpart_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ColumnTypeError, match="column 'obs' must be a single array in a D4RL file, got nested columns"):
         write_d4rl(two_episodes(nested=True), tmp_path / "a.hdf5")
     batch = two_episodes()

@@ -32,7 +32,7 @@ def test_leaves_are_the_columns_and_are_restored() -> None:
     assert paths[0] == "['obs.x']"
 
 
-def test_a_batch_passes_through_a_compiled_function_and_is_compiled_once() -> None:
+def test_compiled_functions_accept_batches_and_compile_once() -> None:
     traced = []
 
     @jax.jit
@@ -57,12 +57,12 @@ def test_gradients_are_batches() -> None:
     assert gradient["obs"].shape == (3, 2)
 
 
-def test_rows_are_mapped_over() -> None:
+def test_vmap_maps_over_rows() -> None:
     batch = SampleBatch(obs=np.ones((3, 2), np.float32), rewards=np.arange(3, dtype=np.float32))
     assert jax.vmap(lambda step: step["obs"].sum() + step["rewards"])(batch).tolist() == [2, 3, 4]
 
 
-def test_what_comes_back_is_a_batch_like_any_other() -> None:
+def test_batches_of_jax_arrays_support_all_operations() -> None:
     host = SampleBatch(obs=np.ones((4, 2), np.float32), rewards=np.arange(4.0, dtype="f4"))
     batch = jax.tree.map(jax.numpy.asarray, host)
     assert len(batch) == 4

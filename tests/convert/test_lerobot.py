@@ -1,4 +1,4 @@
-"""Datasets in LeRobot's layout, held against the libraries that its own loader reads them with."""
+"""Datasets in LeRobot's layout, compared with the libraries that LeRobot's loader uses."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_batch_is_restored_exactly(tmp_path: Path, nested: bool) -> None:
     assert "new_obs" not in found
 
 
-def test_numbers_and_vectors_of_one_are_distinguished(tmp_path: Path) -> None:
+def test_scalars_and_vectors_of_length_one_are_distinguished(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["obs"] = np.ones((5, 1), np.float32)
     write_lerobot(batch, tmp_path / "walk", fps=10)
@@ -107,7 +107,7 @@ def test_a_dataset_of_several_files_is_read_in_order(tmp_path: Path, monkeypatch
     assert read_lerobot(tmp_path / "walk", episodes=[1])["t"].tolist() == [0, 1]
 
 
-def test_columns_and_episodes_are_chosen_by_name_and_number(folder: Path) -> None:
+def test_columns_are_selected_by_name_and_episodes_by_number(folder: Path) -> None:
     found = read_lerobot(folder, columns=["action", "observation.state"], episodes=[1])
     assert set(found) == {"obs", "actions", "eps_id", "t"}
     assert found["obs"].tolist() == two_episodes()["obs"][3:].tolist()
@@ -117,7 +117,7 @@ def test_columns_and_episodes_are_chosen_by_name_and_number(folder: Path) -> Non
         read_lerobot(folder, episodes=[2])
 
 
-def test_flags_of_done_alone_stay_so(folder: Path) -> None:
+def test_a_done_flag_without_other_flags_becomes_dones(folder: Path) -> None:
     found = read_lerobot(folder, columns=["next.done"])
     assert found["dones"].tolist() == [False, False, True, False, True]
     assert "terminateds" not in found
@@ -133,7 +133,7 @@ def test_recordings_need_neither_rewards_nor_flags(tmp_path: Path) -> None:
     assert set(read_lerobot(tmp_path / "walk")) == {"obs", "actions", "eps_id", "t", "timestamp", "task_index"}
 
 
-def test_tasks_of_several_are_preserved(tmp_path: Path) -> None:
+def test_several_tasks_are_preserved(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["task_index"] = [0, 0, 0, 1, 1]
     write_lerobot(batch, tmp_path / "walk", fps=10, task=["walk", "run"])
@@ -146,7 +146,7 @@ def test_tasks_of_several_are_preserved(tmp_path: Path) -> None:
 # As LeRobot's loader reads them: JSON, pandas for tasks, `datasets` with features for episodes and data
 
 
-def test_data_are_read_with_the_features_that_its_loader_makes(tmp_path: Path) -> None:
+def test_data_are_read_with_the_features_of_the_lerobot_loader(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     write_lerobot(two_episodes(nested=True), tmp_path / "walk", fps=10)
     features = {}
@@ -167,14 +167,14 @@ def test_data_are_read_with_the_features_that_its_loader_makes(tmp_path: Path) -
     assert found["index"][:] == list(range(5))
 
 
-def test_tasks_are_the_index_of_a_frame(folder: Path) -> None:
+def test_tasks_are_the_index_of_a_data_frame(folder: Path) -> None:
     pandas = pytest.importorskip("pandas")
     tasks = pandas.read_parquet(folder / "meta/tasks.parquet")
     assert tasks.iloc[0].name == "walk"
     assert int(tasks.loc["walk"].task_index) == 0
 
 
-def test_what_is_said_of_episodes_and_the_whole_is_so(folder: Path) -> None:
+def test_metadata_of_episodes_and_dataset_are_correct(folder: Path) -> None:
     first, second = parquet.read_table(folder / EPISODES).to_pylist()
     assert [second[f"dataset_{end}_index"] for end in ("from", "to")] == [3, 5]
     assert (first["length"], first["tasks"], first["data/file_index"]) == (3, ["walk"], 0)
@@ -203,7 +203,7 @@ def test_embedded_images_become_arrays(folder: Path) -> None:
     assert found["obs.state"].tolist() == two_episodes()["obs"].tolist()
 
 
-def test_channels_may_be_said_to_be_first(folder: Path) -> None:
+def test_images_may_declare_channels_first(folder: Path) -> None:
     add_images(folder, [png(i, "L") for i in range(5)], [1, 2, 5])
     assert read_lerobot(folder)["obs.images.top"].shape == (5, 2, 5, 1)
 
@@ -226,7 +226,9 @@ def test_images_that_differ_from_their_description_are_rejected(folder: Path) ->
         read_lerobot(folder)
 
 
-def test_images_without_pillow_are_rejected_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_without_pillow_are_rejected_with_the_feature_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_images(folder, [png(i) for i in range(5)], [2, 5, 3])
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with pytest.raises(
@@ -236,7 +238,7 @@ def test_images_without_pillow_are_rejected_by_name(folder: Path, monkeypatch: p
     assert len(read_lerobot(folder, columns=["observation.state"])) == 5
 
 
-def test_videos_are_rejected_by_name_unless_left_out(folder: Path) -> None:
+def test_videos_are_rejected_with_the_feature_name_unless_omitted(folder: Path) -> None:
     change_feature(folder, "observation.images.top", dtype="video", shape=[2, 5, 3])
     with pytest.raises(ColumnTypeError, match=r"column 'observation.images.top' must not be a video"):
         read_lerobot(folder)
@@ -259,19 +261,19 @@ def test_videos_are_rejected_by_name_unless_left_out(folder: Path) -> None:
         7,
     ],
 )
-def test_paths_that_lead_out_of_the_folder_are_rejected(folder: Path, path: Any) -> None:
+def test_paths_outside_the_folder_are_rejected(folder: Path, path: Any) -> None:
     change_info(folder, data_path=path)
     with pytest.raises(FormatError, match="must have a 'data_path' to Parquet files in the folder"):
         read_lerobot(folder)
 
 
-def test_another_path_in_the_folder_is_followed(folder: Path) -> None:
+def test_another_path_template_inside_the_folder_is_used(folder: Path) -> None:
     (folder / DATA).rename(folder / "rows-0-00.parquet")
     change_info(folder, data_path="rows-{chunk_index}-{file_index:02d}.parquet")
     assert len(read_lerobot(folder)) == 5
 
 
-def test_a_description_of_another_form_is_rejected(folder: Path) -> None:
+def test_an_invalid_description_is_rejected(folder: Path) -> None:
     for changed, message in (
         ({"codebase_version": "v2.1"}, "must have layout version 3"),
         ({"features": []}, "must have an object as 'features'"),
@@ -301,7 +303,7 @@ def test_errors_quote_only_the_start_of_an_entry(folder: Path, entry: str, value
     assert len(str(caught.value)) < 600
 
 
-def test_features_with_false_values_are_rejected_by_name(folder: Path) -> None:
+def test_features_with_false_values_are_rejected_with_the_name(folder: Path) -> None:
     for name, changed, message in (
         ("observation.state", {"shape": [3]}, r"column 'observation.state' must have rows of shape \(3,\)"),
         ("observation.state", {"shape": [2, 1]}, r"column 'observation.state' must have rows of shape \(2, 1\)"),
@@ -329,13 +331,13 @@ def test_features_with_false_values_are_rejected_by_name(folder: Path) -> None:
         read_lerobot(folder)
 
 
-def test_nulls_are_rejected_by_name(folder: Path) -> None:
+def test_nulls_are_rejected_with_the_feature_name(folder: Path) -> None:
     change_column(folder / DATA, "next.reward", [pa.array([1.0, None, 1.0, 1.0, 1.0])])
     with pytest.raises(FormatError, match=r"column 'next.reward' must have no nulls"):
         read_lerobot(folder)
 
 
-def test_strings_are_read_within_the_bound(folder: Path) -> None:
+def test_strings_are_read_within_the_memory_limit(folder: Path) -> None:
     change_column(folder / DATA, "note", [pa.array(["a", "b", "c", "d", "é"])])
     change_feature(folder, "note", dtype="string", shape=[1], names=None)
     assert read_lerobot(folder)["note"].tolist() == ["a", "b", "c", "d", "é"]
@@ -344,7 +346,7 @@ def test_strings_are_read_within_the_bound(folder: Path) -> None:
         read_lerobot(folder, max_nbytes=1 << 27)
 
 
-def test_rows_that_are_not_those_of_the_episodes_are_rejected(folder: Path) -> None:
+def test_rows_that_do_not_match_the_episodes_are_rejected(folder: Path) -> None:
     for lengths in ([3, 3], [1 << 62, 1 << 62], [2, 2]):
         change_column(folder / EPISODES, "length", [pa.array(lengths)])
         with pytest.raises(FormatError, match="must contain one row per frame of its episodes, got 5"):
@@ -370,7 +372,7 @@ def test_frames_out_of_order_are_rejected(folder: Path) -> None:
         read_lerobot(folder)
 
 
-def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
+def test_the_error_contains_the_missing_file(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"info.json"):
         read_lerobot(tmp_path / "nothing")
     (folder / DATA).unlink()
@@ -381,7 +383,7 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
         read_lerobot(folder)
 
 
-def test_a_damaged_file_is_named(folder: Path) -> None:
+def test_the_error_contains_the_damaged_file(folder: Path) -> None:
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-30])
     with pytest.raises(FormatError, match=r"file-000.parquet"):
         read_lerobot(folder)
@@ -395,7 +397,7 @@ def test_memory_is_bounded(folder: Path) -> None:
 # What is refused before anything is written
 
 
-def test_what_the_layout_cannot_keep_is_rejected_by_name(tmp_path: Path) -> None:
+def test_columns_that_the_layout_cannot_store_are_rejected(tmp_path: Path) -> None:
     for changed, kind, message in (
         ({"infos": [{"a": 1}] * 5}, ColumnTypeError, "column 'infos.*' must be numeric in a LeRobot dataset"),
         ({"word": ["a"] * 5}, ColumnTypeError, "column 'word' must be numeric in a LeRobot dataset"),
@@ -422,7 +424,7 @@ def test_what_the_layout_cannot_keep_is_rejected_by_name(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_with_files_is_left_as_it_is(folder: Path) -> None:
+def test_a_folder_with_files_is_not_modified(folder: Path) -> None:
     with pytest.raises(StorageError, match="must be a new or empty folder"):
         write_lerobot(two_episodes()[:3], folder, fps=10)
     assert len(read_lerobot(folder)) == 5
@@ -438,7 +440,7 @@ def test_a_dataset_is_written_completely_or_not_at_all(tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_empty_infos_of_a_collector_are_left_out(tmp_path: Path) -> None:
+def test_empty_infos_of_a_collector_are_omitted(tmp_path: Path) -> None:
     batch = Collector("random", "CartPole-v1").collect(n_step=40).batch
     write_lerobot(batch, tmp_path / "steps", fps=30)
     assert read_lerobot(tmp_path / "steps")["obs"].tolist() == batch["obs"].tolist()

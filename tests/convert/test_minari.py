@@ -76,13 +76,13 @@ def test_minari_reads_the_episodes_with_their_final_observations() -> None:
     assert second.truncations.tolist() == [False, True]
 
 
-def test_episodes_are_read_one_by_one_over_one_memory() -> None:
+def test_each_episode_shares_memory_between_observations() -> None:
     (second,) = episodes_from_minari(write(two_episodes()), episodes=[1])
     assert second["eps_id"].tolist() == [1, 1]
     assert np.shares_memory(second["obs"], second["new_obs"])
 
 
-def test_infos_are_those_of_the_steps() -> None:
+def test_infos_belong_to_their_steps() -> None:
     batch = two_episodes()
     batch["infos"] = [{"lives": i, "speed": i / 2} for i in range(5)]
     assert write(batch)[0].infos["lives"].tolist() == [0, 0, 1, 2]
@@ -91,7 +91,7 @@ def test_infos_are_those_of_the_steps() -> None:
     assert found["infos"]["speed"].tolist() == [0, 0.5, 1, 1.5, 2]
 
 
-def test_what_minari_cannot_keep_is_rejected_by_name() -> None:
+def test_columns_that_minari_cannot_store_are_rejected_with_the_name() -> None:
     for infos, message in (
         ([{"a": 1}, {}, {}, {}, {}], "column 'infos' must have the same keys in all steps; drop it"),
         ([{"name": "x"}] * 5, "column 'infos.name' must be numeric to be stored by Minari"),
@@ -127,7 +127,7 @@ def test_a_collector_and_its_buffer_are_written() -> None:
 
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("in_buffer", [False, True])
-def test_actions_are_written_as_the_environment_takes_them(random: bool, in_buffer: bool) -> None:
+def test_actions_are_written_in_the_unit_of_the_environment(random: bool, in_buffer: bool) -> None:
     def steer(obs: Any) -> Any:
         return np.tanh(obs[:, :1]).astype(np.float32)
 
@@ -152,7 +152,7 @@ def check_pendulum(obs: Any, act: Any, new_obs: Any) -> int:
     return found
 
 
-def test_actions_of_a_function_are_rejected() -> None:
+def test_actions_mapped_by_a_function_are_rejected() -> None:
     batch = two_episodes()
     batch.action_unit = ActionUnit("function")
     with pytest.raises(ColumnMismatchError, match="must be converted by that function"):

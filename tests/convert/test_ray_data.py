@@ -66,7 +66,7 @@ print("all of it")
 
 
 @pytest.mark.long
-def test_datasets_are_converted_both_ways() -> None:
+def test_datasets_are_converted_in_both_directions() -> None:
     pytest.importorskip("ray.data")
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=300
@@ -87,14 +87,14 @@ def ray_tensors(values: np.ndarray, shape: Any = None) -> pa.Table:
 
 
 @pytest.mark.parametrize("dtype", ["f4", "u1", "?", "i8"])
-def test_tensors_are_read_where_ray_is_not_loaded(dtype: str) -> None:
+def test_tensors_are_read_without_ray(dtype: str) -> None:
     values = np.arange(24).reshape(4, 3, 2).astype(dtype)
     found = SampleBatch.from_arrow(without_ray_types(ray_tensors(values)))["obs"]
     assert found.dtype == values.dtype
     assert found.tolist() == values.tolist()
 
 
-def test_tensors_are_viewed() -> None:
+def test_tensors_are_read_without_copies() -> None:
     table = ray_tensors(np.arange(24.0).reshape(4, 3, 2))
     found = SampleBatch.from_arrow(without_ray_types(table))["obs"]
     assert found.ctypes.data == table.column(0).chunk(0).flatten().buffers()[1].address
@@ -112,7 +112,7 @@ def ray_column(storage: pa.Array, kind: str, shape: str = "[2]") -> pa.Table:
 
 
 @pytest.mark.parametrize("shape", ["[" * 100_000, json.dumps([2] + [1] * 63)], ids=["deep", "many"])
-def test_shapes_without_end_are_rejected(shape: str) -> None:
+def test_shapes_of_excessive_size_are_rejected(shape: str) -> None:
     with pytest.raises(FormatError, match="column 'obs' must"):
         without_ray_types(ray_column(pa.array([[1, 2], [3, 4]]), "arrow_tensor", shape))
 

@@ -32,7 +32,7 @@ def _row(values: Any, i: int) -> Any:
     return {name: _row(item, i) for name, item in values.items()} if isinstance(values, dict) else values[i]
 
 
-def test_steps_are_those_of_rlds() -> None:
+def test_steps_have_the_flags_and_order_of_rlds() -> None:
     first, second = (episode["steps"] for episode in to_rlds(two_episodes()))
     assert first["is_first"].tolist() == [True, False, False, False]
     assert first["is_last"].tolist() == [False, False, False, True]
@@ -51,7 +51,7 @@ def test_one_episode_is_not_copied() -> None:
     assert np.shares_memory(batch["rewards"], first["steps"]["reward"])
 
 
-def test_an_episode_that_is_cut_has_not_ended() -> None:
+def test_a_cut_episode_has_neither_flag() -> None:
     first, _ = to_rlds(two_episodes())
     cut = {name: values[:3] for name, values in first["steps"].items()}
     batch = from_rlds([{"steps": cut}])
@@ -59,7 +59,7 @@ def test_an_episode_that_is_cut_has_not_ended() -> None:
     assert not batch["truncateds"].any()
 
 
-def test_what_is_no_episode_is_rejected() -> None:
+def test_other_objects_than_episodes_are_rejected() -> None:
     first, _ = to_rlds(two_episodes())
     with pytest.raises(ColumnTypeError, match="must contain at least one RLDS episode"):
         from_rlds([])

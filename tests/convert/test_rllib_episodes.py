@@ -54,7 +54,7 @@ def test_an_episode_becomes_steps(numpy: bool, nested: bool) -> None:
     assert batch["t"].tolist() == [4, 5, 6]
 
 
-def test_an_episode_that_is_converted_shares_its_memory_both_ways() -> None:
+def test_conversion_shares_memory_in_both_directions() -> None:
     source = episode().to_numpy()
     batch = from_rllib_episodes([source])
     assert np.shares_memory(batch["obs"], source.observations.data)
@@ -64,7 +64,7 @@ def test_an_episode_that_is_converted_shares_its_memory_both_ways() -> None:
     assert back.observations.data.shape == (4, 2)
 
 
-def test_the_lookback_is_left_out() -> None:
+def test_the_lookback_is_omitted() -> None:
     source = SingleAgentEpisode(
         id_="a", observations=[0.0, 1.0, 2.0, 3.0], actions=[0, 1, 2], rewards=[0.0, 1.0, 2.0], len_lookback_buffer=2
     )
@@ -103,7 +103,7 @@ def test_an_episode_is_restored_with_infos_and_time() -> None:
     assert back.get_infos() == [{}, {"lives": 0}, {"lives": 1}, {"lives": 2}]
 
 
-def test_what_is_no_episode_is_rejected() -> None:
+def test_other_objects_than_episodes_are_rejected() -> None:
     for given in ([], [1], [episode(), MultiAgentEpisode()]):
         with pytest.raises(ColumnTypeError, match="episodes must contain at least one RLlib episode"):
             from_rllib_episodes(given)

@@ -60,7 +60,7 @@ def assert_same_values(found: SampleBatch, expected: SampleBatch) -> None:
         assert np.asarray(found[path]).tolist() == expected[path].tolist()
 
 
-def test_rllibs_json_is_read(tmp_path: Path) -> None:
+def test_json_of_rllib_is_read(tmp_path: Path) -> None:
     written_by_rllib(tmp_path, theirs(two_episodes()))
     found = read_rllib_json(tmp_path)
     assert isinstance(found, SampleBatch)
@@ -68,7 +68,7 @@ def test_rllibs_json_is_read(tmp_path: Path) -> None:
     assert found["obs"].dtype == np.float32
 
 
-def test_rllibs_json_of_several_policies_is_read(tmp_path: Path) -> None:
+def test_json_of_rllib_with_several_policies_is_read(tmp_path: Path) -> None:
     written_by_rllib(tmp_path, TheirMultiAgentBatch({"a": theirs(two_episodes()), "b": theirs(two_episodes()[:2])}, 5))
     found = read_rllib_json(tmp_path)
     assert isinstance(found, MultiAgentBatch)
@@ -78,7 +78,7 @@ def test_rllibs_json_of_several_policies_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 @pytest.mark.parametrize("compress", [(), ("obs", "new_obs", "actions")], ids=["plain", "packed"])
-def test_rllib_reads_our_json(tmp_path: Path, nested: bool, compress: tuple[str, ...]) -> None:
+def test_rllib_reads_written_json(tmp_path: Path, nested: bool, compress: tuple[str, ...]) -> None:
     batch = two_episodes(nested=nested)
     write_rllib_json([batch[:3], batch[3:]], tmp_path / "steps.json", compress_columns=compress)
     first, second = read_by_rllib(tmp_path / "steps.json", 2)
@@ -90,7 +90,7 @@ def test_rllib_reads_our_json(tmp_path: Path, nested: bool, compress: tuple[str,
     assert_same_values(found, batch)
 
 
-def test_several_policies_and_infos_pass_through_json(tmp_path: Path) -> None:
+def test_several_policies_and_infos_are_restored_from_json(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["infos"] = [{"lives": i} for i in range(5)]
     write_rllib_json(MultiAgentBatch({"p": batch}, 5), tmp_path / "steps.json")
@@ -100,7 +100,7 @@ def test_several_policies_and_infos_pass_through_json(tmp_path: Path) -> None:
     assert read.count == 5
 
 
-def test_packing_is_rllibs() -> None:
+def test_rllib_unpacks_packed_values() -> None:
     value = {"x": np.arange(6, dtype=np.int16).reshape(2, 3)}
     assert rllib_unpack(pack(value))["x"].tolist() == value["x"].tolist()
 
@@ -147,7 +147,7 @@ def test_packed_zeros_are_bounded(tmp_path: Path) -> None:
     assert len(read_rllib_json(tmp_path)) == 1 << 20
 
 
-def test_objects_without_a_form_in_json_are_rejected(tmp_path: Path) -> None:
+def test_objects_that_json_cannot_represent_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ColumnTypeError, match="column 'infos' must contain values that JSON can represent"):
         write_rllib_json(SampleBatch(rewards=[1.0], infos=[{"x": {1, 2}}]), tmp_path / "steps.json")
     assert not list(tmp_path.iterdir())
@@ -178,7 +178,7 @@ def test_packed_rows_that_are_nested_in_different_ways_are_rejected(tmp_path: Pa
         read_rllib_parquet(tmp_path)
 
 
-def test_rllib_makes_episodes_of_our_rows(tmp_path: Path) -> None:
+def test_rllib_creates_episodes_from_written_rows(tmp_path: Path) -> None:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from ray.rllib.offline.offline_prelearner import SCHEMA, OfflinePreLearner
 
@@ -208,7 +208,7 @@ def recorded() -> list[SingleAgentEpisode]:
     return made
 
 
-def test_episodes_that_rllib_packs_are_read(tmp_path: Path) -> None:
+def test_packed_episodes_of_rllib_are_read(tmp_path: Path) -> None:
     msgpack, numpy_in_msgpack = pytest.importorskip("msgpack"), pytest.importorskip("msgpack_numpy")
     rows = [msgpack.packb(episode.get_state(), default=numpy_in_msgpack.encode) for episode in recorded()]
     parquet.write_table(pa.table({"item": rows}), tmp_path / "a.parquet")
@@ -220,7 +220,7 @@ def test_episodes_that_rllib_packs_are_read(tmp_path: Path) -> None:
     assert found["infos"][1] == {"lives": 1}
 
 
-def test_rllib_reads_our_episodes(tmp_path: Path) -> None:
+def test_rllib_reads_written_episodes(tmp_path: Path) -> None:
     msgpack, numpy_in_msgpack = pytest.importorskip("msgpack"), pytest.importorskip("msgpack_numpy")
     write_rllib_episodes(two_episodes(), tmp_path / "a.parquet")
     rows = parquet.read_table(tmp_path / "a.parquet")["item"].to_pylist()
@@ -254,7 +254,7 @@ def test_damaged_episodes_are_rejected(tmp_path: Path, mark: Path) -> None:
         read_rllib_parquet(tmp_path)
 
 
-def test_strings_that_are_no_text_are_rejected(tmp_path: Path) -> None:
+def test_strings_of_invalid_utf_8_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     data = pa.py_buffer(b"ab\xff")
     text = pa.StringArray.from_buffers(3, pa.py_buffer(np.arange(4, dtype=np.int32)), data)

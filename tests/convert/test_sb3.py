@@ -116,7 +116,7 @@ def test_a_replay_buffer_is_filled_and_sampled() -> None:
     assert {tuple(row) for row in drawn.observations[drawn.dones.flatten() > 0].tolist()} == {(2.0, 2.5)}
 
 
-def test_steps_are_shared_out_among_environments() -> None:
+def test_steps_are_distributed_over_environments() -> None:
     batch = two_episodes()[:4]
     buffer = to_sb3_replay(batch, LINE, spaces.Discrete(3), n_envs=2, device="cpu")
     assert buffer.full
@@ -124,7 +124,7 @@ def test_steps_are_shared_out_among_environments() -> None:
     assert from_sb3(buffer)["rewards"].tolist() == batch["rewards"].tolist()
 
 
-def test_dicts_go_into_dict_buffers() -> None:
+def test_dict_observations_are_stored_in_dict_buffers() -> None:
     batch = two_episodes()
     batch["obs"] = batch["new_obs"] = {"x": batch["obs"], "place": np.arange(5)}
     buffer = to_sb3_replay(batch, PARTS, spaces.Discrete(3), device="cpu")
@@ -141,7 +141,7 @@ def test_a_rollout_buffer_is_filled_and_drawn_from() -> None:
     assert from_sb3(buffer)["dones"].tolist() == [False, False, True, False, False]
 
 
-def test_what_does_not_fit_is_rejected_by_name() -> None:
+def test_unsupported_columns_are_rejected_with_the_name() -> None:
     two = spaces.Discrete(3)
     with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         to_sb3_replay(two_episodes().drop("new_obs"), LINE, two)
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_rejected_by_name() -> None:
         to_sb3_replay(two_episodes(), LINE, two, capacity=4)
 
 
-def test_an_algorithm_continues_with_our_steps() -> None:
+def test_an_algorithm_continues_training_with_converted_steps() -> None:
     from stable_baselines3 import DQN
 
     model = DQN("MlpPolicy", "CartPole-v1", buffer_size=100, learning_starts=0, device="cpu", seed=1)
@@ -179,8 +179,8 @@ def test_an_algorithm_continues_with_our_steps() -> None:
     assert model.replay_buffer.size() == 60
 
 
-def test_replay_buffers_hold_scaled_actions() -> None:
-    """As SAC, TD3 and DDPG of Stable-Baselines3 store them and sample them."""
+def test_replay_buffers_store_scaled_actions() -> None:
+    """SAC, TD3 and DDPG of Stable-Baselines3 store and sample scaled actions."""
     torques, steps = spaces.Box(-2.0, 2.0, (1,)), two_episodes()
     steps["actions"] = np.linspace(-2.0, 2.0, len(steps), dtype=np.float32)[:, None]
     steps.action_unit = ActionUnit()

@@ -129,7 +129,7 @@ def steps_of(n_envs: int, seed: int) -> Any:
 @pytest.mark.parametrize("n_steps", [None, 1, 4])
 @pytest.mark.parametrize("timeouts", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_add_and_sample_equal_theirs(n_steps: int | None, timeouts: bool, seed: int) -> None:
+def test_add_and_sample_agree_with_stable_baselines3(n_steps: int | None, timeouts: bool, seed: int) -> None:
     n_envs = 1 + seed % 3
     options = {"n_envs": n_envs, "handle_timeout_termination": timeouts}
     window = {} if n_steps is None else {"n_steps": n_steps, "gamma": 0.9}
@@ -158,7 +158,7 @@ def test_add_and_sample_equal_theirs(n_steps: int | None, timeouts: bool, seed: 
             torch.testing.assert_close(data.discounts[continues], expected.discounts[continues])
 
 
-def test_observations_stored_once_keep_the_one_after_a_truncation() -> None:
+def test_memory_optimization_keeps_observations_after_truncations() -> None:
     ours = SB3ReplayBuffer(40, LINE, spaces.Discrete(3), "cpu", n_envs=2, optimize_memory_usage=True)
     plain = SB3ReplayBuffer(40, LINE, spaces.Discrete(3), "cpu", n_envs=2)
     for _, step in zip(range(50), steps_of(2, 5), strict=False):
@@ -175,7 +175,7 @@ def test_observations_stored_once_keep_the_one_after_a_truncation() -> None:
 
 
 @pytest.mark.parametrize("optimize", [False, True])
-def test_windows_do_not_cross_a_reset_that_was_not_reported(optimize: bool) -> None:
+def test_windows_do_not_cross_an_unreported_reset(optimize: bool) -> None:
     options = {"n_steps": 5, "gamma": 1.0, "optimize_memory_usage": optimize}
     buffer = SB3ReplayBuffer(40, LINE, spaces.Discrete(3), "cpu", **options)
     for start in (0, 100):
@@ -189,7 +189,7 @@ def test_windows_do_not_cross_a_reset_that_was_not_reported(optimize: bool) -> N
     assert torch.equal(data.rewards[first][:, 0], 4 - data.observations[first][:, 0])
 
 
-def test_priorities_decide_the_draws_and_weights() -> None:
+def test_priorities_determine_draws_and_weights() -> None:
     buffer = SB3ReplayBuffer(40, LINE, spaces.Discrete(3), "cpu", n_envs=2, alpha=1.0, beta=1.0)
     for _, step in zip(range(20), steps_of(2, 5), strict=False):
         buffer.add(*step)
@@ -221,7 +221,7 @@ def test_a_saved_buffer_is_loaded_into_a_model(tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(goals.replay_buffer)).sample(1)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_unsupported_arguments_are_reported() -> None:
     buffer = SB3ReplayBuffer(40, LINE, spaces.Discrete(3), "cpu", n_envs=2)
     with pytest.raises(EmptyBufferError, match="must contain rows"):
         buffer.sample(1)

@@ -22,7 +22,7 @@ PARTS = spaces.Dict({"x": LINE, "place": spaces.Discrete(9)})
 
 @pytest.mark.parametrize(("name", "env"), [("PPO", "CartPole-v1"), ("PPO", "Pendulum-v1"), ("A2C", "CartPole-v1")])
 def test_algorithms_learn_nearly_the_same_parameters(name: str, env: str) -> None:
-    """Advantages are summed in float64 here and in float32 there."""
+    """Advantages are summed in float64; Stable-Baselines3 uses float32."""
     torch.set_num_threads(1)
     models = []
     for buffer in (SB3RolloutBuffer, None):
@@ -55,7 +55,7 @@ def fill(buffer: Any, seed: int, space: Any) -> Any:
 
 @pytest.mark.parametrize("space", [LINE, PARTS], ids=["array", "dict"])
 @pytest.mark.parametrize("seed", range(4))
-def test_minibatches_equal_theirs(space: Any, seed: int) -> None:
+def test_minibatches_agree_with_stable_baselines3(space: Any, seed: int) -> None:
     kind = buffers.DictRolloutBuffer if space is PARTS else buffers.RolloutBuffer
     arguments = (7, space, spaces.Discrete(3), "cpu", 0.9, 0.97, 1 + seed % 3)
     theirs, ours = fill(kind(*arguments), seed, space), fill(SB3RolloutBuffer(*arguments), seed, space)
@@ -72,7 +72,7 @@ def test_minibatches_equal_theirs(space: Any, seed: int) -> None:
                 torch.testing.assert_close(getattr(mine, field), getattr(other, field), rtol=1e-4, atol=1e-5)
 
 
-def test_a_rollout_is_a_batch_over_the_same_memory() -> None:
+def test_a_rollout_is_a_batch_that_shares_memory() -> None:
     buffer = fill(SB3RolloutBuffer(5, LINE, spaces.Discrete(3), "cpu", n_envs=2), 1, LINE)
     batch = buffer.to_sample_batch()
     assert np.shares_memory(batch["obs"], buffer.to_sample_batch()["obs"])
@@ -82,7 +82,7 @@ def test_a_rollout_is_a_batch_over_the_same_memory() -> None:
     assert np.array_equal(batch["obs"], kept)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_unsupported_arguments_are_reported() -> None:
     buffer = SB3RolloutBuffer(2, LINE, spaces.Discrete(3), "cpu")
     step = (np.zeros((1, 2)), np.zeros(1), np.zeros(1), np.ones(1), torch.zeros(1), torch.zeros(1))
     with pytest.raises(EmptyBufferError, match="must contain 2 steps per environment, got 0"):

@@ -71,18 +71,18 @@ def test_episodes_keep_the_order_in_which_they_start() -> None:
     assert as_steps(batch).batch["eps_id"].tolist() == [7, 7, 3]
 
 
-def test_agents_of_one_episode_are_trajectories_of_their_own() -> None:
+def test_agents_of_one_episode_have_separate_trajectories() -> None:
     batch = SampleBatch(rewards=[1.0, 2.0, 3.0, 4.0], eps_id=[7] * 4, agent_index=[0, 1, 0, 1], t=[0, 0, 1, 1])
     assert as_steps(batch).batch["rewards"].tolist() == [1.0, 3.0, 2.0, 4.0]
 
 
-def test_environments_without_ids_of_episodes_are_distinguished() -> None:
+def test_environments_without_episode_ids_are_distinguished() -> None:
     batch = SampleBatch(rewards=np.arange(6.0), env_id=[4, 2, 4, 2, 4, 2], dones=[0, 0, 1, 0, 0, 1])
     steps = as_steps(batch)
     assert [part["rewards"].tolist() for part in steps.episodes()] == [[0, 2], [4], [1, 3, 5]]
 
 
-def test_rings_are_distinguished_also_where_they_wrapped() -> None:
+def test_rings_that_have_wrapped_are_distinguished() -> None:
     buffer = VectorReplayBuffer(6, 2)
     for i in range(5):
         step = {"obs": [i, 10 + i], "act": [0, 0], "rew": [0.0, 0.0], "truncated": [False, False]}
@@ -99,7 +99,7 @@ def test_a_buffer_without_next_observations_has_the_final_ones() -> None:
     assert steps.batch["new_obs"][kept].tolist() == two_episodes()["new_obs"][kept].tolist()
 
 
-def test_what_is_no_experience_is_rejected() -> None:
+def test_other_objects_than_experience_are_rejected() -> None:
     two = MultiAgentBatch({"a": two_episodes(), "b": two_episodes()}, 5)
     with pytest.raises(
         ColumnTypeError, match="must contain steps of one policy, got 'a', 'b'; convert each policy separately"
@@ -112,7 +112,7 @@ def test_what_is_no_experience_is_rejected() -> None:
             as_steps(empty)  # type: ignore[arg-type]
 
 
-def test_columns_that_are_needed_are_named() -> None:
+def test_the_error_lists_required_columns() -> None:
     with pytest.raises(ColumnNotFoundError, match="column 'terminateds' must exist to be converted"):
         as_steps(SampleBatch(obs=[1, 2]))
     with pytest.raises(ColumnMismatchError, match="column 'terminateds' must have flags"):
@@ -157,8 +157,8 @@ def test_an_episode_shares_its_observations() -> None:
 
 
 @pytest.mark.parametrize("name", ["rlds", "d4rl", "tensordict", "cpprb", "rllib_json", "rllib_parquet"])
-def test_every_conversion_writes_the_environments_actions(name: str, tmp_path: Path) -> None:
-    """Batches and buffers in a policy's unit."""
+def test_every_conversion_writes_actions_of_the_environment(name: str, tmp_path: Path) -> None:
+    """Batches and buffers contain actions in the unit of a policy."""
     steps = two_episodes()
     steps["actions"] = np.linspace(-1.0, 1.0, len(steps), dtype=np.float32)[:, None]
     steps.action_unit = ActionUnit("scale", np.float32(-2), np.float32(6))

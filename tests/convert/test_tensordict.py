@@ -16,7 +16,7 @@ from tests.optional import torch
 tensordict = pytest.importorskip("tensordict")
 
 
-def test_names_and_shapes_are_those_of_torchrl() -> None:
+def test_names_and_shapes_agree_with_torchrl() -> None:
     td = to_tensordict(two_episodes())
     assert td.batch_size == (5,)
     assert td["observation"].shape == td["next", "observation"].shape == (5, 2)
@@ -26,7 +26,7 @@ def test_names_and_shapes_are_those_of_torchrl() -> None:
 
 
 @pytest.mark.parametrize("column", ["obs", "new_obs", "rewards", "actions", "terminateds"])
-def test_memory_is_shared_both_ways(column: str) -> None:
+def test_memory_is_shared_in_both_directions(column: str) -> None:
     batch = two_episodes()
     found = from_tensordict(to_tensordict(batch))[column]
     assert found.data_ptr() == batch[column].ctypes.data
@@ -41,7 +41,7 @@ def test_a_batch_is_restored() -> None:
         assert np.array_equal(found[name].numpy(), batch[name])
 
 
-def test_parts_of_observations_are_entries_of_the_root() -> None:
+def test_parts_of_observations_are_root_entries() -> None:
     batch = two_episodes(nested=True)
     td = to_tensordict(batch)
     assert td["camera"].shape == td["next", "camera"].shape == (5, 4, 1)
@@ -84,7 +84,7 @@ def test_a_tensordict_without_next_has_its_rewards_and_flags_in_the_root() -> No
     assert from_tensordict(td)["rewards"].tolist() == [1.0, 1.0]
 
 
-def test_entries_of_next_alone_stay_there() -> None:
+def test_entries_only_in_next_become_columns_of_next() -> None:
     td = tensordict.TensorDict({"observation": torch.zeros(2, 3), "next": {"cost": torch.ones(2)}}, batch_size=[2])
     assert from_tensordict(td)["next.cost"].tolist() == [1.0, 1.0]
 
@@ -119,7 +119,7 @@ def test_a_rollout_of_torchrl_becomes_steps() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # TorchRL's own, when it is imported
-def test_a_buffer_of_torchrl_takes_and_gives_our_steps() -> None:
+def test_a_torchrl_buffer_stores_and_returns_converted_steps() -> None:
     pytest.importorskip("torchrl")
     from torchrl.data import LazyTensorStorage
     from torchrl.data import ReplayBuffer as TheirBuffer

@@ -82,7 +82,7 @@ def assert_same(theirs: Any, ours: Any) -> None:
 
 @each
 @pytest.mark.parametrize("steps", [3, 12])
-def test_their_buffer_becomes_ours_and_continues(make: Any, steps: int) -> None:
+def test_a_tianshou_buffer_is_converted_and_continues(make: Any, steps: int) -> None:
     theirs = make(data)
     fill(theirs, data.Batch, 0, steps)
     if hasattr(theirs, "update_weight"):
@@ -97,7 +97,7 @@ def test_their_buffer_becomes_ours_and_continues(make: Any, steps: int) -> None:
 
 @each
 @pytest.mark.parametrize("steps", [3, 12])
-def test_our_buffer_becomes_theirs_and_continues(make: Any, steps: int) -> None:
+def test_a_buffer_is_converted_to_tianshou_and_continues(make: Any, steps: int) -> None:
     ours = make(samplebatch)
     fill(ours, Batch, 0, steps)
     if hasattr(ours, "update_weight"):
@@ -111,7 +111,7 @@ def test_our_buffer_becomes_theirs_and_continues(make: Any, steps: int) -> None:
     assert len(theirs.sample(4)[1]) == 4
 
 
-def test_rows_of_their_buffer_are_not_copied() -> None:
+def test_rows_of_a_tianshou_buffer_are_not_copied() -> None:
     theirs = data.ReplayBuffer(7)
     fill(theirs, data.Batch, 0, 5)
     ours = from_tianshou(theirs)
@@ -124,7 +124,7 @@ def test_an_empty_buffer() -> None:
     assert len(to_tianshou(samplebatch.ReplayBuffer(3))) == 0
 
 
-def test_batches_share_their_arrays_both_ways() -> None:
+def test_batches_share_arrays_in_both_directions() -> None:
     theirs = data.Batch(obs={"x": np.ones((2, 3))}, act=np.arange(2), info=data.Batch())
     ours = from_tianshou(theirs)
     assert isinstance(ours, Batch)
@@ -141,7 +141,7 @@ def test_a_flat_batch_gets_tianshous_names() -> None:
     assert set(to_tianshou(flat).get_keys()) == {"obs", "obs_next", "rew"}
 
 
-def test_anything_else_is_rejected() -> None:
+def test_other_objects_are_rejected() -> None:
     with pytest.raises(ColumnTypeError, match="thing must be a Tianshou Batch or buffer, got a int"):
         from_tianshou(3)  # type: ignore[arg-type]
     with pytest.raises(ColumnTypeError, match="source must be a batch or a buffer, got a int"):

@@ -59,7 +59,7 @@ def lists(column):
     return [np.asarray(row).tolist() for row in column]
 
 
-def test_verl_there_and_back():
+def test_verl_round_trip():
     pytest.importorskip("tensordict")
     batch = rollouts()
     data = to_verl(batch, DataProto, meta_info={"step": 3}, pad_token_id=-7)
@@ -101,7 +101,7 @@ def test_verl_without_prompts_is_padded_on_the_right():
     ].tolist() == ["a"]
 
 
-def test_verl_rejects_what_does_not_fit():
+def test_verl_conversion_rejects_unsupported_values():
     batch = rollouts()
     with pytest.raises(ColumnLengthError, match="column 'odd' must have rows of the same lengths as the prompts"):
         to_verl(batch.assign(odd=batch["values"].truncate(2)), DataProto)
@@ -116,7 +116,7 @@ def test_verl_rejects_what_does_not_fit():
         from_verl(SimpleNamespace(batch=tensors, non_tensor_batch={"responses": np.zeros(1)}))
 
 
-def test_jagged_tensors_of_tensordict_there_and_back():
+def test_jagged_tensordict_round_trip():
     pytest.importorskip("tensordict")
     batch = SampleBatch(ids=[[1, 2], [3], []], text=["a", "b", "c"])
     made = to_tensordict(batch)
@@ -128,7 +128,7 @@ def test_jagged_tensors_of_tensordict_there_and_back():
     assert list(back["text"]) == ["a", "b", "c"]
 
 
-def test_tokenized_datasets_there_and_back():
+def test_tokenized_dataset_round_trip():
     datasets = pytest.importorskip("datasets")
     rows = {
         "input_ids": [[1, 2, 3], [4]],
@@ -159,13 +159,13 @@ def test_tokenized_datasets_there_and_back():
         from_token_dataset(pa.table({"ids": [[1], None]}))
 
 
-def test_arrow_lists_are_viewed():
+def test_arrow_lists_are_read_without_copies():
     array = pa.array([[1, 2], [3]], pa.large_list(pa.int64()))
     batch = from_token_dataset(pa.table({"ids": array}))
     assert batch["ids"].elements.ctypes.data == array.values.buffers()[1].address
 
 
-def test_dicts_there_and_back():
+def test_dict_round_trip():
     rows = [
         {"ids": [1, 2], "logp": [0.5, 0.25], "uid": "a", "info": {"x": 1}},
         {"ids": [3, 4], "logp": [1.0, 2.0], "uid": "b", "info": {"x": 2}},

@@ -101,7 +101,7 @@ def test_a_ppo_loop_has_the_losses_of_the_collected_rows() -> None:
     assert set(td.keys()) - set(data.keys()) == {"index"}
 
 
-def test_a_collectors_steps_are_sampled_as_they_were() -> None:
+def test_collected_steps_are_sampled_unchanged() -> None:
     rb = TorchRLReplayBuffer(ReplayBuffer(100))
     td = steps_of(40, ends=(9, 25))
     assert rb.extend(td).tolist() == list(range(40))
@@ -115,7 +115,7 @@ def test_a_collectors_steps_are_sampled_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("rings", [1, 3])
-def test_environments_of_a_batch_dimension_stay_apart(rings: int) -> None:
+def test_environments_of_a_batch_dimension_are_separate_streams(rings: int) -> None:
     td = steps_of(10, lead=(3,))
     td["observation"] = td["observation"] + 100 * torch.arange(3).reshape(3, 1, 1)
     td["next", "observation"] = td["observation"] + 1
@@ -148,7 +148,7 @@ def test_single_steps_are_added() -> None:
     assert len(rb) == 0
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_unsupported_arguments_are_reported() -> None:
     with pytest.raises(ColumnTypeError, match="buffer must be a samplebatch ReplayBuffer, got a list"):
         TorchRLReplayBuffer([])  # type: ignore[arg-type]
     rb = TorchRLReplayBuffer(ReplayBuffer(10))

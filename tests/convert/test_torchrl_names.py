@@ -37,7 +37,7 @@ def test_every_public_name_is_on_the_page() -> None:
     assert not unknown, f"not in TorchRL: {sorted(unknown)}"
 
 
-def test_what_the_page_says_is_true() -> None:
+def test_the_page_agrees_with_the_library() -> None:
     for name, verdict in table().items():
         owner, _, attribute = name.rpartition(".")
         here = hasattr(samplebatch.ReplayBuffer, attribute) if owner else name in samplebatch.__all__

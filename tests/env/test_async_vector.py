@@ -70,7 +70,7 @@ def test_the_end_of_an_episode_is_reported_before_the_next_one_starts() -> None:
     environments.close()
 
 
-def test_only_those_are_waited_for_that_are_asked_about() -> None:
+def test_recv_waits_only_for_the_requested_environments() -> None:
     gate = CONTEXT.RawValue("b", 0)
     makers = [lambda n=n: gyms.Watched(n, 9, gate=gate if n == 0 else None) for n in range(3)]
     environments = Async(makers)
@@ -87,7 +87,7 @@ def test_only_those_are_waited_for_that_are_asked_about() -> None:
     environments.close()
 
 
-def test_stepped_together_they_are_what_a_collector_takes() -> None:
+def test_a_collector_accepts_async_environments_stepped_together() -> None:
     def stay(obs: Any) -> Any:
         return np.zeros(len(obs), int)
 
@@ -104,7 +104,7 @@ def test_stepped_together_they_are_what_a_collector_takes() -> None:
     assert found[0] == found[1]
 
 
-def test_arrays_stay_as_they_were_handed_out() -> None:
+def test_returned_arrays_are_not_overwritten() -> None:
     environments = Async(ladders([5, 5], kind=gyms.Reusing))
     begun, _ = environments.reset()
     environments.send(np.arange(2), [np.zeros(2, int)])
@@ -131,7 +131,7 @@ def test_steps_that_are_in_progress_are_waited_for_before_a_reset() -> None:
     environments.close()
 
 
-def test_of_several_environments_that_fail_to_reset_the_first_is_told_once() -> None:
+def test_the_first_of_several_failed_resets_is_reported_once() -> None:
     class Stubborn(gyms.Ladder):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             if options:
@@ -173,6 +173,6 @@ def test_no_private_name_of_gymnasium_is_used() -> None:
     assert private == {"gymnasium.py": {"_env_fns"}}
 
 
-def test_environments_in_processes_know_nothing_of_gymnasium_s_vector_environments() -> None:
+def test_environment_processes_do_not_use_gymnasium_vector_classes() -> None:
     source = (FOLDER / "async_vector.py").read_text()
     assert not re.search(r"gymnasium\.vector|parent_pipes|error_queue|AsyncVectorEnv", source)

@@ -63,8 +63,8 @@ def test_a_seed_starts_a_new_game() -> None:
     assert env.reset(seed=1)[1]["lives"] == 5
 
 
-def test_lives_of_an_evaluated_game_start_by_themselves() -> None:
-    """A policy that never fires would wait for 27,000 steps."""
+def test_an_evaluated_game_starts_each_life_automatically() -> None:
+    """Without the wrapper, a policy that never fires waits for 27,000 steps."""
     env = make_atari(BREAKOUT, repeat_action_probability=0.0)
     _, info = env.reset(seed=0)
     steps, lives, done = 0, [info["lives"]], False
@@ -76,7 +76,7 @@ def test_lives_of_an_evaluated_game_start_by_themselves() -> None:
     assert sorted(set(lives)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_games_that_do_not_wait_for_fire_have_no_wrapper_for_it() -> None:
+def test_games_without_a_fire_action_have_no_fire_wrapper() -> None:
     assert "FireOnReset" in names(make_atari(BREAKOUT))
     assert "FireOnReset" not in names(make_atari(BREAKOUT, fire_on_reset=False))
     assert "FireOnReset" not in names(make_atari("ALE/MsPacman-v5"))

@@ -44,7 +44,7 @@ def make_cart() -> Any:
         ((make_cart,), {}, 1),
     ],
 )
-def test_environments_are_created_of_ids_and_functions(env: Any, given: dict[str, Any], count: int) -> None:
+def test_environments_are_created_from_ids_and_functions(env: Any, given: dict[str, Any], count: int) -> None:
     with Collector(PUSH, env, seed=1, **given) as collector:
         batch = collector.collect(n_step=10 * count).batch
         assert [isinstance(one, gymnasium.Env) for one in collector.env] == [True] * count
@@ -52,7 +52,7 @@ def test_environments_are_created_of_ids_and_functions(env: Any, given: dict[str
     assert np.unique(batch["env_id"]).tolist() == list(range(count))
 
 
-def test_environments_of_a_list_are_stepped_themselves() -> None:
+def test_environments_of_a_list_are_stepped_directly() -> None:
     envs = [gyms.Ladder(number, 4) for number in range(2)]
     with Collector(stay, envs) as collector:
         collector.collect(n_step=6)
@@ -78,9 +78,7 @@ def test_a_vector_environment_may_be_created_by_a_function() -> None:
         (make_cart, {"num_envs": 2.0}, r"num_envs must be a whole number from 1, got 2\.0"),
     ],
 )
-def test_numbers_that_are_not_those_of_the_environments_are_rejected(
-    env: Any, given: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_number_of_environments_is_rejected(env: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Collector(stay, env, **given)
 
@@ -122,12 +120,12 @@ TWICE = gyms.Ladder(0)
         ([lambda: 7], "must create an environment"),
     ],
 )
-def test_environments_that_do_not_are_compatible_are_rejected(envs: Any, message: str) -> None:
+def test_incompatible_environments_are_rejected(envs: Any, message: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=message):
         as_environments(envs)
 
 
-def test_environments_made_before_one_that_cannot_be_are_closed() -> None:
+def test_a_failed_creation_closes_environments_created_before() -> None:
     made: list[Any] = []
 
     def make() -> Any:
@@ -142,7 +140,7 @@ def test_environments_made_before_one_that_cannot_be_are_closed() -> None:
 # Resets
 
 
-def test_seeds_reach_every_environment_of_a_list() -> None:
+def test_every_environment_of_a_list_is_seeded() -> None:
     envs = [gyms.Ladder(number, 2) for number in range(2)]
     environments = EnvironmentList(envs)
     environments.reset(seeds=[3, 4], options={"level": 1})
@@ -167,7 +165,7 @@ class Stuck(gyms.Ladder):
         return super().reset(**given)
 
 
-def test_a_reset_that_raises_costs_no_step() -> None:
+def test_a_failed_reset_loses_no_step() -> None:
     buffer = ReplayBuffer(20)
     with Collector(stay, Stuck(0, 3), buffer) as collector:
         with pytest.raises(OSError, match="the rope tore"):
@@ -210,7 +208,7 @@ class Silent(Forgetful):
         (Silent, "column 'infos' must hold dicts, got a list"),
     ],
 )
-def test_resets_after_an_episode_are_checked(kind: type[Any], must: str) -> None:
+def test_values_of_resets_after_an_episode_are_checked(kind: type[Any], must: str) -> None:
     match = f"^{must} from environment 1 in the reset after step 4$"
     with (
         pytest.raises(EnvironmentSpecError, match=match),
@@ -239,14 +237,14 @@ def test_steps_of_another_number_of_values_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_environments_may_write_to_their_arrays_and_infos_again(count: int) -> None:
+def test_environments_may_reuse_their_arrays_and_infos(count: int) -> None:
     with Collector(stay, [gyms.Reusing(number, 4, says=True) for number in range(count)]) as collector:
         batch = collector.collect(n_step=10 * count).batch
     assert (batch["new_obs"][:, 2] == batch["obs"][:, 2] + 1).all()
     assert [info["step"] for info in batch["infos"]] == (batch["t"] + 1).tolist()
 
 
-def test_a_wider_first_observation_is_preserved() -> None:
+def test_a_first_observation_of_a_wider_dtype_is_preserved() -> None:
     class Wider(gyms.Ladder):
         def _observe(self) -> Any:
             obs = super()._observe()

@@ -59,7 +59,7 @@ def watched(count: int, gate: Any, shut: int) -> list[Any]:
 # Deaths
 
 
-def test_a_process_that_is_killed_in_a_step_is_named_and_steps_are_preserved(gate: Any) -> None:
+def test_a_process_killed_in_a_step_is_reported_and_loses_no_steps(gate: Any) -> None:
     env = watched(3, gate, 1)
     buffer = VectorReplayBuffer(300, 3)
     collector = Async(stay, env, buffer)
@@ -78,7 +78,7 @@ def test_a_process_that_is_killed_in_a_step_is_named_and_steps_are_preserved(gat
     assert are_gone(collector)
 
 
-def test_a_process_that_is_killed_between_calls_is_named() -> None:
+def test_a_process_killed_between_calls_is_reported() -> None:
     for idle in (False, True):
         env = [lambda: gyms.Ladder(0, 9)] * 2
         collector = Async(stay, env)
@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_between_calls_is_named() -> None:
         assert are_gone(collector)
 
 
-def test_a_process_is_missed_even_if_a_child_of_its_own_holds_its_pipe(gate: Any) -> None:
+def test_a_dead_process_is_detected_if_its_child_holds_the_pipe(gate: Any) -> None:
     class Parent(gyms.Watched):
         """A ladder that leaves a process behind."""
 
@@ -126,7 +126,7 @@ def _kill_once(gate: Any, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_process_that_exits_is_named() -> None:
+def test_a_process_that_exits_is_reported() -> None:
     class Leaving(gyms.Ladder):
         def step(self, action: Any) -> Any:
             os._exit(7)
@@ -145,7 +145,7 @@ def test_a_process_that_exits_is_named() -> None:
 # Environments that raise
 
 
-def test_an_environment_that_raises_is_named_with_its_reason_and_reset_in_the_next_call() -> None:
+def test_a_failed_step_is_reported_and_the_environment_is_reset() -> None:
     with Async(stay, [lambda: gyms.Ladder(0, 9), lambda: gyms.Failing(1, 50)]) as collector:
         with pytest.raises(WorkerError, match=r"environment 1 must .* raised RuntimeError: the rung broke") as caught:
             collector.collect(n_step=1000)
@@ -160,7 +160,7 @@ def test_an_environment_that_raises_is_named_with_its_reason_and_reset_in_the_ne
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, EOFError, BrokenPipeError])
-def test_an_environment_that_loses_a_connection_of_its_own_is_not_treated_as_closed(error: type[Exception]) -> None:
+def test_a_connection_error_inside_an_environment_is_reported(error: type[Exception]) -> None:
     class Remote(gyms.Ladder):
         def step(self, action: Any) -> Any:
             raise error("the simulator is gone")
@@ -172,7 +172,7 @@ def test_an_environment_that_loses_a_connection_of_its_own_is_not_treated_as_clo
         collector.collect(n_step=1)
 
 
-def test_an_environment_that_cannot_be_created_is_named_and_no_other_is_left_behind() -> None:
+def test_a_failed_creation_is_reported_and_ends_all_processes() -> None:
     class Broken(gyms.Ladder):
         def __init__(self) -> None:
             raise OSError("no display")
@@ -183,7 +183,7 @@ def test_an_environment_that_cannot_be_created_is_named_and_no_other_is_left_beh
 
 
 @pytest.mark.parametrize("episode", [0, 1])
-def test_an_environment_that_raises_when_it_is_reset_is_named(episode: int) -> None:
+def test_a_failed_reset_is_reported(episode: int) -> None:
     class Stubborn(gyms.Ladder):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             if self._episode + 1 == episode:
@@ -202,7 +202,7 @@ def test_an_environment_that_raises_when_it_is_reset_is_named(episode: int) -> N
     assert are_gone(collector)
 
 
-def test_a_reason_that_cannot_be_unpickled_is_told_in_words() -> None:
+def test_an_error_that_cannot_be_unpickled_is_reported_as_text() -> None:
     class Odd(Exception):
         """Cannot be unpickled."""
 
@@ -244,7 +244,7 @@ def test_an_answer_that_cannot_be_read_is_reported() -> None:
 # Interrupts
 
 
-def test_an_interrupt_during_an_answer_leaves_a_collector_that_can_be_closed() -> None:
+def test_a_collector_can_be_closed_after_an_interrupted_answer() -> None:
     class Torn:
         """A connection on which an answer is interrupted."""
 
@@ -269,8 +269,8 @@ def test_an_interrupt_during_an_answer_leaves_a_collector_that_can_be_closed() -
     assert are_gone(collector)
 
 
-def test_an_interrupt_of_the_group_of_processes_leaves_none_behind() -> None:
-    """What a terminal does on Ctrl-C."""
+def test_an_interrupt_of_the_process_group_ends_all_processes() -> None:
+    """A terminal sends SIGINT to the process group on Ctrl-C."""
     script = textwrap.dedent(
         """
         import multiprocessing
@@ -345,7 +345,7 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
         (KILLED, "forkserver"),
     ],
 )
-def test_a_collector_that_nobody_closes_leaves_nothing_behind(then: str, start_method: str) -> None:
+def test_processes_of_an_unclosed_collector_end_at_exit(then: str, start_method: str) -> None:
     folder = Path(gyms.__file__).parent
     ran = subprocess.run(
         [sys.executable, "-c", LEFT_OPEN.format(start_method=start_method, then=then)],
@@ -365,7 +365,7 @@ def test_a_collector_that_nobody_closes_leaves_nothing_behind(then: str, start_m
     assert not any(is_alive(ProcessIdentity(pid, 0)) for pid in pids)
 
 
-def test_processes_end_with_the_collector_that_is_dropped() -> None:
+def test_processes_end_when_their_collector_is_deleted() -> None:
     collector = Async(stay, [lambda: gyms.Ladder(0, 9)] * 2)
     collector.collect(n_step=3)
     own = processes_of(collector)
@@ -389,9 +389,7 @@ def test_descriptors_are_closed_with_the_collector() -> None:
     assert descriptors() <= before
 
 
-def test_an_environment_that_hangs_is_named_and_others_steps_are_preserved(
-    monkeypatch: pytest.MonkeyPatch, gate: Any
-) -> None:
+def test_a_hanging_environment_is_reported_and_other_steps_are_kept(monkeypatch: pytest.MonkeyPatch, gate: Any) -> None:
     monkeypatch.setattr(async_vector, "_LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(async_vector, "_START_WITHIN_S", 0.0)
     collector = Async(stay, watched(2, gate, 1), stall_timeout_s=0.3)
@@ -405,7 +403,7 @@ def test_an_environment_that_hangs_is_named_and_others_steps_are_preserved(
     assert are_gone(collector)
 
 
-def test_time_in_which_nobody_waits_does_not_count_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_between_calls_does_not_count_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_vector, "_LOOK_EVERY_S", 0.05)
     with Async(stay, [partial(gyms.Watched, 0, 9, pause_s=0.2)] * 2, stall_timeout_s=1.0) as collector:
         for _ in range(2):
@@ -413,7 +411,7 @@ def test_time_in_which_nobody_waits_does_not_count_as_hanging(monkeypatch: pytes
             time.sleep(1.2)
 
 
-def test_an_environment_that_hangs_is_ended_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, gate: Any) -> None:
+def test_closing_kills_a_hanging_environment(monkeypatch: pytest.MonkeyPatch, gate: Any) -> None:
     monkeypatch.setattr(async_vector, "_CLOSE_WITHIN_S", 0.2)
     env = watched(3, gate, 1)
     collector = Async(stay, env)
@@ -423,7 +421,7 @@ def test_an_environment_that_hangs_is_ended_when_it_is_closed(monkeypatch: pytes
     assert [process.exitcode for process in processes_of(collector)] == [0, -signal.SIGTERM, 0]
 
 
-def test_a_step_that_is_in_progress_may_end_before_the_environment_is_closed() -> None:
+def test_closing_waits_for_a_step_in_progress() -> None:
     closed = CONTEXT.RawArray("i", 2)
 
     class Closing(gyms.Watched):

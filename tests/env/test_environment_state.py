@@ -81,7 +81,7 @@ def test_the_state_of_another_class_is_rejected() -> None:
         load_environments([gymnasium.make("CartPole-v1")], saved)
 
 
-def test_others_than_the_environment_see_its_new_state() -> None:
+def test_other_references_see_the_restored_state_of_the_environment() -> None:
     env, again = gymnasium.make("Pendulum-v1"), gymnasium.make("Pendulum-v1")
     env.reset(seed=1)
     known_to_its_maker = again

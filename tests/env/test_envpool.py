@@ -44,7 +44,7 @@ def step_by_hand(pool: Any, steps: int) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("max_episode_steps", [500, 20])
-def test_transitions_are_those_of_the_pool(max_episode_steps: int) -> None:
+def test_transitions_agree_with_the_pool(max_episode_steps: int) -> None:
     assert environment_kind(make_pool()) == "vector"
     with Collector(lean, make_pool(max_episode_steps=max_episode_steps)) as collector:
         batch = collector.collect(n_step=600).batch
@@ -89,7 +89,7 @@ def test_a_wrapped_pool() -> None:
     assert sorted(told) == sorted(stats.returns)
 
 
-def test_workers_make_pools() -> None:
+def test_workers_create_pools() -> None:
     with RolloutWorkers("random", make_pool, num_workers=1, backend="inline") as workers:
         fragments = list(workers.fragments(n_step=24))
     assert sum(len(fragment) for fragment in fragments) == 24

@@ -119,7 +119,7 @@ def test_environments_in_processes(mode: str) -> None:
 
 @pytest.mark.parametrize("memory", [True, False])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reset_after_the_end_of_an_episode_costs_no_transition(mode: str, memory: bool) -> None:
+def test_a_reset_after_an_episode_loses_no_transition(mode: str, memory: bool) -> None:
     makers = [lambda n=n: gyms.Ladder(n, 2 + n) for n in range(2)]
     vector = AsyncVectorEnv(makers, autoreset_mode=mode, shared_memory=memory, context="fork")
     environments = as_environments(vector)
@@ -142,7 +142,7 @@ def test_a_reset_after_the_end_of_an_episode_costs_no_transition(mode: str, memo
     environments.close()
 
 
-def test_what_gymnasium_does_not_read_from_shared_memory_is_rejected() -> None:
+def test_spaces_unsupported_in_shared_memory_are_rejected() -> None:
     vector = AsyncVectorEnv([lambda: gyms.Nested(0)], context="fork")
     with pytest.raises(EnvironmentSpecError, match=r"'mouth', a Text, .* with shared_memory=False"):
         as_environments(vector)
@@ -159,7 +159,7 @@ def test_a_single_environment(kind: type[Any]) -> None:
     assert env.closed
 
 
-def test_arrays_are_not_overwritten_by_a_vector_environment_that_reuses_its_own() -> None:
+def test_arrays_reused_by_a_vector_environment_are_copied() -> None:
     makers = [lambda n=n: gyms.Ladder(n, 3) for n in range(2)]
     environments = as_environments(SyncVectorEnv(makers, copy=False))
     obs, _ = environments.reset()
@@ -168,7 +168,7 @@ def test_arrays_are_not_overwritten_by_a_vector_environment_that_reuses_its_own(
     assert step.new_obs[0][:, 2].tolist() == [1, 1]
 
 
-def test_the_mode_is_that_of_the_vector_environment_not_of_its_class() -> None:
+def test_the_autoreset_mode_is_read_from_the_instance() -> None:
     same, later = (ladders(gyms.Ladder, mode, [1, 1]) for mode in ("SameStep", "NextStep"))
     assert gyms.Ladder.metadata["autoreset_mode"].value == "NextStep"
     kinds = [type(as_environments(env)).__name__ for env in (same, later)]
@@ -191,7 +191,7 @@ def test_wrapped_and_custom_vector_environments() -> None:
     assert (obs[0] == held).all()
 
 
-def test_seeds_reach_every_environment() -> None:
+def test_every_environment_is_seeded() -> None:
     env = ladders(gyms.Ladder, "NextStep", [2, 2])
     environments = as_environments(env)
     environments.reset(seeds=[3, 4], options={"level": 1})
@@ -215,7 +215,7 @@ def test_a_missing_final_observation_is_rejected() -> None:
         step_once(environments, [np.zeros(2, int)])
 
 
-def test_what_is_no_environment_is_rejected() -> None:
+def test_other_objects_than_environments_are_rejected() -> None:
     with pytest.raises(EnvironmentSpecError, match=r"env must be a Gymnasium environment .*, got a int"):
         as_environments(7)
 
@@ -274,7 +274,7 @@ def test_an_undeclared_autoreset_mode_is_next_step_with_a_warning() -> None:
     assert walk(environments, 12) == walk(told, 12)
 
 
-def test_a_last_observation_in_the_step_that_ends_an_episode_belies_next_step() -> None:
+def test_a_final_observation_contradicts_next_step_autoreset() -> None:
     with pytest.warns(UserWarning, match="Silent"):
         environments = as_environments(Silent(ladders(gyms.Ladder, "SameStep", [2])))
     environments.reset()

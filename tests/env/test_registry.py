@@ -26,7 +26,7 @@ def test_pettingzoo_environments_by_name(name: str) -> None:
     environment.close()
 
 
-def test_any_function_makes_an_environment() -> None:
+def test_any_function_may_create_an_environment() -> None:
     assert isinstance(make_environment("arena:Relay"), arena.Relay)
     assert isinstance(make_environment(arena.slow_relay), arena.Relay)
     factory = pickle.loads(pickle.dumps(environment_factory("arena:slow_relay")))
@@ -56,7 +56,7 @@ def test_any_function_makes_an_environment() -> None:
         ("email/message", "must have a function parallel_env or env"),
     ],
 )
-def test_a_wrong_name_is_answered_with_near_ones(name: str, words: str) -> None:
+def test_the_error_for_a_wrong_name_lists_similar_names(name: str, words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
         environment_factory(name)
 
@@ -71,7 +71,7 @@ def test_atari_environments_are_registered_on_demand() -> None:
         environment_factory("ALE/Pnog-v5")
 
 
-def test_atari_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_atari_package_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(MissingExtraError, match=r"'ale_py' is not installed; .*samplebatch\[atari\]"):
         environment_factory("ALE/Pong-v5")
@@ -101,7 +101,7 @@ def test_every_kind_of_environment_is_created_by_name_in_any_process(name: str) 
     made.close()
 
 
-def test_what_is_created_must_be_an_environment() -> None:
+def test_a_function_must_create_an_environment() -> None:
     with pytest.raises(EnvironmentSpecError, match=r"'arena:not_an_environment' must create an env.*got a object"):
         make_environment("arena:not_an_environment")
     with pytest.raises(EnvironmentSpecError, match="not_an_environment must create"):
@@ -110,7 +110,7 @@ def test_what_is_created_must_be_an_environment() -> None:
         environment_kind(arena.Relay)
 
 
-def test_known_environments_are_named_as_they_are_created() -> None:
+def test_known_environments_lists_names_that_can_be_created() -> None:
     known = known_environments()
     assert {"mpe2/simple_tag_v3", "pettingzoo/classic/connect_four_v3", "CartPole-v1"} <= set(known)
     assert len(known) == len(set(known))
@@ -127,7 +127,7 @@ def test_modules_that_cannot_be_imported_report_the_reason(tmp_path: Path, monke
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpe2", None)
     with pytest.raises(MissingExtraError, match=r"samplebatch\[envs\]"):
         environment_factory("mpe2/simple_spread_v3")

@@ -1,4 +1,4 @@
-"""Blocks and values that are known to be alike are joined and stacked as all others are."""
+"""Fast paths for blocks and values of one dtype and shape agree with the general functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_they_are_joined_in_memory_of_their_own(kind: str) -> None:
+def test_joined_blocks_do_not_share_memory(kind: str) -> None:
     blocks: list[Any] = BLOCKS[kind]
     joined, expected = join_alike("obs", blocks), join_blocks("obs", blocks)
     assert joined.dtype == expected.dtype
@@ -56,14 +56,14 @@ def outcome_of(function: Any, *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_values_alike_are_stacked_as_leaves_are(seed: int) -> None:
+def test_values_of_one_dtype_and_shape_are_stacked_like_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = random_values(rng, int(rng.integers(1, 9)))
     assert outcome_of(stack_rows, "obs", values) == outcome_of(stacking._stack_leaf, "obs", values)
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_steps_alike_are_joined_as_blocks_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_one_dtype_and_shape_are_joined_like_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(stacking, "_MAX_SMALL_NBYTES", int(rng.integers(0, 200)))
     # Steps have blocks of one shape.

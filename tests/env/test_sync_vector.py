@@ -57,7 +57,7 @@ CONVERTED = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("place", "value", "must"), CONVERTED)
-def test_values_that_gymnasium_would_convert_are_rejected(place: int, value: Any, must: str, mode: Any) -> None:
+def test_values_that_gymnasium_would_change_are_rejected(place: int, value: Any, must: str, mode: Any) -> None:
     with (
         pytest.raises(EnvironmentSpecError, match=f"^column {must}.* from environment 1 in step 2$"),
         Collector(stay, vector(gyms.Ladder(0), Odd(place, value), mode=mode)) as collector,
@@ -84,7 +84,7 @@ def test_resets_are_checked_in_every_mode(mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("says", [False, True])
-def test_steps_are_those_that_gymnasium_makes(mode: Any, says: bool) -> None:
+def test_steps_agree_with_gymnasium(mode: Any, says: bool) -> None:
     def made(env: Any) -> Any:
         with Collector(stay, env, seed=5) as collector:
             return [collector.collect(n_step=31).batch for _ in range(2)]
@@ -101,7 +101,7 @@ def test_steps_are_those_that_gymnasium_makes(mode: Any, says: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_seeds_and_options_reach_the_environments(mode: Any) -> None:
+def test_seeds_and_options_are_passed_to_the_environments(mode: Any) -> None:
     env = vector(gyms.Ladder(0, 2), gyms.Ladder(1, 2), mode=mode)
     environments = as_environments(env)
     environments.reset(seeds=[3, 4], options={"level": 1})
@@ -150,7 +150,7 @@ class Doubled(SyncVectorEnv):
         return obs, 2 * rewards, *rest
 
 
-def test_vector_environments_that_may_do_more_are_stepped_together() -> None:
+def test_vector_environments_with_overrides_are_stepped_together() -> None:
     makers = [lambda: gyms.Ladder(0)] * 2
     replaced = SyncVectorEnv(makers)
     replaced.step = Doubled(makers).step  # type: ignore[method-assign]

@@ -91,7 +91,7 @@ def check_drift(batch: SampleBatch) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stateful", [False, True])
-def test_what_the_simulator_gives_arrives_as_tensors(mode: Any, stateful: bool) -> None:
+def test_values_of_the_simulator_remain_tensors(mode: Any, stateful: bool) -> None:
     def counting(obs: Any, state: Any) -> Any:
         return {"act": push(obs), "state": torch.ones(len(obs), 1) if state is None else state + 1}
 
@@ -117,7 +117,7 @@ def test_episodes_are_counted(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_infos_are_those_of_the_steps(mode: Any) -> None:
+def test_infos_belong_to_their_steps(mode: Any) -> None:
     with Collector(push, Drift(mode)) as collector:
         batch = collector.collect(n_step=60).batch
     ends = batch["terminateds"] | batch["truncateds"]
@@ -148,7 +148,7 @@ def test_modules_batches_and_random_policies_act_on_tensors() -> None:
     assert len(env.given) >= 30
 
 
-def test_observations_of_many_parts() -> None:
+def test_observations_of_several_parts() -> None:
     class Seeing(Drift):
         def __init__(self) -> None:
             super().__init__()
@@ -172,7 +172,7 @@ def test_observations_of_many_parts() -> None:
     assert torch.equal(batch["new_obs"]["place"], batch["obs"]["place"] + 1)
 
 
-def test_buffers_keep_arrays() -> None:
+def test_buffers_store_arrays() -> None:
     buffer = VectorReplayBuffer(60, 3)
     with Collector(push, Drift(AutoresetMode.SAME_STEP), buffer) as collector:
         collector.collect(n_step=60)
@@ -180,7 +180,7 @@ def test_buffers_keep_arrays() -> None:
     assert buffer.obs_next[:, 1].tolist() == (buffer.obs[:, 1] + 1).tolist()
 
 
-def test_step_hooks_see_tensors() -> None:
+def test_step_hooks_receive_tensors() -> None:
     seen: list[Any] = []
 
     def look(decision: Any, transitions: Any) -> None:

@@ -29,18 +29,18 @@ SLOW = ("TIANSHOU_HDF5", "RLLIB_EPISODES")
     "name",
     [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in TARGETS],
 )
-def test_damage_is_rejected_or_read(name: str, cases: int, seed: int) -> None:
+def test_damaged_bytes_are_rejected_or_decoded(name: str, cases: int, seed: int) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     outcomes, faults = fuzz(TARGETS[name], cases, seed)
     assert not faults, "\n".join([str(dict(outcomes)), *faults])
 
 
-def test_only_the_target_is_skipped_whose_package_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_targets_with_a_missing_package_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     monkeypatch.delitem(sys.modules, "tests.fuzz.wire", raising=False)
     try:
-        damage = runpy.run_path(__file__)["test_damage_is_rejected_or_read"]
+        damage = runpy.run_path(__file__)["test_damaged_bytes_are_rejected_or_decoded"]
     except pytest.skip.Exception as error:
         raise AssertionError("other targets are skipped, too") from error
     with pytest.raises(pytest.skip.Exception, match="grpc"):
