@@ -39,7 +39,7 @@ def make(actor: nn.Module, critic: nn.Module, actions: Any = CHOICES, **options:
 
 @pytest.mark.parametrize("batch_size", [None, 16])
 @pytest.mark.parametrize("actions", [CHOICES, MEASURES])
-def test_learns_the_same_as_tianshous(actions: Any, batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learns_the_same_as_tianshou(actions: Any, batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     a2c = pytest.importorskip("tianshou.algorithm.modelfree.a2c")
     reinforce = pytest.importorskip("tianshou.algorithm.modelfree.reinforce")
     factory = pytest.importorskip("tianshou.algorithm.optim").AdamOptimizerFactory(lr=0.01)
@@ -66,7 +66,7 @@ def test_learns_the_same_as_tianshous(actions: Any, batch_size: int | None, monk
     assert_equal_parameters(ours.critic, theirs.critic, atol=1e-4)
 
 
-def test_the_loss_is_that_of_its_formula() -> None:
+def test_the_loss_agrees_with_its_formula() -> None:
     actor, critic = seeded(0, 3, 8, 4), seeded(1, 3, 8, 1)
     algorithm = make(actor, critic, vf_coef=0.7, ent_coef=0.02)
     buffer = filled()
@@ -89,7 +89,7 @@ def test_the_loss_is_that_of_its_formula() -> None:
 def test_a_single_gradient_step_needs_no_old_log_probabilities(
     is_recurrent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step learns the same with and without them; several report how far the policy went."""
+    """One step learns the same with and without old log-probabilities; several report the KL divergence."""
     first, buffer = collected_by(is_recurrent)
     second, calls = deepcopy(first), []
     original = A2C._add_log_probabilities
@@ -123,8 +123,8 @@ def collected_by(is_recurrent: bool) -> tuple[A2C, Any]:
     return algorithm, buffer
 
 
-def test_a_recurrent_policy_learns_to_remember() -> None:
-    """The best return is 1, by chance it is a third."""
+def test_a_recurrent_policy_learns_a_memory_task() -> None:
+    """The best return is 1; random actions get 1 / 3."""
     torch.manual_seed(0)
     body = RecurrentBody(Recall.observation_space, 16)
     policy = ProbabilisticActorPolicy(
@@ -172,8 +172,8 @@ def test_continues_from_its_state() -> None:
     assert_goes_on(first, algorithm(5), step)
 
 
-def test_what_is_shown_is_learned() -> None:
-    """The best return is 8, by chance it is 8 / 3."""
+def test_learns_to_select_the_observed_choice() -> None:
+    """The best return is 8; random actions get 8 / 3."""
     torch.manual_seed(0)
     algorithm = make(seeded(0, 3, 32, 3), seeded(1, 3, 32, 1), Match.action_space, gamma=0.5)
     with Collector(algorithm.policy, [Match] * 4, VectorReplayBuffer(400, 4), seed=1) as collector:

@@ -77,7 +77,7 @@ def learned(name: str, source: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["SAC", "TD3", "CQL", "BehaviourCloning"])
 @pytest.mark.parametrize("kind", ["buffer", "dataset"])
-def test_rows_of_the_environments_unit_are_learned_as_those_of_the_policy(
+def test_rows_in_the_environment_unit_give_the_same_updates(
     name: str, kind: str, scaled: SampleBatch[Any], tmp_path: Path
 ) -> None:
     sources: list[Any] = []
@@ -125,7 +125,7 @@ def test_rows_are_converted_as_the_policy_maps_actions(scaled: SampleBatch[Any])
     np.testing.assert_allclose(policy.in_policy_unit(wider).act, scaled["actions"] / 2, atol=1e-6)
 
 
-def test_a_map_without_an_inverse_takes_no_actions_of_the_environment(scaled: SampleBatch[Any]) -> None:
+def test_an_action_map_without_an_inverse_rejects_environment_actions(scaled: SampleBatch[Any]) -> None:
     class Halved(Policy):
         def forward(self, batch: Batch, state: Any = None) -> Batch:
             raise NotImplementedError

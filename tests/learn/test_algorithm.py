@@ -98,19 +98,19 @@ def test_a_loss_that_is_not_finite_stops_updates_before_weights_change(name: str
 
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("name", RECIPES)
-def test_losses_that_are_not_finite_are_allowed_where_that_is_asked_for(name: str, prioritized: bool) -> None:
+def test_losses_that_are_not_finite_are_allowed_on_request(name: str, prioritized: bool) -> None:
     algorithm, _, updates, _ = update_with_nan(name, allow_nonfinite=True, prioritized=prioritized)
     assert updates == 20
     assert not all(bool(one.isfinite().all()) for one in algorithm.parameters())
 
 
-def test_priorities_that_are_not_finite_are_left_out_of_mixed_sources() -> None:
+def test_priorities_that_are_not_finite_are_omitted_in_mixed_sources() -> None:
     algorithm, _, updates, _ = update_with_nan("td3", allow_nonfinite=True, prioritized=True, mixed=True)
     assert updates == 20
     assert not all(bool(one.isfinite().all()) for one in algorithm.parameters())
 
 
-def test_columns_at_any_depth_are_named() -> None:
+def test_the_error_contains_the_path_of_a_nested_column() -> None:
     class Dividing(OffPolicyAlgorithm[Linear]):
         def __init__(self) -> None:
             super().__init__(policy=Linear())
@@ -188,7 +188,7 @@ def test_batches_are_tensors_in_the_dtype_of_the_parameters() -> None:
     assert single.batches[0].rew.dtype == torch.float32
 
 
-def test_rows_can_represent_windows() -> None:
+def test_rows_can_represent_n_step_windows() -> None:
     algorithm = Watched()
     algorithm.n_step, algorithm.gamma = 3, 0.5
     buffer = filled()
@@ -206,7 +206,7 @@ def test_priorities_are_returned_with_their_generations() -> None:
     np.testing.assert_allclose(buffer.weight[:], np.arange(1.0, 81.0), rtol=1e-6)
 
 
-def test_rows_that_were_written_over_keep_the_priority_of_new_ones() -> None:
+def test_overwritten_rows_keep_the_priority_of_new_rows() -> None:
     buffer = PrioritizedReplayBuffer(4, alpha=1.0, beta=1.0)
 
     def add(i: int) -> None:
@@ -234,7 +234,7 @@ def test_importance_weights_are_not_treated_as_priorities() -> None:
     assert np.array_equal(buffer.weight[:], before)
 
 
-def test_schedules_are_stepped_once_an_update() -> None:
+def test_schedules_are_stepped_once_per_update() -> None:
     factory = TorchOptimizerFactory(torch.optim.SGD, lr=1.0)
     algorithm = Watched(factory.with_lr_scheduler_factory(LRSchedulerFactoryLinear(1, 4, 1)))
     rates = []
@@ -253,14 +253,14 @@ def test_an_algorithm_resumes_bit_for_bit_from_its_state() -> None:
     assert_goes_on(make(), make(), lambda algorithm: [algorithm.update(buffer, 0) for _ in range(3)])
 
 
-def test_a_state_is_left_as_it_was_by_loading() -> None:
+def test_loading_does_not_change_the_state() -> None:
     state = Watched().state_dict()
     names = [*state]
     Watched().load_state_dict(state)
     assert [*state] == names
 
 
-def test_algorithms_inside_of_others_keep_their_state() -> None:
+def test_nested_algorithms_are_part_of_the_state() -> None:
     def make() -> nn.ModuleList:
         return nn.ModuleList([Watched(), Watched()])
 
@@ -318,7 +318,7 @@ class Summed(OnPolicyAlgorithm[Linear]):
         return TrainingStats()
 
 
-def test_on_policy_updates_take_all_steps_in_time_order() -> None:
+def test_on_policy_updates_use_all_steps_in_time_order() -> None:
     algorithm, buffer = Summed(), filled()
     algorithm.update(buffer=buffer, batch_size=16, repeat=2)
     ((batch, batch_size, repeat),) = algorithm.given
@@ -344,7 +344,7 @@ def test_statistics_show_losses_and_the_means_of_summaries() -> None:
     assert stats.get_loss_stats_dict() == {"loss": 2.0, "steps": 2}
 
 
-def test_each_kind_of_algorithm_makes_its_trainer() -> None:
+def test_each_kind_of_algorithm_creates_its_trainer() -> None:
     class Offline(OfflineAlgorithm[Linear]):
         def _update_with_batch(self, batch: Batch) -> TrainingStats:
             return TrainingStats()

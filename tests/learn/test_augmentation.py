@@ -24,7 +24,7 @@ class Floats(nn.Module):
 
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_every_image_is_a_window_of_its_padded_self(is_last: bool, dtype: torch.dtype) -> None:
+def test_every_shifted_image_is_a_window_of_the_padded_image(is_last: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     images = torch.randint(0, 255, (40, 3, 9, 7)).to(dtype)
     given = images.movedim(1, -1) if is_last else images

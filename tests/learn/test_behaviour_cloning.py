@@ -25,7 +25,7 @@ def make(space: Any, seed: int = 0) -> BehaviourCloning:
 
 
 @pytest.mark.parametrize("space", [CHOICES, MEASURES])
-def test_learns_the_same_as_tianshous(space: Any) -> None:
+def test_learns_the_same_as_tianshou(space: Any) -> None:
     from tests.learn import peers
 
     with warnings.catch_warnings():
@@ -39,8 +39,8 @@ def test_learns_the_same_as_tianshous(space: Any) -> None:
 
 
 @pytest.mark.parametrize("space", [CHOICES, MEASURES])
-def test_comes_to_act_as_the_data(space: Any) -> None:
-    """The data act by a rule of the observation: the sign of its first number, or a half of the first two."""
+def test_learns_the_actions_of_the_data(space: Any) -> None:
+    """Actions of the data follow a rule: the sign of the first observed number, or half of the first two."""
     buffer = filled(actions=space, steps=200)
     obs = buffer.obs
     buffer.act[:] = np.where(obs[:, 0] > 0, 3, 1) if space is CHOICES else obs[:, :2] / 2
@@ -55,7 +55,7 @@ def test_comes_to_act_as_the_data(space: Any) -> None:
         assert np.abs(found - buffer.act).mean() < 0.05
 
 
-def test_masked_actions_are_not_taken() -> None:
+def test_masked_actions_are_not_selected() -> None:
     policy = ImitationPolicy(actor=DiscreteActor.for_space(Net.for_space(OBS, [8]), CHOICES), action_space=CHOICES)
     mask = np.array([[False, False, True, False], [True, False, False, False]])
     obs = {"obs": np.zeros((2, 3), np.float32), "mask": mask}

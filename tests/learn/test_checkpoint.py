@@ -95,7 +95,7 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("kill", ["in an epoch", "while saving"])
-def test_a_killed_training_continues_with_the_figures_of_one_that_was_not(
+def test_a_killed_training_resumes_with_the_same_figures(
     uninterrupted: tuple[str, Path], kill: str, tmp_path: Path
 ) -> None:
     kind, whole = uninterrupted
@@ -162,7 +162,7 @@ class Holding:
         self.value = state["parts"]["value"]
 
 
-def test_objects_are_not_unpickled_unasked(tmp_path: Path) -> None:
+def test_objects_are_not_unpickled_without_permission(tmp_path: Path) -> None:
     save_checkpoint(Holding(Loud()), tmp_path)
     with pytest.raises(UntrustedPickleError):
         load_checkpoint(Holding(), tmp_path)
@@ -193,7 +193,7 @@ def test_a_file_of_another_writer_is_not_unpickled(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_values_are_restored_with_their_types_and_without_permission(value: Any, tmp_path: Path) -> None:
+def test_plain_values_are_restored_without_permission(value: Any, tmp_path: Path) -> None:
     save_checkpoint(Holding(value), tmp_path)
     loaded = Holding()
     load_checkpoint(loaded, tmp_path)
@@ -216,7 +216,7 @@ def test_seeds_are_restored_with_their_children(tmp_path: Path) -> None:
     assert loaded.value.spawn(1)[0].generate_state(4).tolist() == seeds.spawn(1)[0].generate_state(4).tolist()
 
 
-def test_what_cannot_be_pickled_is_rejected_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
+def test_unpicklable_values_are_rejected_and_the_checkpoint_is_kept(tmp_path: Path) -> None:
     save_checkpoint(Holding(1), tmp_path)
     with pytest.raises(ColumnTypeError, match="values in a checkpoint must be picklable, got a generator"):
         save_checkpoint(Holding(number for number in range(3)), tmp_path)
@@ -236,7 +236,7 @@ def full_disk(nbytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("elements", [100_000, 30_000])
-def test_a_full_disk_is_an_error_with_the_path_and_the_older_checkpoint_stays(elements: int, tmp_path: Path) -> None:
+def test_a_full_disk_raises_an_error_and_the_checkpoint_is_kept(elements: int, tmp_path: Path) -> None:
     save_checkpoint(Holding(1), tmp_path)
     # The second is as large as what a file buffers: it fails at the end.
     with full_disk(100_000), pytest.raises(OSError, match="File too large") as caught:
@@ -247,13 +247,13 @@ def test_a_full_disk_is_an_error_with_the_path_and_the_older_checkpoint_stays(el
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-def test_a_folder_without_a_checkpoint_is_said_to_have_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="No checkpoint"):
         load_checkpoint(Holding(), tmp_path)
 
 
 @pytest.mark.parametrize("state", [[1], {"trainer": "x"}, {"samplebatch.kind": "array"}], ids=repr)
-def test_another_state_is_no_checkpoint(state: Any, tmp_path: Path) -> None:
+def test_a_file_with_another_state_is_rejected(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / FILE)
     with pytest.raises(FormatError, match="must be a checkpoint of a trainer"):
         load_checkpoint(Holding(), tmp_path, allow_pickle=True)
@@ -268,7 +268,7 @@ def test_a_checkpoint_of_another_kind_of_trainer_is_rejected(tmp_path: Path) -> 
         load_checkpoint(other, tmp_path, allow_pickle=True)
 
 
-def test_a_training_that_was_stopped_in_an_epoch_continues_in_it(tmp_path: Path) -> None:
+def test_a_training_stopped_within_an_epoch_resumes_in_that_epoch(tmp_path: Path) -> None:
     def stop(_: int, steps: int) -> None:
         if steps == 20:
             stopped.request_stop()
@@ -363,7 +363,7 @@ def mixed(folder: Path) -> MixedSampler:
 
 @needs_safe_torch
 @pytest.mark.parametrize("source", [dataset, mixed])
-def test_a_training_from_data_continues_with_the_draws_to_come(source: Any, tmp_path: Path) -> None:
+def test_an_offline_training_resumes_with_the_same_draws(source: Any, tmp_path: Path) -> None:
     def offline_trainer(**options: Any) -> OfflineTrainer:
         torch.manual_seed(0)
         params = {"epoch_num_steps": 5, "batch_size": 7, "max_epochs": 2, "verbose": False} | options
@@ -383,7 +383,7 @@ def test_rows_without_a_state_are_rejected_before_training(tmp_path: Path) -> No
         OfflineTrainer(Counting(), OfflineTrainerParams(buffer=[], checkpoint_dir=tmp_path))
 
 
-def test_rows_that_do_not_change_are_no_part_of_offline_checkpoints(tmp_path: Path) -> None:
+def test_offline_checkpoints_omit_the_rows_of_the_source(tmp_path: Path) -> None:
     rows = ReplayBuffer(10)
     rows.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, obs_next=1, info={}))
     params = OfflineTrainerParams(buffer=rows, verbose=False, show_progress=False)

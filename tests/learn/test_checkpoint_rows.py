@@ -75,7 +75,7 @@ def assert_equal_rows(one: Any, other: Any) -> None:
 
 @needs_safe_torch
 @pytest.mark.parametrize("rows", [1_000_000, 300_000], ids=["full", "not full"])
-def test_a_second_checkpoint_writes_changed_rows_only(rows: int, tmp_path: Path) -> None:
+def test_a_second_checkpoint_writes_only_changed_rows(rows: int, tmp_path: Path) -> None:
     buffer = VectorReplayBuffer(1_000_000, 8, random_seed=1)
 
     def collect(count: int, value: int) -> None:
@@ -113,7 +113,7 @@ def test_rows_changed_in_place_are_written(tmp_path: Path) -> None:
     assert_equal_rows(again, buffer)
 
 
-def test_segments_stay_within_twice_the_rows(tmp_path: Path) -> None:
+def test_segments_use_at_most_twice_the_size_of_the_rows(tmp_path: Path) -> None:
     buffer = PrioritizedReplayBuffer(20_000, alpha=0.6, beta=0.4, random_seed=3)
     add(buffer, 20_000)
     rng = np.random.default_rng(5)
@@ -338,7 +338,7 @@ def test_manifests_of_other_types_are_rejected_and_replaced(change: dict[str, An
     assert list(sizes(saved)) == [FILE]
 
 
-def test_a_device_in_place_of_a_segment_is_not_read(saved: Path) -> None:
+def test_a_device_file_in_place_of_a_segment_is_not_read(saved: Path) -> None:
     (saved / "rows-0.bin").unlink()
     os.mkfifo(saved / "rows-0.bin")
     with pytest.raises(FormatError, match="must contain rows of the checkpoint, got no file"):

@@ -47,8 +47,8 @@ def update(algorithm: Any) -> Any:
 
 
 @pytest.mark.parametrize("with_lagrange", [True, False])
-def test_learns_the_same_as_tianshous(with_lagrange: bool) -> None:
-    """Tianshou's sums over one action of each kind at a time, and draws uniform ones from `-min_action` on."""
+def test_learns_the_same_as_tianshou(with_lagrange: bool) -> None:
+    """Tianshou sums over one sampled action of each kind and draws uniform actions from `-min_action`."""
     from tests.learn import peers
 
     with warnings.catch_warnings():
@@ -123,8 +123,8 @@ def test_returns_for_calibration_are_discounted_to_the_end_of_each_episode() -> 
     np.testing.assert_allclose(buffer[:].calibration_returns, [1.75, 1.5, 1.0, 1.5, 1.0, 1.0])
 
 
-def test_values_of_actions_that_the_data_lack_are_held_down() -> None:
-    """The first action number of the data is always 0.5; a critic that is held down ranks it above others."""
+def test_values_of_actions_outside_the_data_are_penalized() -> None:
+    """The first action value of the data is always 0.5; a penalized critic ranks it above others."""
     buffer = filled(actions=MEASURES)
     buffer.act[:] = [0.5, 0.0]
     margins = []

@@ -41,7 +41,7 @@ def update(algorithm: Any, rows: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_learns_the_same_as_tianshous(n_step: int) -> None:
+def test_learns_the_same_as_tianshou(n_step: int) -> None:
     from tests.learn import peers
 
     with warnings.catch_warnings():
@@ -70,7 +70,7 @@ def test_learns_the_same_as_tianshous(n_step: int) -> None:
     peers.assert_learn_the_same(ours, theirs, *peers.buffers(MEASURES), networks)
 
 
-def test_losses_are_those_of_the_formulas_row_by_row() -> None:
+def test_losses_agree_with_the_formulas_for_each_row() -> None:
     algorithm = make(gamma=0.9)
     buffer = filled(actions=MEASURES)
     batch, indices = algorithm._sample_batch(buffer, 0)
@@ -115,6 +115,6 @@ def test_numbers_out_of_range_are_rejected(option: str, value: float) -> None:
         make(**{option: value})
 
 
-def test_a_second_critic_is_rejected_by_name() -> None:
+def test_a_second_critic_is_rejected_with_the_argument_name() -> None:
     with pytest.raises(ArgumentError, match="DDPG has no argument 'critic2'"):
         make(critic2=ContinuousCritic.for_space(OBS, MEASURES))

@@ -34,7 +34,7 @@ def make(seed: int = 0, **options: Any) -> DiscreteBCQ:
 
 
 @pytest.mark.parametrize("n_step", [1, 2])
-def test_learns_the_same_as_tianshous(n_step: int) -> None:
+def test_learns_the_same_as_tianshou(n_step: int) -> None:
     from tests.learn import peers
 
     with warnings.catch_warnings():
@@ -59,8 +59,8 @@ def test_learns_the_same_as_tianshous(n_step: int) -> None:
 
 
 @pytest.mark.parametrize(("threshold", "best"), [(0.0, 0), (0.2, 1), (0.6, 2)])
-def test_the_best_of_likely_actions_is_accepted(threshold: float, best: int) -> None:
-    """Actions are likely in the parts 0.1, 0.5 and 1 of the likeliest one."""
+def test_the_best_of_the_likely_actions_is_selected(threshold: float, best: int) -> None:
+    """Actions have 0.1, 0.5 and 1 times the probability of the most likely action."""
     policy = DiscreteBCQPolicy(
         model=Says(3.0, 2.0, 1.0, 0.0),
         imitator=Says(*np.log([0.1, 0.5, 1.0, 0.01])),
@@ -70,7 +70,7 @@ def test_the_best_of_likely_actions_is_accepted(threshold: float, best: int) -> 
     assert policy(Batch(obs=np.zeros((2, 3), np.float32))).act.tolist() == [best, best]
 
 
-def test_masked_actions_are_not_taken_if_they_are_the_likely_ones() -> None:
+def test_masked_actions_are_not_selected_even_if_likely() -> None:
     policy = DiscreteBCQPolicy(
         model=Says(3.0, 2.0, 1.0, 0.0), imitator=Says(*np.log([1.0, 0.1, 0.01, 0.001])), action_space=CHOICES
     )

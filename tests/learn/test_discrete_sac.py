@@ -46,7 +46,7 @@ def make(seed: int = 0, **options: Any) -> DiscreteSAC:
 
 
 @pytest.mark.parametrize(("n_step", "is_learned"), [(1, False), (3, True)])
-def test_learns_the_same_as_tianshous(n_step: int, is_learned: bool) -> None:
+def test_learns_the_same_as_tianshou(n_step: int, is_learned: bool) -> None:
     from tests.learn import peers
 
     with warnings.catch_warnings():
@@ -75,7 +75,7 @@ def test_learns_the_same_as_tianshous(n_step: int, is_learned: bool) -> None:
     assert ours.alpha.value == pytest.approx(theirs.alpha.value, rel=1e-6)
 
 
-def test_losses_are_those_of_the_formulas_row_by_row() -> None:
+def test_losses_agree_with_the_formulas_for_each_row() -> None:
     algorithm = make(gamma=0.9, alpha=0.3)
     buffer = filled(alpha=0.6, beta=0.4)
     buffer.update_weight(np.arange(80), np.linspace(1.0, 5.0, 80))
@@ -121,8 +121,8 @@ def test_a_learned_temperature_approaches_its_target() -> None:
     assert high.alpha.value > 1.0 > low.alpha.value
 
 
-def test_forbidden_actions_count_nothing() -> None:
-    """Targets of rows with one allowed action are its value, without entropy."""
+def test_masked_actions_do_not_contribute_to_targets() -> None:
+    """The target of a row with one allowed action is the value of that action, without entropy."""
     algorithm = make(alpha=0.3)
     obs, allowed = torch.randn(6, 3), torch.arange(6) % 4
     mask = nn.functional.one_hot(allowed, 4).bool()
@@ -145,8 +145,8 @@ def test_masked_steps_are_learned_from() -> None:
     assert math.isfinite(algorithm.update(buffer, 32).actor_loss)  # type: ignore[attr-defined]
 
 
-def test_what_is_shown_is_learned() -> None:
-    """The best return is 8, by chance it is 8 / 3."""
+def test_learns_to_select_the_observed_choice() -> None:
+    """The best return is 8; random actions get 8 / 3."""
     torch.manual_seed(0)
     algorithm = DiscreteSAC(
         policy=DiscreteSACPolicy(actor=seeded(0, 3, 32, 3), action_space=Match.action_space, deterministic_eval=True),
@@ -183,7 +183,7 @@ def test_continues_from_its_state() -> None:
     assert_goes_on(algorithm, make(seed=5, alpha=auto()), update)
 
 
-def test_its_policy_chooses_the_likeliest_action_in_evaluation_as_tianshous() -> None:
+def test_the_policy_selects_the_mode_in_evaluation_like_tianshou() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tianshou.algorithm.modelfree.discrete_sac import DiscreteSACPolicy as TheirPolicy

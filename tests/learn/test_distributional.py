@@ -73,7 +73,7 @@ def qrdqn(model: nn.Module, **options: Any) -> QRDQN:
         ("qrdqn", {"target_update_freq": 2, "n_step_return_horizon": 2}),
     ],
 )
-def test_learns_the_same_as_tianshous(kind: str, options: dict[str, Any]) -> None:
+def test_learns_the_same_as_tianshou(kind: str, options: dict[str, Any]) -> None:
     optim = pytest.importorskip("tianshou.algorithm.optim").AdamOptimizerFactory(lr=0.01)
     theirs: Any
     if kind == "c51":
@@ -120,7 +120,7 @@ def prepared(algorithm: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("is_double", "n_step"), [(True, 1), (False, 1), (True, 3)])
-def test_the_loss_of_c51_is_that_of_its_formula_row_by_row(is_double: bool, n_step: int) -> None:
+def test_the_loss_of_c51_agrees_with_its_formula_for_each_row(is_double: bool, n_step: int) -> None:
     algorithm = c51(Shaped(), gamma=0.9, target_update_freq=100, is_double=is_double, n_step_return_horizon=n_step)
     algorithm.updates = 1
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_the_loss_of_c51_is_that_of_its_formula_row_by_row(is_double: bool, n_st
 
 
 @pytest.mark.parametrize("delta", [1.0, 0.3])
-def test_the_loss_of_qrdqn_is_that_of_its_formula_row_by_row(delta: float) -> None:
+def test_the_loss_of_qrdqn_agrees_with_its_formula_for_each_row(delta: float) -> None:
     algorithm = qrdqn(Shaped(), gamma=0.9, huber_loss_delta=delta)
     batch, preprocess = prepared(algorithm)
     model, weights = deepcopy(algorithm.policy.model), batch.weight.numpy().copy()
@@ -178,7 +178,7 @@ def test_the_loss_of_qrdqn_is_that_of_its_formula_row_by_row(delta: float) -> No
     np.testing.assert_allclose(batch.weight.numpy(), np.divide(losses, ATOMS), rtol=1e-3, atol=1e-6)
 
 
-def test_returns_beyond_the_support_are_those_of_its_ends() -> None:
+def test_returns_outside_the_support_are_clipped_to_its_ends() -> None:
     algorithm = c51(Shaped(), v_min=-1.0, v_max=1.0)
     returns, output = torch.tensor([[50.0], [-50.0]]), torch.zeros(2, ATOMS)
     target = algorithm._target(returns, torch.full((2, 1), 0.9), output)
@@ -187,7 +187,7 @@ def test_returns_beyond_the_support_are_those_of_its_ends() -> None:
     torch.testing.assert_close(target, expected)
 
 
-def test_rewards_that_are_no_numbers_are_reported() -> None:
+def test_rewards_that_are_not_finite_are_reported() -> None:
     buffer = filled()
     buffer.rew[:] = np.nan
     with pytest.raises(NonFiniteLossError, match="'rew'"):
@@ -195,7 +195,7 @@ def test_rewards_that_are_no_numbers_are_reported() -> None:
 
 
 @pytest.mark.parametrize("policy_class", [C51Policy, QRDQNPolicy])
-def test_forbidden_actions_are_neither_taken_nor_in_targets(policy_class: Any) -> None:
+def test_masked_actions_are_neither_selected_nor_in_targets(policy_class: Any) -> None:
     options: Any = {"num_atoms": ATOMS} if policy_class is C51Policy else {}
     policy = policy_class(model=Shaped(), action_space=CHOICES, **options)
     obs, mask = torch.randn(50, 3), torch.rand(50, 4) < 0.4
@@ -235,7 +235,7 @@ def test_continuous_actions_are_rejected() -> None:
         QRDQNPolicy(model=Shaped(), action_space=MEASURES)
 
 
-def test_one_quantile_of_half_a_huber_loss_is_dqn() -> None:
+def test_qrdqn_with_one_quantile_has_half_the_loss_of_dqn() -> None:
     """With one quantile, tau is 1/2 on both sides."""
     from samplebatch.learn import DQN, DiscreteQLearningPolicy
 
@@ -251,7 +251,7 @@ def test_one_quantile_of_half_a_huber_loss_is_dqn() -> None:
 # Networks
 
 
-def test_a_dueling_head_of_atoms_is_the_formula_for_each_atom() -> None:
+def test_a_dueling_head_agrees_with_the_formula_for_each_atom() -> None:
     torch.manual_seed(0)
     net = DuelingCritic.for_space(Net.for_space(OBS, [8]), CHOICES, num_atoms=ATOMS)
     obs = torch.randn(5, 3)
@@ -264,7 +264,7 @@ def test_a_dueling_head_of_atoms_is_the_formula_for_each_atom() -> None:
         torch.testing.assert_close(values[:, action], expected)
 
 
-def test_noise_has_the_deviation_of_its_formula() -> None:
+def test_noise_has_the_standard_deviation_of_its_formula() -> None:
     """The mean of |x| of a normal number is sqrt(2 / pi), and so is the variance of the noise's factors."""
     torch.manual_seed(0)
     layer = NoisyLinear(4, 3, noisy_std=0.8)
@@ -278,7 +278,7 @@ def test_noise_has_the_deviation_of_its_formula() -> None:
     assert noise.var(0).mean().item() == pytest.approx(0.4**2 * factor * (factor + 1), rel=0.03)
 
 
-def test_rows_of_a_call_share_the_noise_and_calls_do_not() -> None:
+def test_noise_is_shared_by_the_rows_of_one_call_only() -> None:
     layer = NoisyLinear(3, 2)
     layer.is_noisy = True
     rows = torch.ones(5, 3)
@@ -300,7 +300,7 @@ def noisy_flags(module: nn.Module) -> set[bool]:
     return {part.is_noisy for part in module.modules() if isinstance(part, NoisyLinear)}
 
 
-def test_policies_are_noisy_within_training_steps_alone() -> None:
+def test_policies_are_noisy_only_within_training_steps() -> None:
     algorithm = c51(noisy(), target_update_freq=3)
     policy, obs = algorithm.policy, Batch(obs=torch.randn(6, 3))
     assert noisy_flags(policy) == {False}
@@ -361,8 +361,8 @@ def match_policy(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["c51", "qrdqn", "rainbow"])
-def test_what_is_shown_is_learned(kind: str) -> None:
-    """The best return is 8, by chance it is 8 / 3."""
+def test_learns_to_select_the_observed_choice(kind: str) -> None:
+    """The best return is 8; random actions get 8 / 3."""
     policy = match_policy(kind)
     algorithm_class: Any = QRDQN if kind == "qrdqn" else C51
     algorithm = algorithm_class(
@@ -388,7 +388,7 @@ def test_what_is_shown_is_learned(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["c51", "qrdqn"])
-def test_a_script_for_tianshou_runs_with_our_imports(name: str) -> None:
+def test_a_tianshou_script_runs_with_changed_imports(name: str) -> None:
     """Only the imports and the environments differ from Tianshou's example on CartPole."""
     env = Match()
     train_envs = [Match] * 2

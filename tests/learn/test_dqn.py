@@ -52,7 +52,7 @@ def make_theirs(net: nn.Module, **options: Any) -> Any:
         {"target_update_freq": 3, "huber_loss_delta": 0.5},
     ],
 )
-def test_updates_are_those_of_tianshou(options: dict[str, Any]) -> None:
+def test_updates_agree_with_tianshou(options: dict[str, Any]) -> None:
     net = seeded(0, 3, 16, 4)
     theirs = make_theirs(net, **options)
     ours = make(net, **options)
@@ -65,7 +65,7 @@ def test_updates_are_those_of_tianshou(options: dict[str, Any]) -> None:
         assert_equal_parameters(ours.model_old, theirs.model_old, atol=1e-6)
 
 
-def test_priorities_are_those_of_tianshou() -> None:
+def test_priorities_agree_with_tianshou() -> None:
     net = seeded(0, 3, 16, 4)
     theirs = make_theirs(net, n_step_return_horizon=2)
     ours = make(net, n_step_return_horizon=2)
@@ -78,7 +78,7 @@ def test_priorities_are_those_of_tianshou() -> None:
     np.testing.assert_allclose(buffer.weight[:], their.weight[np.arange(80)], rtol=1e-4)
 
 
-def test_absolute_errors_are_weighted_as_squares_are() -> None:
+def test_absolute_errors_of_the_huber_loss_are_weighted() -> None:
     steps: dict[str, Any] = {"alpha": 0.6, "beta": 1.0, "weight_norm": True}
     buffer = filled(**steps)
     buffer.update_weight(np.arange(80), np.linspace(0.1, 4.0, 80))
@@ -99,7 +99,7 @@ def test_a_dueling_head_centres_its_advantages() -> None:
     torch.testing.assert_close(values.mean(-1), expected)
 
 
-def test_values_of_forbidden_actions_are_below_all_others() -> None:
+def test_values_of_masked_actions_are_below_all_others() -> None:
     policy = DiscreteQLearningPolicy(model=nn.Identity(), action_space=CHOICES)
     mask = np.array([[1, 0, 0, 1], [1, 1, 1, 0]])
     result = policy(Batch(obs={"obs": np.array([[-9.0, 5.0, 1.0, -8.0], [0.0, 1.0, 2.0, 3.0]]), "mask": mask}))
@@ -148,7 +148,7 @@ def test_the_seed_document_steps_an_environment_with_the_action() -> None:
     assert steps > 1
 
 
-def test_random_actions_are_allowed_ones() -> None:
+def test_random_actions_respect_the_mask() -> None:
     policy = DiscreteQLearningPolicy(model=nn.Identity(), action_space=CHOICES, eps_inference=1.0)
     mask = np.tile([[0, 1, 0, 1]], (500, 1))
     acts = policy.add_exploration_noise(np.ones(500, np.int64), Batch(obs={"obs": np.zeros((500, 4)), "mask": mask}))
@@ -172,7 +172,7 @@ def test_a_schedule_follows_the_steps_collected_and_is_part_of_the_state() -> No
         assert (again.add_exploration_noise(np.full(100, 9), batch) == 9).all()
 
 
-def test_it_resumes_bit_for_bit() -> None:
+def test_dqn_resumes_bit_for_bit() -> None:
     buffer = filled(alpha=0.6, beta=0.4)
 
     def fresh(seed: int) -> DQN:
@@ -217,7 +217,7 @@ def test_gradients_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(("task", "head"), [(Match, DiscreteCritic), (Masked, DuelingCritic)])
-def test_it_learns(task: type[gymnasium.Env[Any, Any]], head: Any) -> None:
+def test_dqn_learns_small_tasks(task: type[gymnasium.Env[Any, Any]], head: Any) -> None:
     torch.manual_seed(0)
     envs = [task() for _ in range(4)]
     space = envs[0].observation_space

@@ -1,4 +1,4 @@
-"""Noises are drawn from torch's generator, and schedules end where they should."""
+"""Noise is drawn from torch's generator, and schedules reach their final value."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from samplebatch.errors import ArgumentError
 from samplebatch.learn import BaseNoise, ExponentialSchedule, GaussianNoise, LinearSchedule, OUNoise
 
 
-def test_gaussian_noise_has_its_mean_and_spread() -> None:
+def test_gaussian_noise_has_the_given_mean_and_standard_deviation() -> None:
     torch.manual_seed(0)
     drawn = GaussianNoise(mu=2.0, sigma=0.5)((20_000, 2))
     assert drawn.mean() == pytest.approx(2.0, abs=0.02)
     assert drawn.std() == pytest.approx(0.5, abs=0.02)
 
 
-def test_ornstein_uhlenbeck_noise_has_its_stationary_spread() -> None:
+def test_ornstein_uhlenbeck_noise_has_its_stationary_deviation() -> None:
     torch.manual_seed(0)
     noise = OUNoise(mu=1.0, sigma=0.3, theta=0.5, dt=0.1)
     drawn = np.array([noise((2000,)) for _ in range(200)])[-1]
@@ -46,12 +46,12 @@ def test_noise_resumes_from_its_state(make: type[BaseNoise]) -> None:
 
 
 @pytest.mark.parametrize("make", [GaussianNoise, OUNoise])
-def test_spreads_are_not_negative(make: type[BaseNoise]) -> None:
+def test_negative_standard_deviations_are_rejected(make: type[BaseNoise]) -> None:
     with pytest.raises(ArgumentError, match=r"sigma must be a number from 0, got -1\.0"):
         make(sigma=-1.0)  # type: ignore[call-arg]
 
 
-def test_a_linear_schedule_holds_at_both_ends() -> None:
+def test_a_linear_schedule_is_constant_outside_its_range() -> None:
     schedule = LinearSchedule(1.0, 0.0, 10, begin=5)
     assert [schedule(step) for step in (0, 5, 10, 15, 100)] == [1.0, 1.0, 0.5, 0.0, 0.0]
 
@@ -62,7 +62,7 @@ def test_an_exponential_schedule_approaches_its_end() -> None:
     assert schedule(200) == 0.2
 
 
-def test_schedules_reject_what_has_no_end() -> None:
+def test_schedules_reject_values_without_a_limit() -> None:
     with pytest.raises(ArgumentError, match="steps"):
         LinearSchedule(1.0, 0.0, 0)
     with pytest.raises(ArgumentError, match="decay"):

@@ -1,4 +1,4 @@
-"""First mistakes around learning are answered in one sentence with the way out."""
+"""Common mistakes in training scripts are reported in one sentence with the fix."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def optimizer(kind: Any) -> Any:
         (lambda: ReplayBuffer(4).minibatches(minibatch_size=1), "did you mean 'batch_size'"),  # type: ignore[call-arg]
     ],
 )
-def test_a_mistake_gets_one_sentence_with_the_way_out(mistake: Any, sentence: str) -> None:
+def test_a_mistake_is_reported_in_one_sentence_with_the_fix(mistake: Any, sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence) as caught:
         mistake()
     assert "\n" not in str(caught.value)
@@ -162,13 +162,13 @@ def test_dqn_rejects_outputs_that_are_not_one_value_per_action() -> None:
         ("from samplebatch.learn import PPPO", "did you mean 'PPO'"),
     ],
 )
-def test_imports_that_fail_name_the_place_or_the_near_name(statement: str, sentence: str) -> None:
+def test_failed_imports_report_the_module_or_a_similar_name(statement: str, sentence: str) -> None:
     with pytest.raises(ImportError, match=sentence):
         exec(statement)
     assert not hasattr(samplebatch, "PPO")
 
 
-def test_the_learning_side_without_torch_names_the_extra() -> None:
+def test_learning_without_torch_is_reported_with_the_extra() -> None:
     code = "import sys; sys.modules['torch'] = None\ntry:\n    from samplebatch.learn import PPO\n"
     code += "except ImportError as error:\n    print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -184,12 +184,12 @@ def test_the_learning_side_without_torch_names_the_extra() -> None:
     ],
     ids=["array", "one observation", "another width"],
 )
-def test_observations_that_do_not_fit_the_network_are_named(obs: Any, sentence: str) -> None:
+def test_observations_that_do_not_fit_the_network_are_reported(obs: Any, sentence: str) -> None:
     with pytest.raises(PolicySpecError, match=sentence):
         q_policy()(obs)
 
 
-def test_a_user_s_algorithm_takes_its_own_arguments() -> None:
+def test_a_custom_algorithm_may_have_other_arguments() -> None:
     class Mine(DQN):
         def __init__(self, policy: Any, optim: Any, temperature: float) -> None:
             super().__init__(policy=policy, optim=optim)
@@ -198,7 +198,7 @@ def test_a_user_s_algorithm_takes_its_own_arguments() -> None:
     assert Mine(q_policy(), AdamOptimizerFactory(), temperature=0.5).temperature == 0.5
 
 
-def test_actions_of_value_policies_go_straight_to_an_environment() -> None:
+def test_environments_accept_actions_of_value_policies_unchanged() -> None:
     policy = DiscreteQLearningPolicy(model=Net(4, 2, [8]), action_space=spaces.Discrete(2))
     with Collector(policy, "CartPole-v1") as collector:
         env = collector.env

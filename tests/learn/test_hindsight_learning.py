@@ -98,7 +98,7 @@ class GoalValue(torch.nn.Module):
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("make", [sac, td3])
-def test_targets_are_of_the_goals_that_rows_were_given(make: Any, n_step: int) -> None:
+def test_targets_use_the_substituted_goals(make: Any, n_step: int) -> None:
     buffer = buffer_for(PointReaching)
     with Collector("random", [PointReaching] * ENVS, buffer, seed=0) as collector:
         collector.collect(n_step=200)
@@ -146,7 +146,7 @@ def test_workers_fill_a_hindsight_buffer_while_the_algorithm_updates() -> None:
 
 
 @pytest.mark.long
-def test_bits_are_flipped_to_their_goals_with_hindsight_and_not_without() -> None:
+def test_bit_flipping_is_learned_with_hindsight_and_not_without() -> None:
     reached = []
     for hindsight in (True, False):
         torch.manual_seed(0)

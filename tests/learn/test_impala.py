@@ -67,7 +67,7 @@ def test_policies_record_the_log_probability_of_each_action(env: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_targets_of_stale_steps_are_those_of_vtrace(kind: Any) -> None:
+def test_targets_of_stale_steps_agree_with_vtrace(kind: Any) -> None:
     algorithm = make(kind, gae_lambda=0.9, rho_clip=1.3, c_clip=0.8, advantage_rho_clip=1.1)
     buffer = collected(algorithm)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_targets_of_stale_steps_are_those_of_vtrace(kind: Any) -> None:
     np.testing.assert_allclose(prepared.adv, expected.advantages, rtol=1e-4, atol=1e-5)
 
 
-def test_appo_updates_as_ppo_does_where_the_steps_are_its_own() -> None:
+def test_appo_updates_like_ppo_for_steps_of_the_current_policy() -> None:
     options = {"gae_lambda": 1.0, "max_grad_norm": 0.5}
     one, other = make(APPO, **options), make(PPO, **options)
     for algorithm in (one, other):
@@ -110,7 +110,7 @@ def test_appo_updates_as_ppo_does_where_the_steps_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_without_log_probabilities_are_rejected_with_the_way_out(kind: Any) -> None:
+def test_rows_without_log_probabilities_are_rejected_with_a_fix(kind: Any) -> None:
     ppo = make(PPO)
     buffer = collected(ppo)
     with pytest.raises(ColumnNotFoundError, match=r"'action_logp'.*create the algorithm before"):
@@ -171,7 +171,7 @@ def workers_of(algorithm: Any, backend: Any, **options: Any) -> RolloutWorkers:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["inline", "process", pytest.param("ray", marks=pytest.mark.long)])
-def test_asynchronous_workers_teach_the_policy(kind: Any, backend: str) -> None:
+def test_a_policy_learns_from_asynchronous_workers(kind: Any, backend: str) -> None:
     if backend == "ray":
         pytest.importorskip("ray")
     algorithm = make(kind, lr=0.02)

@@ -57,7 +57,7 @@ def filled(algorithm: Any, env: str, n_step: int = 100, **options: Any) -> Multi
 
 
 @pytest.mark.parametrize("kind", [None, PrioritizedReplayBuffer])
-def test_each_policy_learns_as_it_would_alone(kind: Any) -> None:
+def test_each_policy_learns_as_in_a_separate_training(kind: Any) -> None:
     together, alone = MultiAgentOffPolicyAlgorithm(q_learners()), q_learners()
     options = {} if kind is None else {"kind": kind, "alpha": 0.6, "beta": 0.4}
     joint, apart = (filled(together, SPEAKER_LISTENER, **options) for _ in range(2))
@@ -78,7 +78,7 @@ def test_agents_that_share_a_policy_train_it_together() -> None:
     assert stats.get_loss_stats_dict()["agent/gradient_steps"] == 6, "three agents of 50 steps, twice in parts of 50"
 
 
-def test_figures_bear_the_names_of_policies() -> None:
+def test_statistics_have_the_names_of_policies() -> None:
     algorithm = MultiAgentOffPolicyAlgorithm(q_learners())
     stats = algorithm.update(filled(algorithm, SPEAKER_LISTENER), 16)
     assert sorted(stats.get_loss_stats_dict()) == ["listener/loss", "speaker/loss"]
@@ -125,7 +125,7 @@ def test_a_trainer_trains_on_policy() -> None:
     assert len(buffer) == 0
 
 
-def test_it_resumes_from_its_state() -> None:
+def test_independent_learners_resume_from_their_state() -> None:
     algorithm = MultiAgentOffPolicyAlgorithm(q_learners(1))
     buffer = filled(algorithm, SPEAKER_LISTENER)
     everything = {role: len(own) for role, own in buffer.buffers.items()}
@@ -174,7 +174,7 @@ def test_policies_are_a_mapping_with_weights_for_workers() -> None:
         first.load_state_dict({"speker": {}})
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_steps_and_policies_are_reported() -> None:
     algorithm = MultiAgentOffPolicyAlgorithm({"listener": q_learners()["listener"]})
     with pytest.raises(EmptyBufferError, match="must have steps"):
         algorithm.update(MultiAgentReplayBuffer(10), 4)
@@ -185,7 +185,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 @pytest.mark.long
-def test_two_q_learners_learn_to_speak_and_to_listen() -> None:
+def test_two_q_learners_learn_the_speaker_listener_task() -> None:
     torch.set_num_threads(1)
     np.random.seed(0)
     algorithm, buffer = MultiAgentOffPolicyAlgorithm(q_learners()), MultiAgentReplayBuffer(20_000)

@@ -57,7 +57,7 @@ def number(network: nn.Module, *inputs: torch.Tensor, choice: Any = None) -> flo
 
 
 @pytest.mark.parametrize("actions", [MEASURES, CHOICES])
-def test_losses_are_those_of_the_formulas_row_by_row(actions: Any) -> None:
+def test_losses_agree_with_the_formulas_for_each_row(actions: Any) -> None:
     is_discrete = actions is CHOICES
     bound = 0.6 if is_discrete else 1.5
     algorithm = make(actions, gamma=0.9, expectile=0.8, temperature=2.0, max_weight=bound)
@@ -108,7 +108,7 @@ def test_losses_are_those_of_the_formulas_row_by_row(actions: Any) -> None:
     np.testing.assert_allclose(batch.weight.numpy(), np.abs(np.mean(errors, 1)), rtol=1e-3, atol=1e-5)
 
 
-def test_an_expectile_of_one_half_is_the_mean_of_the_data() -> None:
+def test_an_expectile_of_one_half_converges_to_the_mean() -> None:
     """With all weight on V, it converges to the mean of two values, or near the higher one."""
     reached = {}
     for expectile in (0.5, 0.95):
@@ -131,7 +131,7 @@ def test_an_expectile_of_one_half_is_the_mean_of_the_data() -> None:
     assert reached[0.95] > 0.9
 
 
-def test_lagged_critics_follow_and_targets_need_no_policy() -> None:
+def test_lagged_critics_are_updated_and_targets_need_no_policy() -> None:
     algorithm = make()
     before = parameters_of(algorithm.critic_old)
     algorithm.update(filled(actions=MEASURES), 0)
@@ -155,7 +155,7 @@ def test_huge_advantages_have_the_largest_weight() -> None:
     assert math.isfinite(algorithm.update(filled(actions=MEASURES), 0).actor_loss)  # type: ignore[attr-defined]
 
 
-def test_rewards_that_are_no_numbers_are_reported() -> None:
+def test_rewards_that_are_not_finite_are_reported() -> None:
     buffer = filled(actions=MEASURES)
     buffer.rew[3] = np.inf
     with pytest.raises(NonFiniteLossError, match="'rew'"):
@@ -204,8 +204,8 @@ def test_policy_and_value_network_may_not_be_swapped() -> None:
 
 
 @pytest.mark.parametrize("env", [Match, pytest.param(Aim, marks=pytest.mark.long)])
-def test_acts_better_than_the_random_data_that_it_has_seen(env: Any, tmp_path: Path) -> None:
-    """Random choices get 8 / 3 of 8; random measures about -9 of 0."""
+def test_learns_a_better_policy_than_its_random_data(env: Any, tmp_path: Path) -> None:
+    """Random discrete actions get 8 / 3 of 8; random continuous actions about -9 of 0."""
     torch.manual_seed(0)
     obs, act = env.observation_space, env.action_space
     if env is Match:

@@ -121,7 +121,7 @@ def test_samples_and_modes_are_actions_of_the_space(name: str) -> None:
     assert dist.log_prob(dist.sample()).shape == dist.entropy().shape == (50,)
 
 
-def test_log_probabilities_of_all_actions_add_up_to_one() -> None:
+def test_probabilities_of_all_actions_add_up_to_one() -> None:
     for space, actions in (
         (SPACES["multi-discrete from 5"], [[a, b] for a in (5, 6, 7) for b in (-1, 0)]),
         (SPACES["multi-binary"], [[a, b, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)]),
@@ -183,7 +183,7 @@ def test_algorithms_learn_actions_with_several_parts(name: str, kind: Any) -> No
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_recorded_log_probabilities_are_those_of_the_stored_actions(name: str) -> None:
+def test_recorded_log_probabilities_belong_to_the_stored_actions(name: str) -> None:
     algorithm = make(IMPALA, SPACES[name])
     buffer = VectorReplayBuffer(100, 4)
     collect(algorithm, SPACES[name], buffer, 40).close()
@@ -194,7 +194,7 @@ def test_recorded_log_probabilities_are_those_of_the_stored_actions(name: str) -
 
 
 @pytest.mark.parametrize("name", ["multi-discrete", "multi-binary", "dict"])
-def test_masks_of_observations_reach_the_environment(name: str) -> None:
+def test_masks_of_observations_apply_to_actions_of_environments(name: str) -> None:
     algorithm = make(PPO, SPACES[name])
     buffer = VectorReplayBuffer(100, 4)
     collect(algorithm, SPACES[name], buffer, 40, masked=True).close()

@@ -19,7 +19,7 @@ def changed(source: nn.Module) -> None:
             parameter += 1.0
 
 
-def test_a_copy_stays_where_it_was_until_it_follows() -> None:
+def test_a_lagged_network_changes_only_when_it_follows() -> None:
     source = seeded(0, 3, 4, 2)
     before = copy.deepcopy(source)
     lagged = LaggedNetwork(source)
@@ -29,7 +29,7 @@ def test_a_copy_stays_where_it_was_until_it_follows() -> None:
     assert_equal_parameters(lagged.module, source)
 
 
-def test_polyak_averages_go_a_part_of_the_way() -> None:
+def test_polyak_averages_interpolate_the_parameters() -> None:
     source = seeded(0, 3, 4, 2)
     before = parameters_of(source)
     lagged = LaggedNetwork(source)
@@ -49,12 +49,12 @@ def test_copies_need_no_gradients_and_stay_in_evaluation_mode() -> None:
     assert all(parameter.requires_grad for parameter in source.parameters())
 
 
-def test_the_source_is_no_part_of_the_copy() -> None:
+def test_the_lagged_network_does_not_contain_the_source() -> None:
     lagged = LaggedNetwork(nn.Linear(2, 2))
     assert [*lagged.state_dict()] == ["module.weight", "module.bias"]
 
 
-def test_running_means_are_copied() -> None:
+def test_running_means_of_normalization_are_copied() -> None:
     source = nn.BatchNorm1d(2)
     lagged = LaggedNetwork(source)
     source(torch.randn(8, 2) + 5.0)
@@ -62,7 +62,7 @@ def test_running_means_are_copied() -> None:
     assert torch.equal(lagged.module.running_mean, source.running_mean)  # type: ignore[arg-type]
 
 
-def test_a_copy_of_both_follows_the_copied_source() -> None:
+def test_a_copied_pair_follows_the_copied_source() -> None:
     pair = nn.ModuleList([nn.Linear(1, 1)])
     pair.append(LaggedNetwork(pair[0]))
     twin = copy.deepcopy(pair)
@@ -72,6 +72,6 @@ def test_a_copy_of_both_follows_the_copied_source() -> None:
 
 
 @pytest.mark.parametrize("tau", [-0.1, 1.5])
-def test_following_goes_a_part_of_the_way_at_most(tau: float) -> None:
+def test_tau_outside_of_zero_to_one_is_rejected(tau: float) -> None:
     with pytest.raises(ArgumentError, match="tau"):
         LaggedNetwork(nn.Linear(1, 1)).follow(tau)

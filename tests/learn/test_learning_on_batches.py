@@ -50,7 +50,7 @@ def assert_alike(one: Any, other: Any) -> None:
         torch.testing.assert_close(left, right, rtol=0.0, atol=0.0)
 
 
-def test_a_batch_teaches_on_policy_what_a_buffer_of_it_teaches() -> None:
+def test_on_policy_updates_from_a_batch_and_a_buffer_agree() -> None:
     from_batch, from_buffer = ppo(), ppo()
     batch = collected(from_batch.policy)
     buffer = VectorReplayBuffer(120, 1)
@@ -61,7 +61,7 @@ def test_a_batch_teaches_on_policy_what_a_buffer_of_it_teaches() -> None:
     assert_alike(from_batch, from_buffer)
 
 
-def test_a_batch_teaches_off_policy_what_a_buffer_of_it_teaches() -> None:
+def test_off_policy_updates_from_a_batch_and_a_buffer_agree() -> None:
     from_batch, from_buffer = dqn(), dqn()
     batch = collected("random")
     buffer = VectorReplayBuffer(120, 1)
@@ -73,8 +73,8 @@ def test_a_batch_teaches_off_policy_what_a_buffer_of_it_teaches() -> None:
     assert from_batch.policy.learn_on_batch(batch)["num_agent_steps_trained"] == len(batch)
 
 
-def test_the_train_batch_of_the_older_documents_is_learned_from() -> None:
-    """Columns of RLlib's page, with `dones` alone."""
+def test_the_train_batch_of_older_documents_is_accepted() -> None:
+    """Columns of RLlib's documentation, with `dones` as the only flag."""
     rng = np.random.default_rng(0)
     train_batch = SampleBatch(
         obs=rng.normal(size=(20, 4)).astype(np.float32),
@@ -106,7 +106,7 @@ def test_several_policies_learn_on_a_batch_of_several(make: Any) -> None:
     assert one["num_agent_steps_trained"] == len(batch["agent"])
 
 
-def test_copies_of_a_policy_have_no_algorithm() -> None:
+def test_copies_of_a_policy_have_no_associated_algorithm() -> None:
     algorithm = dqn()
     for policy in (copy.deepcopy(algorithm.policy), pickle.loads(pickle.dumps(algorithm.policy))):
         assert_alike(policy, algorithm.policy)

@@ -1,4 +1,4 @@
-"""Loggers: where figures of trainers arrive, under which names and steps, and after a crash."""
+"""Loggers: destinations, names and steps of logged figures, also after a crash."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def train(logger: Any, epochs: int = 2) -> OnPolicyTrainer:
     return trainer
 
 
-def test_a_trainer_tells_every_kind_of_figures_at_its_steps() -> None:
+def test_a_trainer_logs_every_kind_of_figure_with_its_steps() -> None:
     logger = Noting(training_interval=1, update_interval=1)
     train(logger)
     told = {scope: [step for kind, step in logger.told if kind == scope] for scope, _ in logger.told}
@@ -82,7 +82,7 @@ def test_a_trainer_tells_every_kind_of_figures_at_its_steps() -> None:
     } <= logger.names
 
 
-def test_figures_within_an_interval_are_left_out() -> None:
+def test_figures_within_an_interval_are_omitted() -> None:
     logger = Noting(training_interval=100, update_interval=3, info_interval=2)
     train(logger)
     assert [step for kind, step in logger.told if kind == "training/env_step"] == [50, 150]
@@ -90,13 +90,13 @@ def test_figures_within_an_interval_are_left_out() -> None:
     assert [step for kind, step in logger.told if kind == "info/epoch"] == [1]
 
 
-def test_several_loggers_are_told_the_same() -> None:
+def test_several_loggers_receive_the_same_figures() -> None:
     loggers = Noting(), Noting()
     train(loggers)
     assert loggers[0].told == loggers[1].told != []
 
 
-def test_an_interval_of_nothing_is_rejected() -> None:
+def test_an_interval_of_zero_is_rejected() -> None:
     with pytest.raises(ArgumentError, match="test_interval must be a whole number from 1, got 0"):
         Noting(test_interval=0)
 
@@ -112,7 +112,7 @@ def test_tensorboard_has_the_figures_by_name_and_step(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("update/loss")] == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-def test_tianshous_own_logger_can_be_told(tmp_path: Path) -> None:
+def test_a_logger_of_tianshou_is_accepted(tmp_path: Path) -> None:
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     theirs = pytest.importorskip("tianshou.utils")
     writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path))
@@ -154,7 +154,7 @@ class Run:
         self.is_finished = True
 
 
-def test_a_run_of_weights_and_biases_that_is_there_is_used() -> None:
+def test_an_existing_weights_and_biases_run_is_used() -> None:
     run = Run()
     logger = WandbLogger(run, update_interval=1)
     train(logger)
@@ -229,7 +229,7 @@ def test_a_killed_process_leaves_a_log_that_can_be_read_and_continued(tmp_path: 
     assert learning_curves(tmp_path / "log")["info/a"].values.tolist() == [1.0, 2.0]
 
 
-def test_a_dataset_of_steps_is_no_log(tmp_path: Path) -> None:
+def test_a_dataset_of_steps_is_rejected_as_a_log(tmp_path: Path) -> None:
     Dataset(tmp_path / "steps").extend(SampleBatch(obs=np.zeros(3)))
     with pytest.raises(FormatError, match="must be a training log with columns row, time"):
         read_log(tmp_path / "steps")

@@ -122,7 +122,7 @@ def test_the_first_step_follows_the_gradient_of_the_advantages() -> None:
         torch.testing.assert_close(one, other.to(one), rtol=1e-4, atol=1e-6)
 
 
-def test_a_buffer_and_a_batch_teach_the_same() -> None:
+def test_updates_from_a_buffer_and_a_batch_agree() -> None:
     parameters = []
     for buffered in (False, True):
         algorithm = spread()
@@ -135,7 +135,7 @@ def test_a_buffer_and_a_batch_teach_the_same() -> None:
     torch.testing.assert_close(*parameters)
 
 
-def test_agents_with_other_observations_and_actions_have_policies_of_their_own() -> None:
+def test_agents_with_different_spaces_have_separate_policies() -> None:
     observations, actions = spaces_of(SPEAKER_LISTENER)
     policies = {name: actor(observations[place], actions[place]) for place, name in enumerate(("speaker", "listener"))}
     algorithm = MAPPO(policies=policies, critic=joint_critic(SPEAKER_LISTENER), optim=adam())
@@ -187,12 +187,12 @@ def test_a_trainer_trains_with_workers_that_get_its_weights() -> None:
     assert algorithm.updates >= 1
 
 
-def test_it_resumes_from_its_state() -> None:
+def test_mappo_resumes_from_its_state() -> None:
     batch = MultiAgentBatch({"one": SampleBatch(two_lines(4))}, 6)
     assert_goes_on(pair(1), pair(2), lambda algorithm: algorithm.update(batch, 2, 2))
 
 
-def test_steps_must_be_there_and_say_whose_they_are() -> None:
+def test_steps_must_exist_and_identify_their_agent() -> None:
     with pytest.raises(EmptyBufferError, match="must have steps"):
         pair().update(MultiAgentReplayBuffer(10), 2, 1)
     columns = two_lines(5)

@@ -1,4 +1,4 @@
-"""Walks over modules do as torch's own do."""
+"""Traversals of modules agree with those of torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def modes(module: nn.Module) -> list[bool]:
     return [part.training for part in module.modules()]
 
 
-def test_all_parts_are_set_to_a_mode_and_those_with_a_method_are_reported() -> None:
+def test_set_training_changes_all_parts_like_torch() -> None:
     walked, usual = network(), network()
     for mode in (False, True):
         set_training(walked, mode)
@@ -54,7 +54,7 @@ def test_a_policy_and_its_parts_are_set_to_a_mode() -> None:
     assert all(modes(policy.train()))
 
 
-def test_tensors_are_those_of_a_module_each_once_and_in_the_order_of_a_copys() -> None:
+def test_tensors_of_a_module_are_listed_once_in_the_order_of_copies() -> None:
     module = network()
     other = copy.deepcopy(module)
     for found, of_other, usual in zip(

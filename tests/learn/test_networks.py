@@ -45,7 +45,7 @@ def as_tensors(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_observations_are_flattened_as_gymnasium_flattens_them(space: Any) -> None:
+def test_observations_are_flattened_like_gymnasium(space: Any) -> None:
     space.seed(0)
     flatten = Flatten(space)
     for _ in range(5):
@@ -55,12 +55,12 @@ def test_observations_are_flattened_as_gymnasium_flattens_them(space: Any) -> No
     assert flatten.output_dim == len(expected)
 
 
-def test_a_net_for_critics_takes_actions_behind_observations() -> None:
+def test_critic_networks_concatenate_observations_and_actions() -> None:
     net = Net(OBS.shape, MEASURES.shape, [4], concat=True)
     assert net(torch.zeros(5, 5))[0].shape == (5, 4)
 
 
-def test_channels_may_are_first_or_last() -> None:
+def test_image_channels_may_be_first_or_last() -> None:
     torch.manual_seed(0)
     first = Convolutional(spaces.Box(0, 255, (3, 36, 40), np.uint8), 8)
     last = Convolutional(spaces.Box(0, 255, (36, 40, 3), np.uint8), 8)
@@ -76,13 +76,13 @@ def test_channels_may_are_first_or_last() -> None:
     ("space", "message"),
     [(spaces.Box(0, 1, (4,)), "three axes"), (spaces.Box(0, 1, (3, 20, 40)), "at least 36 by 36, got 20 by 40")],
 )
-def test_images_that_are_none_or_too_small_are_rejected(space: Any, message: str) -> None:
+def test_inputs_that_are_not_images_or_too_small_are_rejected(space: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Convolutional(space)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_sequence_is_as_its_steps_one_by_one(kind: str) -> None:
+def test_a_sequence_gives_the_same_outputs_as_single_steps(kind: str) -> None:
     torch.manual_seed(0)
     body = RecurrentBody(OBS, 6, kind)
     obs = torch.randn(4, 7, 3)
@@ -98,12 +98,12 @@ def test_a_sequence_is_as_its_steps_one_by_one(kind: str) -> None:
     torch.testing.assert_close(body(obs[:, 0], Batch(state))[0], body(obs[:, 0], state)[0])
 
 
-def test_kinds_of_memory_are_known() -> None:
+def test_unknown_kinds_of_recurrent_networks_are_rejected() -> None:
     with pytest.raises(ArgumentError, match="kind must be one of 'gru', 'lstm', got 'rnn'"):
         RecurrentBody(OBS, 6, "rnn")
 
 
-def test_states_go_to_networks_that_take_them() -> None:
+def test_states_are_passed_to_networks_that_accept_them() -> None:
     body = RecurrentBody(OBS, 6)
     obs = torch.randn(2, 3)
     _, state = body(obs)
@@ -120,7 +120,7 @@ def test_a_critic_without_memory_works_with_an_actor_with_one() -> None:
 
 
 @pytest.mark.parametrize("conditioned", [False, True])
-def test_means_and_deviations_have_their_bounds(conditioned: bool) -> None:
+def test_means_and_standard_deviations_are_bounded(conditioned: bool) -> None:
     actor = ContinuousActorProbabilistic.for_space(
         Net.for_space(OBS, [4]), MEASURES, max_action=0.5, conditioned_sigma=conditioned
     )
@@ -131,7 +131,7 @@ def test_means_and_deviations_have_their_bounds(conditioned: bool) -> None:
     assert sigma.max() <= np.exp(2.0) + 1e-3
 
 
-def test_deterministic_actions_have_their_bound() -> None:
+def test_deterministic_actions_are_bounded() -> None:
     act, _ = ContinuousActorDeterministic.for_space(Net.for_space(OBS, [4]), MEASURES, max_action=2.0)(
         1e6 * torch.randn(50, 3)
     )
@@ -139,7 +139,7 @@ def test_deterministic_actions_have_their_bound() -> None:
     assert 1.0 < act.abs().max() <= 2.0
 
 
-def test_a_critic_values_observations_with_actions() -> None:
+def test_a_critic_evaluates_observations_and_actions() -> None:
     critic = ContinuousCritic.for_space(OBS, MEASURES, [8])
     obs = torch.randn(5, 3)
     values = critic(obs, torch.zeros(5, 2))
@@ -147,7 +147,7 @@ def test_a_critic_values_observations_with_actions() -> None:
     assert not torch.equal(values, critic(obs, torch.ones(5, 2)))
 
 
-def test_orthogonal_weights_have_their_gains() -> None:
+def test_orthogonal_initialization_uses_the_documented_gains() -> None:
     actor = DiscreteActor.for_space(Net.for_space(OBS, [3]), CHOICES)
     initialize_orthogonally(actor, gain=2.0, head_gain=0.1)
     hidden = actor.preprocess.model.model[0].weight.detach()  # type: ignore[index, union-attr]
@@ -172,6 +172,6 @@ def test_orthogonal_weights_have_their_gains() -> None:
         ),
     ],
 )
-def test_heads_that_do_not_fit_are_rejected(make: Any, message: str) -> None:
+def test_incompatible_heads_are_rejected(make: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()

@@ -58,7 +58,7 @@ def test_statistics_do_not_depend_on_the_split(rows: Any, cuts: list[int], merge
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_bad_rows_leave_the_statistics_unchanged(value: float) -> None:
+def test_invalid_rows_do_not_change_the_statistics(value: float) -> None:
     statistics = RunningMeanStd((2,))
     statistics.update(np.array([[1.0, 2.0], [3.0, 4.0]]))
     before = copy.deepcopy(statistics.state_dict())

@@ -101,7 +101,7 @@ def test_the_on_policy_function_trains_from_a_list_buffer() -> None:
         ),
     ],
 )
-def test_arguments_of_the_functions_that_do_not_fit_are_answered(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_arguments_of_trainer_functions_are_reported(options: dict[str, Any], sentence: str) -> None:
     algorithm = dqn()
     with pytest.raises(ArgumentError, match=sentence):
         offpolicy_trainer(algorithm, *collectors(algorithm), 1, 10, **options)
@@ -109,7 +109,7 @@ def test_arguments_of_the_functions_that_do_not_fit_are_answered(options: dict[s
         offpolicy_trainer(Net(4, 2), *collectors(algorithm), 1, 10, step_per_collect=5)
 
 
-def test_a_list_buffer_holds_what_was_added_up_to_its_size() -> None:
+def test_a_list_buffer_stores_rows_up_to_its_size() -> None:
     buffer = ListReplayBuffer(size=5)
     for i in range(7):
         buffer.add(obs=i, act=i, rew=i, done=False, obs_next=i + 1, info={})
@@ -118,7 +118,7 @@ def test_a_list_buffer_holds_what_was_added_up_to_its_size() -> None:
 
 
 @pytest.mark.parametrize("kind", [TensorboardLogger, TrainingLog])
-def test_counts_continue_from_the_last_checkpoint_that_a_logger_recorded(kind: Any, tmp_path: Any) -> None:
+def test_counts_resume_from_the_last_logged_checkpoint(kind: Any, tmp_path: Any) -> None:
     calls: list[tuple[int, int, int]] = []
 
     def run(epochs: int, *, resume: bool) -> Any:
@@ -152,7 +152,7 @@ def test_counts_continue_from_the_last_checkpoint_that_a_logger_recorded(kind: A
         assert (log["step"][log["name"] == "save/env_step"]).tolist() == [2, 4, 6]
 
 
-def test_resuming_from_a_log_takes_a_logger() -> None:
+def test_resuming_from_a_log_requires_a_logger() -> None:
     train, test = collectors(dqn())
     with pytest.raises(ArgumentError, match="logger must have restore_data for resume_from_log, got None"):
         OffPolicyTrainerParams(training_collector=train, test_collector=test, resume_from_log=True)
@@ -166,7 +166,7 @@ def test_reports_of_updates_print_as_a_dict(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.startswith("SimpleLossTrainingStats\n")
 
 
-def test_values_of_masked_actions_are_below_all_others() -> None:
+def test_masked_actions_have_the_lowest_values() -> None:
     policy = dqn().policy
     values = policy.compute_q_value(torch.tensor([[1.0, -2.0], [0.0, 3.0]]), [[False, True], [True, True]])
     assert values.tolist() == [[-3.0, -2.0], [0.0, 3.0]]

@@ -36,7 +36,7 @@ def test_factories_make_optimizers_of_all_parameters(factory: Any, kind: type, d
     assert [*optimizer.param_groups[0]["params"]] == [*module.parameters()]
 
 
-def test_a_linear_schedule_ends_at_zero_and_stays_there() -> None:
+def test_a_linear_schedule_remains_zero_after_its_end() -> None:
     factory: OptimizerFactory = TorchOptimizerFactory(torch.optim.SGD, lr=1.0)
     factory = factory.with_lr_scheduler_factory(LRSchedulerFactoryLinear(2, 50, 30))
     optimizer, scheduler = factory.create_instances(nn.Linear(1, 1))
@@ -49,7 +49,7 @@ def test_a_linear_schedule_ends_at_zero_and_stays_there() -> None:
     assert rates == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
 
 
-def test_schedules_must_have_updates() -> None:
+def test_a_schedule_without_updates_is_rejected() -> None:
     with pytest.raises(ArgumentError, match="epoch_num_steps"):
         LRSchedulerFactoryLinear(2, 0, 30)
 
@@ -63,7 +63,7 @@ def test_gradients_are_scaled_down_to_the_bound(bound: float | None, moved: floa
     assert before - module.weight.item() == pytest.approx(moved, rel=1e-5)
 
 
-def test_gradients_of_one_step_do_not_reach_the_next() -> None:
+def test_gradients_are_cleared_between_steps() -> None:
     module = nn.Linear(1, 1, bias=False)
     optimizer = Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module)
     before = module.weight.item()
@@ -72,13 +72,13 @@ def test_gradients_of_one_step_do_not_reach_the_next() -> None:
     assert before - module.weight.item() == pytest.approx(3.0)
 
 
-def test_bounds_of_gradients_are_above_zero() -> None:
+def test_bounds_of_gradients_must_be_positive() -> None:
     module = nn.Linear(1, 1)
     with pytest.raises(ArgumentError, match="max_grad_norm must be a number above 0"):
         Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module, 0.0)
 
 
-def test_only_the_modules_own_parameters_get_gradients() -> None:
+def test_only_the_parameters_of_the_module_receive_gradients() -> None:
     policy, critic = nn.Linear(1, 1), nn.Linear(1, 1)
     policy.bias.requires_grad_(False)
     unused = nn.Parameter(torch.ones(1))

@@ -44,7 +44,7 @@ BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.flo
         (None, False, [[3.0, -0.5]]),
     ],
 )
-def test_actions_are_bounded_then_scaled(method: Any, scaling: bool, expected: Any) -> None:
+def test_actions_are_bounded_before_they_are_scaled(method: Any, scaling: bool, expected: Any) -> None:
     policy = Fixed([0.0, 0.0], BOX, action_scaling=scaling, action_bound_method=method)
     np.testing.assert_allclose(policy.map_action(torch.tensor([[3.0, -0.5]])), expected, rtol=1e-6)
 
@@ -59,7 +59,7 @@ def test_the_inverse_map_undoes_the_map(method: Any, scaling: bool) -> None:
 
 @pytest.mark.parametrize("scaling", [False, True])
 @pytest.mark.parametrize("method", ["clip", "tanh", None])
-def test_actions_are_mapped_as_tianshou_maps_them(method: Any, scaling: bool) -> None:
+def test_actions_are_mapped_like_tianshou(method: Any, scaling: bool) -> None:
     theirs_base = pytest.importorskip("tianshou.algorithm.algorithm_base").Policy
     kind: Any = type("Theirs", (theirs_base,), {"forward": lambda self, batch, state=None: None})
     ours, theirs = (make(BOX, None, scaling, method) for make in (lambda *a: Fixed([0.0, 0.0], *a), kind))
@@ -69,7 +69,7 @@ def test_actions_are_mapped_as_tianshou_maps_them(method: Any, scaling: bool) ->
     np.testing.assert_allclose(ours.map_action_inverse(taken), theirs.map_action_inverse(taken), rtol=1e-4, atol=1e-5)
 
 
-def test_actions_at_a_bound_stay_finite_under_the_inverse_of_tanh() -> None:
+def test_the_inverse_of_tanh_is_finite_at_the_bounds() -> None:
     policy = Fixed([0.0, 0.0], BOX, action_scaling=True, action_bound_method="tanh")
     assert np.isfinite(policy.map_action_inverse(np.array([BOX.low, BOX.high]))).all()
 
@@ -80,21 +80,21 @@ def test_actions_to_be_scaled_must_be_bounded() -> None:
         policy.map_action(np.array([[1.5, 0.0]]))
 
 
-def test_discrete_actions_start_where_their_space_does() -> None:
+def test_discrete_actions_start_at_the_start_of_their_space() -> None:
     policy = Fixed(1, spaces.Discrete(3, start=5))
     assert policy.compute_action(np.zeros(2)) == 6
     assert policy.map_action_inverse(np.array([5, 7])).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])
-def test_other_actions_stay_as_they_are(space: Any) -> None:
+def test_other_actions_are_unchanged(space: Any) -> None:
     policy = Fixed([1, 1], space)
     assert policy.compute_action(np.zeros(2)).tolist() == [1, 1]  # type: ignore[union-attr]
     assert policy.map_action_inverse(np.array([[1, 0]])).tolist() == [[1, 0]]
     assert policy.action_type == "discrete"
 
 
-def test_one_observation_is_asked_about_as_a_row() -> None:
+def test_compute_action_passes_one_observation_as_a_row() -> None:
     policy = Fixed([0.5, 0.5], BOX, action_scaling=True)
     act = policy.compute_action({"x": np.ones(3)}, {"lives": 2}, state="given")
     np.testing.assert_allclose(act, [1.0, 7.5])
@@ -125,13 +125,13 @@ def test_actions_for_one_environment_need_no_gradients() -> None:
         ((BOX, None, False, "squash"), "'clip', 'tanh' or None, got 'squash'"),
     ],
 )
-def test_spaces_that_do_not_fit_are_rejected(arguments: Any, message: str) -> None:
+def test_incompatible_spaces_are_rejected(arguments: Any, message: str) -> None:
     with pytest.raises(PolicySpecError, match=message):
         Fixed(0, *arguments)
 
 
 @pytest.mark.parametrize("names", [("obs", "mask"), ("observation", "action_mask")])
-def test_masks_have_observations(names: tuple[str, str]) -> None:
+def test_masks_are_separated_from_observations(names: tuple[str, str]) -> None:
     inner, mask = names
     obs, allowed = Fixed(0, CHOICE).observations(Batch(obs={inner: np.ones((1, 2)), mask: np.array([[0, 1]])}))
     assert obs.dtype == torch.float32
@@ -142,7 +142,7 @@ def test_masks_have_observations(names: tuple[str, str]) -> None:
 CHOICE = spaces.Discrete(2)
 
 
-def test_observations_of_a_tree_become_tensors_of_the_parameters_dtype() -> None:
+def test_nested_observations_get_the_dtype_of_the_parameters() -> None:
     policy = Fixed(0, CHOICE)
     policy.layer = nn.Linear(1, 1, dtype=torch.float64)
     given = Batch(obs={"camera": np.zeros((1, 4, 4), np.uint8), "joints": np.ones((1, 2), np.float32)})
@@ -152,7 +152,7 @@ def test_observations_of_a_tree_become_tensors_of_the_parameters_dtype() -> None
     assert obs.joints.dtype == torch.float64
 
 
-def test_states_of_training_end_with_their_blocks() -> None:
+def test_training_modes_are_restored_after_their_blocks() -> None:
     policy = Fixed(0, CHOICE)
 
     def fail() -> None:
@@ -169,7 +169,7 @@ def test_states_of_training_end_with_their_blocks() -> None:
     assert policy.training
 
 
-def test_collectors_map_actions_and_keep_them_as_they_were() -> None:
+def test_collectors_map_actions_and_store_the_unmapped_ones() -> None:
     import gymnasium
 
     env = gymnasium.make("Pendulum-v1")

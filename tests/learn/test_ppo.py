@@ -90,7 +90,7 @@ def make_theirs(actor: nn.Module, critic: nn.Module, actions: Any, **options: An
         {"return_scaling": True, "max_batchsize": 16, "ent_coef": 0.1, "vf_coef": 1.0},
     ],
 )
-def test_updates_are_those_of_tianshou(options: dict[str, Any], actions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_agree_with_tianshou(options: dict[str, Any], actions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     box = isinstance(actions, spaces.Box)
     net, critic = seeded(0, 3, 16, 2 if box else 4), seeded(1, 3, 16, 1)
     actor: nn.Module = Gaussian(net) if box else net
@@ -120,7 +120,7 @@ def test_an_update_does_not_keep_the_buffer() -> None:
     assert sys.getrefcount(buffer) == references
 
 
-def test_it_ends_early_when_the_policy_went_far() -> None:
+def test_an_update_ends_early_if_the_kl_divergence_is_too_large() -> None:
     stats = make(seeded(0, 3, 8, 4), seeded(1, 3, 1), target_kl=1e-4, eps_clip=0.5).update(filled(), 16, 50)
     assert isinstance(stats, ActorCriticTrainingStats)
     assert 0 < stats.gradient_steps < 20
@@ -128,7 +128,7 @@ def test_it_ends_early_when_the_policy_went_far() -> None:
     assert stats.approx_kl.max <= 1.5e-4
 
 
-def test_it_resumes_bit_for_bit() -> None:
+def test_ppo_resumes_bit_for_bit() -> None:
     buffer = filled()
 
     def fresh(seed: int) -> PPO:
@@ -191,19 +191,19 @@ def train(
         return float(collector.collect(n_episode=20).returns.mean())
 
 
-def test_it_learns_discrete_actions() -> None:
+def test_ppo_learns_discrete_actions() -> None:
     assert train(Match, 8, gamma=0.5) >= 7.5
 
 
-def test_it_learns_continuous_actions() -> None:
+def test_ppo_learns_continuous_actions() -> None:
     assert train(Aim, 20, gamma=0.5) >= -2.0
 
 
-def test_it_learns_what_a_mask_allows() -> None:
+def test_ppo_learns_masked_actions() -> None:
     assert train(Masked, 8, gamma=0.5) >= 7.5
 
 
-def test_a_recurrent_policy_learns_to_remember() -> None:
+def test_a_recurrent_policy_learns_a_memory_task() -> None:
     assert train(Recall, 12, RecurrentBody, 16, lr=0.003, ent_coef=0.0) >= 0.95
 
 
@@ -228,7 +228,7 @@ def collected(kind: str = "gru", sequence_length: int = 5) -> tuple[PPO, Any]:
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 @pytest.mark.parametrize("sequence_length", [1, 3, 5, 100])
-def test_sequences_give_what_the_steps_gave(kind: str, sequence_length: int) -> None:
+def test_outputs_of_sequences_agree_with_collected_steps(kind: str, sequence_length: int) -> None:
     algorithm, buffer = collected(kind, sequence_length)
     batch, indices = algorithm._sample_batch(buffer, 0)
     batch = algorithm._preprocess_batch(batch, buffer, indices)
@@ -240,7 +240,7 @@ def test_sequences_give_what_the_steps_gave(kind: str, sequence_length: int) -> 
     assert seen == len(batch) == 60
 
 
-def test_sequences_do_not_run_from_one_episode_into_another() -> None:
+def test_sequences_do_not_cross_episode_boundaries() -> None:
     algorithm, buffer = collected()
     batch, indices = algorithm._sample_batch(buffer, 0)
     batch = algorithm._preprocess_batch(batch, buffer, indices)
@@ -250,7 +250,7 @@ def test_sequences_do_not_run_from_one_episode_into_another() -> None:
     assert {int(row) for row in np.flatnonzero(done[:-1]) + 1} <= set(begins.tolist())
 
 
-def test_minibatches_of_sequences_are_about_as_large_as_asked() -> None:
+def test_minibatches_of_sequences_have_about_the_requested_size() -> None:
     algorithm, buffer = collected()
     batch, indices = algorithm._sample_batch(buffer, 0)
     batch = algorithm._preprocess_batch(batch, buffer, indices)
@@ -260,7 +260,7 @@ def test_minibatches_of_sequences_are_about_as_large_as_asked() -> None:
     assert [len(rows) for rows, _, _ in algorithm._evaluate_minibatches(batch, None)] == [60]
 
 
-def test_states_before_steps_are_those_after_the_ones_before() -> None:
+def test_the_state_before_a_step_is_the_state_after_the_previous() -> None:
     _, buffer = collected()
     after = {int(slot): int(buffer.next(slot)) for slot in buffer.sample_indices(0)}
     for slot, following in after.items():
@@ -290,14 +290,14 @@ def test_rows_of_a_recurrent_policy_without_states_are_rejected() -> None:
         algorithm.update(bare, 16, 1)
 
 
-def test_a_critic_with_a_recurrent_body_of_its_own_is_rejected() -> None:
+def test_a_critic_with_a_separate_recurrent_body_is_rejected() -> None:
     actor = DiscreteActor.for_space(RecurrentBody(Match.observation_space), Match.action_space)
     with pytest.raises(ArgumentError, match="critic must share the actor's recurrent layers"):
         make(actor, ValueCritic(RecurrentBody(Match.observation_space)), Match.action_space)
 
 
 @pytest.mark.parametrize("trains_body", [True, False])
-def test_values_train_the_body_that_the_actor_shares_by_default(trains_body: bool) -> None:
+def test_the_critic_trains_the_shared_body_by_default(trains_body: bool) -> None:
     body = RecurrentBody(Match.observation_space, 8)
     critic = ValueCritic(body, trains_body=trains_body)
     critic(torch.ones(2, 3, *Match.observation_space.shape)).sum().backward()
@@ -305,7 +305,7 @@ def test_values_train_the_body_that_the_actor_shares_by_default(trains_body: boo
     assert all(part.grad is not None for part in critic.head.parameters())
 
 
-def test_a_recurrent_update_moves_actor_and_critic() -> None:
+def test_a_recurrent_update_changes_actor_and_critic() -> None:
     algorithm, buffer = collected()
     before = parameters_of(algorithm)
     stats = algorithm.update(buffer, 16, 2)

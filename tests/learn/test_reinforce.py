@@ -32,7 +32,7 @@ def make(net: Any, **options: Any) -> Reinforce:
 
 @pytest.mark.parametrize("batch_size", [None, 32])
 @pytest.mark.parametrize("options", [{}, {"gamma": 0.9}, {"return_standardization": True}])
-def test_updates_are_those_of_tianshou(
+def test_updates_agree_with_tianshou(
     options: dict[str, Any], batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = pytest.importorskip("tianshou.algorithm.modelfree.reinforce")
@@ -49,7 +49,7 @@ def test_updates_are_those_of_tianshou(
     assert_equal_parameters(net, theirs.policy.actor.net, atol=2e-5)
 
 
-def test_it_resumes_bit_for_bit() -> None:
+def test_reinforce_resumes_bit_for_bit() -> None:
     buffer = filled()
 
     def fresh(seed: int) -> Reinforce:
@@ -58,12 +58,12 @@ def test_it_resumes_bit_for_bit() -> None:
     assert_goes_on(fresh(0), fresh(1), lambda algorithm: [algorithm.update(buffer, 16, 2) for _ in range(2)])
 
 
-def test_discounts_are_fractions() -> None:
+def test_discounts_must_be_between_0_and_1() -> None:
     with pytest.raises(ArgumentError, match="gamma"):
         make(seeded(0, 3, 4), gamma=-0.1)
 
 
-def test_it_learns() -> None:
+def test_reinforce_learns_a_small_task() -> None:
     torch.manual_seed(0)
     envs = [Match() for _ in range(4)]
     actor = DiscreteActor.for_space(Net.for_space(envs[0].observation_space, [32]), envs[0].action_space)

@@ -246,7 +246,7 @@ OFFLINE_RUNS = [cql, iql, discrete_bcq, behaviour_cloning]
 
 
 @pytest.mark.parametrize("make", [*ONLINE_RUNS, *OFFLINE_RUNS])
-def test_a_resumed_training_learns_bit_for_bit_as_one_that_never_stopped(make: Any, tmp_path: Path) -> None:
+def test_a_resumed_training_equals_an_uninterrupted_one(make: Any, tmp_path: Path) -> None:
     def trainer(max_epochs: int, folder: Path | None = None) -> tuple[Any, Any]:
         torch.manual_seed(0)
         algorithm, buffer, params = make()

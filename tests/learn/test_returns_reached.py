@@ -117,7 +117,7 @@ def learn_online(algorithm: Any, envs: Any, *, steps: int, start: int, batch_siz
 
 
 @pytest.mark.parametrize("make", [pytest.param(td3, marks=pytest.mark.long), ddpg, sac])
-def test_measures_are_aimed_where_observations_show(make: Any) -> None:
+def test_continuous_actions_are_learned_from_observed_targets(make: Any) -> None:
     """A random policy gets about -9, the best one 0."""
     torch.manual_seed(0)
     algorithm = make(Aim(), [32], 3e-3, gamma=0.5, tau=0.05)
@@ -127,7 +127,7 @@ def test_measures_are_aimed_where_observations_show(make: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", [td3, ddpg, sac])
-def test_a_pendulum_is_swung_up(make: Any) -> None:
+def test_the_pendulum_task_is_learned(make: Any) -> None:
     """A random policy gets about -1200, good ones about -150."""
     import gymnasium
 
@@ -148,8 +148,8 @@ def learn_offline(algorithm: Any, collector: Collector, folder: Path, *, updates
 
 
 @pytest.mark.parametrize("make", [bcq, cloning])
-def test_choices_are_learned_from_data(make: Any, tmp_path: Path) -> None:
-    """The data choose what is shown four times in five; the best return is 8, by chance it is 8 / 3."""
+def test_discrete_actions_are_learned_from_data(make: Any, tmp_path: Path) -> None:
+    """80 % of the actions in the data are right; the best return is 8, random actions get 8 / 3."""
     rng, env = np.random.default_rng(0), Match()
     torch.manual_seed(0)
 
@@ -162,7 +162,7 @@ def test_choices_are_learned_from_data(make: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_cql_aims_better_than_the_random_data_that_it_has_seen(tmp_path: Path) -> None:
+def test_cql_learns_a_better_policy_than_its_random_data(tmp_path: Path) -> None:
     torch.manual_seed(0)
     algorithm = cql(Aim())
     collector = Collector(algorithm.policy, [Aim] * 2, seed=0)

@@ -52,7 +52,7 @@ def update(algorithm: Any) -> Any:
 
 
 @pytest.mark.parametrize(("n_step", "learned"), [(1, False), (3, True)])
-def test_learns_the_same_as_tianshous(n_step: int, learned: bool) -> None:
+def test_learns_the_same_as_tianshou(n_step: int, learned: bool) -> None:
     from tests.learn import peers
 
     with warnings.catch_warnings():
@@ -78,7 +78,7 @@ def test_learns_the_same_as_tianshous(n_step: int, learned: bool) -> None:
     assert (ours.alpha.value != 1.0) == learned or not learned
 
 
-def test_log_densities_are_those_of_squashed_actions() -> None:
+def test_log_densities_account_for_squashed_actions() -> None:
     """A histogram of many samples agrees with the densities that the policy returns."""
     policy = make().policy
     with policy_within_training_step(policy), torch.no_grad():
@@ -99,7 +99,7 @@ def test_log_densities_are_those_of_squashed_actions() -> None:
     assert found.log_prob[0].item() == pytest.approx(by_hand.sum(), rel=1e-4)
 
 
-def test_evaluation_takes_the_mode_and_training_draws() -> None:
+def test_evaluation_selects_the_mode_and_training_samples() -> None:
     policy = make().policy
     rows = Batch(obs=np.zeros((4, 3), np.float32))
     evaluated = policy(rows).act
@@ -110,7 +110,7 @@ def test_evaluation_takes_the_mode_and_training_draws() -> None:
     assert not torch.equal(policy(rows).act, evaluated)
 
 
-def test_a_learned_temperature_falls_while_entropy_is_above_its_target_and_rises_below() -> None:
+def test_a_learned_temperature_follows_the_entropy_target() -> None:
     falling, rising = make(alpha=auto(target=-50.0)), make(alpha=auto(target=50.0))
     for algorithm in (falling, rising):
         stats = update(algorithm)
@@ -119,7 +119,7 @@ def test_a_learned_temperature_falls_while_entropy_is_above_its_target_and_rises
     assert falling.alpha.value < 1.0 < rising.alpha.value
 
 
-def test_a_fixed_temperature_stays_and_has_no_loss() -> None:
+def test_a_fixed_temperature_is_constant_and_has_no_loss() -> None:
     algorithm = make(alpha=0.25)
     stats = update(algorithm)
     assert (stats.alpha, stats.alpha_loss) == (0.25, None)
@@ -136,7 +136,7 @@ def test_continues_from_its_state_with_the_temperature_and_its_optimizer() -> No
     assert algorithm.alpha.value == fresh.alpha.value != 1.0
 
 
-def test_gradients_of_the_policys_loss_leave_the_critics_alone() -> None:
+def test_the_loss_of_the_policy_does_not_change_the_critics() -> None:
     algorithm = make()
     batch, _ = algorithm._sample_batch(filled(actions=MEASURES), 0)
     before = deepcopy(algorithm.critic.state_dict())

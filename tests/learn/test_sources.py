@@ -188,7 +188,7 @@ def test_an_offline_run_reads_a_folder_that_a_collector_wrote(tmp_path: Path) ->
     assert any((one != two).any() for one, two in zip(before, algorithm.policy.model.parameters(), strict=True))
 
 
-def test_windows_that_hooks_have_made_are_preserved(tmp_path: Path) -> None:
+def test_windows_created_by_hooks_are_preserved(tmp_path: Path) -> None:
     hook = NStepReturns(3, gamma=0.5)
     with Collector("random", "CartPole-v1", num_envs=2, seed=0, hooks=[hook]) as collector:
         rows = collector.collect(n_step=100).batch
@@ -220,13 +220,13 @@ def test_folders_without_rows_are_rejected(tmp_path: Path) -> None:
         cloning().process_buffer(tmp_path / "nowhere")
 
 
-def test_rows_that_nothing_draws_from_are_rejected() -> None:
+def test_rows_outside_a_buffer_or_dataset_are_rejected() -> None:
     sentence = "source must be a buffer, a dataset or a path, got a SampleBatch"
     with pytest.raises(ArgumentError, match=sentence):
         cloning().create_trainer(OfflineTrainerParams(buffer=steps_of(filled())))
 
 
-def test_a_dataset_and_a_buffer_are_learned_from_together(tmp_path: Path) -> None:
+def test_an_algorithm_learns_from_a_dataset_and_a_buffer_together(tmp_path: Path) -> None:
     dataset = in_dataset(steps_of(filled(actions=MEASURES)), tmp_path / "steps")
     buffer = PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0)
     for row in dataset.read().as_batch("tianshou")[:40]:

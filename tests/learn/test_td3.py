@@ -59,7 +59,7 @@ def update(algorithm: Any, rows: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_learns_the_same_as_tianshous(n_step: int) -> None:
+def test_learns_the_same_as_tianshou(n_step: int) -> None:
     from tests.learn import peers
 
     with warnings.catch_warnings():
@@ -80,7 +80,7 @@ def test_learns_the_same_as_tianshous(n_step: int) -> None:
     peers.assert_learn_the_same(ours, theirs, *peers.buffers(MEASURES), NETWORKS)
 
 
-def test_the_policy_and_all_lagged_networks_move_with_every_second_update() -> None:
+def test_every_second_update_changes_policy_and_lagged_networks() -> None:
     algorithm = make(update_actor_freq=2)
     slow = [algorithm.policy, algorithm.actor_old, algorithm.critic_old, algorithm.critic2_old]
     moved = []
@@ -95,7 +95,7 @@ def test_the_policy_and_all_lagged_networks_move_with_every_second_update() -> N
     assert moved == [[True] * 4, [False] * 4, [True] * 4, [False] * 4]
 
 
-def test_a_second_critic_is_a_copy_that_learns_by_itself() -> None:
+def test_the_second_critic_is_a_copy_with_separate_updates() -> None:
     algorithm = make()
     for one, two in zip(algorithm.critic.parameters(), algorithm.critic2.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -181,7 +181,7 @@ def test_exploration_noise_keeps_the_dtype_of_actions() -> None:
     )
 
 
-def test_a_noise_that_drifts_resumes_from_the_state_of_its_algorithm() -> None:
+def test_correlated_noise_resumes_from_the_state_of_its_algorithm() -> None:
     def drifting() -> TD3:
         algorithm = make()
         algorithm.policy.exploration_noise = OUNoise(sigma=0.5, dt=0.5)

@@ -54,12 +54,12 @@ def assert_alike(theirs: nn.Module, network: nn.Module, *inputs: Any) -> None:
     ],
     ids=str,
 )
-def test_nets_return_what_tianshous_return(options: dict[str, Any]) -> None:
+def test_outputs_of_net_agree_with_tianshou(options: dict[str, Any]) -> None:
     made = [kind(state_shape=(4,), action_shape=2, hidden_sizes=[8, 9], **options) for kind in (common.Net, Net)]
     assert_alike(*made, OBS)
 
 
-def test_recurrent_networks_return_what_tianshous_return() -> None:
+def test_outputs_of_recurrent_networks_agree_with_tianshou() -> None:
     made = [kind(layer_num=2, state_shape=(4,), action_shape=3) for kind in (common.Recurrent, Recurrent)]
     assert_alike(*made, STEPS)
     state = Batch(made[1](STEPS[:, 0])[1])
@@ -82,7 +82,7 @@ def test_recurrent_networks_return_what_tianshous_return() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_heads_return_what_tianshous_return(module: Any, name: str, options: dict[str, Any]) -> None:
+def test_outputs_of_heads_agree_with_tianshou(module: Any, name: str, options: dict[str, Any]) -> None:
     made = [
         getattr(home, name)(preprocess_net=net(state_shape=4, hidden_sizes=[8]), **options)
         for home, net in ((module, common.Net), (ours, Net))
@@ -90,7 +90,7 @@ def test_heads_return_what_tianshous_return(module: Any, name: str, options: dic
     assert_alike(*made, OBS)
 
 
-def test_critics_of_actions_return_what_tianshous_return() -> None:
+def test_outputs_of_action_critics_agree_with_tianshou() -> None:
     options: dict[str, Any] = {"state_shape": 4, "action_shape": 2, "hidden_sizes": [8], "concat": True}
     theirs = continuous.ContinuousCritic(preprocess_net=common.Net(**options))
     assert_alike(theirs, ContinuousCritic(preprocess_net=Net(**options)), OBS, ACT)
@@ -127,6 +127,6 @@ def test_a_policy_knows_whether_its_actor_returns_probabilities(softmax_output: 
         (lambda: DiscreteActor(nn.Linear(4, 4), 2), "preprocess_net must have the width .*, got a Linear without"),
     ],
 )
-def test_arguments_that_do_not_fit_are_answered(make: Any, message: str) -> None:
+def test_invalid_arguments_are_reported(make: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()

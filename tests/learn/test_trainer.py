@@ -91,7 +91,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_updates_and_tests_are_those_of_tianshou(case: str) -> None:
+def test_steps_updates_and_tests_agree_with_tianshou(case: str) -> None:
     theirs = pytest.importorskip("tianshou.trainer")
     kind, options = CASES[case]
     options = {"max_epochs": 3, "epoch_num_steps": 100, "test_step_num_episodes": 3, **QUIET, **options}
@@ -108,7 +108,7 @@ def test_steps_updates_and_tests_are_those_of_tianshou(case: str) -> None:
     assert {name: getattr(ours, name) for name in names} == {name: getattr(seen, name) for name in names}
 
 
-def test_an_offline_trainer_updates_as_often_as_tianshous() -> None:
+def test_an_offline_trainer_updates_as_often_as_tianshou() -> None:
     theirs = pytest.importorskip("tianshou.trainer")
     algorithms = pytest.importorskip("tianshou.algorithm.algorithm_base")
     own, other = Counting(), tianshou_counting()
@@ -122,7 +122,7 @@ def test_an_offline_trainer_updates_as_often_as_tianshous() -> None:
     assert (ours.update_step, ours.train_step) == (seen.update_step, seen.train_step) == (10, 0)
 
 
-def test_a_collector_for_tests_is_all_that_can_be_reset_and_can_collect() -> None:
+def test_any_object_with_reset_and_collect_is_a_test_collector() -> None:
     algorithm = Counting()
     given = collectors(algorithm.policy)
 
@@ -139,7 +139,7 @@ def test_a_collector_for_tests_is_all_that_can_be_reset_and_can_collect() -> Non
     assert OffPolicyTrainer(algorithm, params).run().test_episode == 2
 
 
-def test_a_policy_knows_that_it_collects_for_training_and_not_that_it_is_tested() -> None:
+def test_the_policy_is_in_training_mode_only_while_collecting() -> None:
     algorithm = Counting()
     asked: list[set[bool]] = []
 
@@ -162,7 +162,7 @@ def test_a_policy_knows_that_it_collects_for_training_and_not_that_it_is_tested(
     assert not algorithm.policy.is_within_training_step
 
 
-def test_hooks_are_called_at_their_places() -> None:
+def test_hooks_are_called_in_the_documented_order() -> None:
     algorithm = Counting()
     calls: list[tuple[Any, ...]] = []
     params = OffPolicyTrainerParams(
@@ -194,7 +194,7 @@ def test_hooks_are_called_at_their_places() -> None:
     ]
 
 
-def test_a_requested_stop_ends_after_the_step_in_progress_and_the_next_run_continues() -> None:
+def test_a_requested_stop_ends_the_run_and_the_next_run_resumes() -> None:
     algorithm = Counting()
     params = OffPolicyTrainerParams(
         **collectors(algorithm.policy),
@@ -224,7 +224,7 @@ def test_an_epoch_can_be_executed_by_itself() -> None:
     assert stats.info_stat.timing.total_time > stats.info_stat.timing.train_time_collect > 0
 
 
-def test_lines_say_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_lines_show_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
     algorithm = Counting()
     params = OnPolicyTrainerParams(
         **collectors(algorithm.policy), max_epochs=1, epoch_num_steps=200, collection_step_num_env_steps=100
@@ -237,7 +237,7 @@ def test_lines_say_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
     assert test.startswith("epoch 1: test return ")
 
 
-def test_lines_have_the_return_of_the_last_episodes_where_the_last_collecting_saw_none_end(
+def test_lines_show_the_latest_return_if_no_episode_has_finished(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     algorithm = Counting()
@@ -281,14 +281,14 @@ def test_parameters_of_another_trainer_are_rejected(trainer: Any) -> None:
         trainer(algorithm, others)
 
 
-def test_tests_are_played_by_a_collector() -> None:
+def test_test_episodes_require_a_collector() -> None:
     workers = RolloutWorkers("random", "CartPole-v1", num_workers=1, backend="inline")
     with pytest.raises(ArgumentError, match="test_collector must be a collector, got a RolloutWorkers"):
         OffPolicyTrainerParams(**collectors(Counting().policy) | {"test_collector": workers})
     workers.stop()
 
 
-def test_a_collecting_that_brings_no_gradient_step_is_rejected() -> None:
+def test_a_collection_without_a_gradient_step_is_rejected() -> None:
     algorithm = Counting()
     params = OffPolicyTrainerParams(
         **collectors(algorithm.policy),
@@ -302,7 +302,7 @@ def test_a_collecting_that_brings_no_gradient_step_is_rejected() -> None:
         OffPolicyTrainer(algorithm, params).run()
 
 
-def test_returns_are_reduced_before_they_are_scored() -> None:
+def test_returns_are_reduced_before_the_score_is_computed() -> None:
     algorithm = Counting()
     params = OnPolicyTrainerParams(
         **collectors(algorithm.policy), **QUIET, max_epochs=1, multi_agent_return_reduction=lambda returns: -returns
@@ -310,7 +310,7 @@ def test_returns_are_reduced_before_they_are_scored() -> None:
     assert OnPolicyTrainer(algorithm, params).run().best_reward < 0
 
 
-def test_losses_that_are_not_finite_stop_training_and_are_not_averaged_away() -> None:
+def test_losses_that_are_not_finite_stop_training() -> None:
     class Diverging(Counting):
         def update(self, buffer: Any, **given: Any) -> Stats:
             stats = super().update(buffer, **given)
@@ -327,7 +327,7 @@ def test_losses_that_are_not_finite_stop_training_and_are_not_averaged_away() ->
     assert np.isnan(OnPolicyTrainer(algorithm, params).execute_epoch().training_stat.smoothed_loss["loss"])
 
 
-def test_a_test_without_a_number_is_not_the_best() -> None:
+def test_a_test_score_of_nan_is_never_the_best() -> None:
     algorithm = Counting()
     scores = iter([np.nan, 1.0, np.nan, 0.5])
     params = OnPolicyTrainerParams(

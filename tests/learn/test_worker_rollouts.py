@@ -1,4 +1,4 @@
-"""Trainers over rollout workers: whose weights steps are made with, and steps that are collected during updates."""
+"""Trainers with rollout workers: the weights of each step, and steps collected during updates."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def on_policy(algorithm: Seeing, collector: Any, **options: Any) -> OnPolicyTrai
     return OnPolicyTrainer(algorithm, params)
 
 
-def test_steps_use_the_newest_weights(backend: str) -> None:
+def test_steps_are_collected_with_the_latest_weights(backend: str) -> None:
     algorithm = Seeing()
     with workers(algorithm, backend) as collector:
         info = on_policy(algorithm, collector).run()
@@ -105,7 +105,7 @@ def test_steps_that_are_collected_during_updates_are_one_update_old(backend: str
     assert [rows for rows, *_ in algorithm.updates] == [20] * 4
 
 
-def test_the_buffer_does_not_change_while_an_algorithm_off_policy_learns() -> None:
+def test_the_buffer_does_not_change_during_an_off_policy_update() -> None:
     algorithm = Seeing()
     with workers(algorithm, "process") as collector:
         params = OffPolicyTrainerParams(
@@ -142,7 +142,7 @@ def test_a_training_with_workers_is_resumed_exactly(overlap: bool, tmp_path: Pat
     assert cut.kept + resumed.kept == whole.kept
 
 
-def test_an_algorithm_of_the_newest_policy_alone_is_not_given_older_steps() -> None:
+def test_algorithms_that_require_current_steps_reject_overlap() -> None:
     algorithm = Counting()
     with pytest.raises(
         ArgumentError, match="overlap must be False for Counting, which treats all steps as collected by"
@@ -150,7 +150,7 @@ def test_an_algorithm_of_the_newest_policy_alone_is_not_given_older_steps() -> N
         on_policy(algorithm, workers(algorithm), overlap=True)  # type: ignore[arg-type]
 
 
-def test_the_drift_of_each_workers_noise_is_in_their_state(backend: str) -> None:
+def test_the_noise_state_of_each_worker_is_saved(backend: str) -> None:
     box = spaces.Box(-2.0, 2.0, (1,), np.float32)
     policy = ContinuousDeterministicPolicy(
         actor=seeded(0, 3, 1), action_space=box, exploration_noise=OUNoise(mu=1.0, sigma=0.0, theta=1.0)
