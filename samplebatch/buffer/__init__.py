@@ -18,7 +18,7 @@ _MOVED = {
 
 
 class _MovedModule(ModuleType):
-    """Alias of a moved module for unpickling; attributes are looked up in the new module."""
+    """Alias of a moved module, for unpickling; attributes are looked up in the module's new location."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

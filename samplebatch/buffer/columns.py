@@ -30,10 +30,10 @@ _NO_NAMES: dict[str, Any] = {}
 
 
 class Ready(NamedTuple):
-    """Rows that every store has validated and converted, ready to write.
+    """Rows that the stores have validated and converted, so that writing them cannot fail.
 
     rows: pairs of a store and the rows to write to it.
-    new: stores to add first, as (tree, name, store or subtree).
+    new: stores to add before writing, as tuples (tree, name, store or subtree).
     """
 
     rows: list[tuple[Store, Any]]
@@ -70,15 +70,15 @@ class Columns:
 
         batch: nested values by name, each with leading axis n. Columns without values are filled with zeros or None,
             and unknown names become new columns.
-        single: whether the values are one row without the leading axis.
-        keep: whether new columns may adopt arrays with one row per slot without a copy.
+        single: whether the values are a single row without the leading axis.
+        keep: whether new columns may use arrays with one row per slot directly, without a copy.
         """
         ready = Ready([], [])
         self._fit(self.tree, values_of(batch) or _NO_NAMES, n, (single, keep), "", ready)
         return ready
 
     def fit_only(self, name: str, value: Any, n: int) -> Ready:
-        """Validate and convert n rows for the columns of one name; other columns are not affected."""
+        """Validate and convert n rows for the column or nested columns of one name; other columns do not change."""
         ready = Ready([], [])
         self._fit_name(self.tree, name, value, n, (False, False), "", ready)
         return ready
@@ -129,7 +129,7 @@ class Columns:
     def fit_others(
         self, ready: Ready, slots: npt.NDArray[np.intp], default: float | None
     ) -> list[tuple[Store, npt.NDArray[Any]]]:
-        """Return rows of all slots for new columns that have values only for some slots."""
+        """Return rows of all slots for new columns whose values were passed only for some slots."""
         if default is None and len(np.unique(slots)) == self.slots:
             return []
         new = {id(added) for _, _, added in ready.new}
@@ -153,9 +153,9 @@ class Columns:
             store.write(slots, rows)
 
     def narrow(self, slots: npt.NDArray[np.intp]) -> bool:
-        """Convert object columns whose stored rows are all numbers to numeric columns.
+        """Convert each object column to a numeric column if all of its stored rows are numbers.
 
-        Returns: whether a column was converted.
+        Returns: whether any column was converted.
         """
         is_converted = False
         for path, store in list(self.leaves()):
@@ -169,7 +169,7 @@ class Columns:
         return is_converted
 
     def leaves(self) -> Iterator[tuple[tuple[str, ...], Store]]:
-        """Iterate over the stores with their paths."""
+        """Iterate over pairs of path and store."""
         return leaves_of(self.tree)
 
     @property
@@ -180,7 +180,7 @@ class Columns:
     # State
 
     def state_dict(self, slots: npt.NDArray[np.intp]) -> dict[str, Any]:
-        """Return the tree structure and the rows of slots, for `load_state_dict`.
+        """Return the tree structure and the rows of the given slots, for `load_state_dict`.
 
         Returns: `tree`: names mapped to nested dicts or column indices; `kinds`, `row_shapes` and `columns`: store
         kind, row shape and rows of each column.
@@ -225,7 +225,7 @@ class Columns:
 
 
 def leaves_of(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Store]]:
-    """Iterate over the stores of a tree with their paths."""
+    """Iterate over pairs of path and store in a tree."""
     if isinstance(tree, Store):
         yield path, tree
         return
@@ -234,7 +234,7 @@ def leaves_of(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _nbytes_of(tree: Any) -> int:
-    """Sum the bytes of the stores of a tree; a replay service calls this function before each sample."""
+    """Return the total size of a tree's stores in bytes; a replay service calls this function before each sample."""
     return sum([_nbytes_of(inner) for inner in tree.values()]) if type(tree) is dict else int(tree.nbytes)
 
 
@@ -249,19 +249,19 @@ def _one_row(value: Any) -> Any:
 
 
 def show(value: Any) -> Any:
-    """Convert rows to batch values: columns that are neither arrays nor ragged become object arrays."""
+    """Convert rows to batch values; rows that are neither an array nor ragged become an object array."""
     return value.to_numpy() if isinstance(value, Column) and not isinstance(value, VaryingRows) else value
 
 
 def map_stores(tree: Any, function: Callable[[Store], Any]) -> Any:
-    """Apply a function to each store; the results are nested as in the tree."""
+    """Apply a function to each store, and return the results in the nesting of the tree."""
     if type(tree) is dict:
         return node(Batch, {name: map_stores(inner, function) for name, inner in tree.items()})
     return function(tree)
 
 
 def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
-    """Gather rows into new memory, for slots of any shape; the results are nested as in the tree."""
+    """Gather the rows of slots of any shape into new memory, and return the rows in the nesting of the tree."""
     if type(tree) is dict:
         return node(Batch, {name: take_rows(inner, slots) for name, inner in tree.items()})
     rows = tree.take(slots)
@@ -269,7 +269,7 @@ def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
 
 
 def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
-    """Allocate memory for the rows of slot ranges, nested as in the tree; append the copy jobs to `jobs`."""
+    """Allocate memory for the rows of slot ranges, in the nesting of the tree; append the copy jobs to `jobs`."""
     if type(tree) is dict:
         return node(Batch, {name: copy_rows(inner, ranges, jobs) for name, inner in tree.items()})
     out, copy_jobs = tree.plan_copy(ranges)
@@ -279,7 +279,7 @@ def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
 
 
 def first_row(value: Any) -> Any:
-    """Return the single row of values; a number becomes a 0-d array, an object is unchanged."""
+    """Return the only row of values; a numeric element becomes a 0-d array, an object is unchanged."""
     if KINDS[type(value)] == NODE:
         return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
     if type(value) is np.ndarray and value.dtype.kind != "O":

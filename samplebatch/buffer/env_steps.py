@@ -1,4 +1,4 @@
-"""Index from environment steps to rows in several buffers, to sample complete steps in lockstep."""
+"""Index from environment steps to rows in several buffers, for lockstep sampling of complete steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Rows:
         self.of_slot: Ints = np.zeros(capacity, np.intp)
 
     def at(self, positions: Ints) -> Ints:
-        """Return the slots of the rows of steps, grouped by step."""
+        """Return the slots of the rows of the steps at `positions`, grouped by step."""
         counts = self.counts.values[positions]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
@@ -100,7 +100,7 @@ class EnvSteps:
         return self._alive
 
     def lose(self, buffer: PolicyID, slots: Ints) -> None:
-        """Mark steps as incomplete because a row of them is overwritten or removed."""
+        """Mark environment steps as incomplete because a row of each of these steps is overwritten or removed."""
         if buffer in self._buffers:
             self._lose(self._buffers[buffer].of_slot[slots])
 
@@ -119,8 +119,8 @@ class EnvSteps:
     def add(self, count: int, rows: dict[PolicyID, tuple[Ints, Ints, int]]) -> None:
         """Append steps.
 
-        rows: for each buffer, a tuple of the step of each row, counted from 0, shape (n,); the slots of the stored
-            rows, which are the last m rows, shape (m,); and the number of slots.
+        rows: for each buffer, a tuple of three values: the step of each row, counted from 0, shape (n,); the slots of
+            the stored rows, which are the last m rows, shape (m,); and the buffer's number of slots.
         """
         if self._is_complete.size - self._alive > self._alive + _SPARE:
             self._compact()
@@ -213,7 +213,7 @@ class EnvSteps:
         return positions[:count]
 
     def rows(self, buffer: PolicyID, positions: Ints) -> Ints:
-        """Return the slots of a buffer's rows in environment steps, grouped by step."""
+        """Return the slots of a buffer's rows in the given environment steps, grouped by step."""
         buffer_rows = self._buffers.get(buffer)
         return np.zeros(0, np.intp) if buffer_rows is None else buffer_rows.at(positions)
 
@@ -221,10 +221,10 @@ class EnvSteps:
 def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[int, dict[PolicyID, Ints]]:
     """Number the environment steps of a multi-agent batch.
 
-    parts: rows of each policy. If all policies have the columns `eps_id` and `t`, each distinct pair of values is a
-        step. Otherwise every policy must have one row per step, in order.
+    parts: rows of each policy. If all policies have the columns `eps_id` and `t`, each distinct pair of `eps_id` and
+        `t` is a step. Otherwise every policy must have one row per step, in order.
 
-    Returns: number of steps, and, for each policy, the step of each row, counted from 0.
+    Returns: the number of environment steps and, by policy, the step number of each row, counted from 0.
 
     >>> env_steps_of(
     ...     {

@@ -1,4 +1,4 @@
-"""Extension of buffers by entire batches: column names, the ring of each row, and episode ends."""
+"""Addition of entire batches to buffers: column names, the ring of each row, and episode ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tail(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """Row order and stream ends of a fragment. A stream contains the rows of one agent in one episode."""
+    """Row order of a fragment, and ends of its streams. A stream contains the rows of one agent in one episode."""
 
     order: Ints | None
     """Row order: stream by stream, each in time order; None if the rows are already in order."""
@@ -55,9 +55,9 @@ def find_streams(
 
     episode, agent: ids, shape (n,). Without episode ids, all rows are one stream. Without agent ids, all rows of an
         episode are one stream.
-    t: times, shape (n,): rows of a stream are consecutive if their times differ by one. If `t` is None, all rows are
-        consecutive.
-    before: the newest row before the fragment.
+    t: times, shape (n,); two rows of a stream are consecutive if their times differ by one. If `t` is None, all rows
+        are consecutive.
+    before: the newest row that was added before the fragment.
 
     >>> find_streams(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
     Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]),
@@ -104,7 +104,7 @@ def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail | None) -> int | None:
-    """Return the number of the stream that continues the newest row before the fragment, or None."""
+    """Return the number of the stream that continues the newest row before the fragment; None if no stream does."""
     if before is None or t is None:
         return None
     is_same = episode[first] == before.episode
@@ -168,7 +168,7 @@ def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> Sa
 
 
 def _structure_of(batch: Batch) -> dict[str, Structure]:
-    """Describe a nested batch; names without values are empty dicts."""
+    """Describe the nesting of a batch; a name without values is described by an empty dict."""
     return {
         name: _structure_of(value) if KINDS[type(value)] == NODE else None
         for name, value in batch.__dict__.items()
@@ -177,9 +177,9 @@ def _structure_of(batch: Batch) -> dict[str, Structure]:
 
 
 def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
-    """Return a batch's columns under the names of a buffer, its number of rows, and its action unit.
+    """Return a batch's columns under the buffer's names, the number of rows, and the action unit.
 
-    The rows of several policies are concatenated policy by policy.
+    The rows of several policies are concatenated, one policy after another.
     """
     if hasattr(batch, "policy_batches"):
         flat = join([as_flat(part) for part in batch.policy_batches.values()])
@@ -203,7 +203,7 @@ def _check_ids(columns: Mapping[str, Any], count: int) -> None:
 
 
 def row_ids(columns: Mapping[str, Any], name: str, count: int) -> npt.NDArray[Any]:
-    """Return the ids of n rows in a column, shape (n,): numbers, strings, or objects of one type."""
+    """Return the ids in a column of n rows, shape (n,), which are numbers, strings, or objects of one type."""
     ids = np.asarray(columns[name])
     if ids.shape != (count,) or (ids.dtype.kind == "O" and not _can_sort(ids)):
         raise ColumnTypeError(f"column {name!r} must have one sortable id per row, got {_form(ids)}")
@@ -235,10 +235,11 @@ def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
 
 
 def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
-    """Add n rows to a buffer's rings, with each agent's steps in order; return the index of each row.
+    """Add n rows to a buffer's rings, each agent's steps in time order; return the index of each row.
 
     If other rows interrupt a running episode in its ring, the episode's last stored step is marked as truncated.
-    `rings` contains the ring of each row, shape (n,); if None, environments and episodes determine it.
+    `rings` contains the ring of each row, shape (n,); if `rings` is None, the environment and episode of a row
+    determine its ring.
     """
     rings = _rings_of(buffer, columns, count) if rings is None else rings
     if names.EPS_ID not in columns and count and (rings == rings[0]).all():
@@ -280,7 +281,10 @@ def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: 
 
 
 def _with_end_flags(columns: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return columns with both end flags and without `done`, which the buffer computes; unchanged without flags."""
+    """Replace end flags by `terminated` and `truncated`; return columns without end flags unchanged.
+
+    The result has no column `done`, because the buffer computes `done`.
+    """
     if "terminated" not in columns and "done" not in columns:
         return columns
     terminated, truncated = end_flags(columns, count)
@@ -290,14 +294,17 @@ def _with_end_flags(columns: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
-    """Return the number of rings that accept steps, and the number of the first such ring."""
+    """Return how many rings accept steps, and the number of the first ring that accepts steps."""
     every = len(buffer.subbuffer_edges) - 1
     accepting = len(buffer.__dict__.get("_order", (0,)))
     return accepting, every - accepting
 
 
 def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Return the ring of each row, shape (n,), by environment; otherwise assign episodes to rings in turn."""
+    """Return the ring of each row, shape (n,), given by its `env_id`.
+
+    Without environment ids, episodes are assigned to rings in turn.
+    """
     number, _ = _count_rings(buffer)
     if number == 1:
         return np.zeros(count, np.intp)
@@ -321,7 +328,7 @@ def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> n
 
 
 def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
-    """Return index and identity of a ring's newest step; None unless its episode is running and has an id."""
+    """Return the index and identity of a ring's newest step; None unless the episode is running and has an id."""
     index = int(buffer.last_index[ring + _count_rings(buffer)[1]])
     tree = buffer._table.columns.tree
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():
@@ -333,5 +340,5 @@ def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
 
 
 def end_episode(buffer: ReplayBuffer, index: int) -> None:
-    """Truncate the running episode of a ring at its newest step, which has this index."""
+    """Truncate the running episode of a ring at the ring's newest step, whose index is `index`."""
     buffer._table.truncate_newest(index + buffer._start)

@@ -1,4 +1,4 @@
-"""Final observations, which no later step contains, for buffers that do not store next observations.
+"""Storage of the final observations of episodes, for buffers that do not store next observations.
 
 The next observation of a step is the observation of the following step, except after a truncation and at the newest
 step of a running episode. After a termination, a learner requires no next observation.
@@ -30,10 +30,11 @@ _count = np.count_nonzero
 
 
 class FinalObservations:
-    """Bootstrap observations of a table: those after each ring's newest step and after each truncation.
+    """Store of a table's bootstrap observations: the observations after each ring's newest step and each truncation.
 
-    Every step of ring k overwrites row k. At a truncation, row k is copied to a permanent row, which is freed when the
-    truncated step is overwritten. `owners` contains the slot that each row belongs to.
+    Every step that is added to ring k overwrites row k. If the step is truncated, row k is also copied to a permanent
+    row, which is freed when the step is overwritten. `owners` contains the slot of the step to which each row belongs,
+    plus one; 0 for a free row.
     """
 
     __slots__ = ("_moved", "_row_of", "_spare", "columns", "num_permanent", "owners", "rings", "slots")
@@ -45,14 +46,14 @@ class FinalObservations:
         self._lay_out(Columns(rings + _SPARE, stores.for_final_observations()))
 
     def _lay_out(self, columns: Columns, owners: npt.NDArray[np.int64] | None = None) -> None:
-        """Adopt columns and, if passed, the owners of their rows."""
+        """Use the given columns and, if passed, the given row owners, without a copy."""
         store = columns.stores.make(OWNER, np.zeros(0, np.int64), columns.slots)
         if owners is not None:
             store.write(slice(0, len(owners)), store.fit(owners, len(owners)))
         self.adopt(columns, store.values)
 
     def adopt(self, columns: Columns, owners: npt.NDArray[np.int64]) -> None:
-        """Adopt columns and the array of row owners without a copy."""
+        """Use the given columns and array of row owners, without a copy."""
         self.columns = columns
         self._moved()
         # Slot plus one, so that zeros of new memory mean no owner.
@@ -69,11 +70,11 @@ class FinalObservations:
         return NAME in self.columns.tree
 
     def fit(self, obs_next: Any, n: int, *, single: bool) -> Ready:
-        """Validate and convert the next observations of n steps, without changes."""
+        """Validate and convert the next observations of n steps, without changes to the store."""
         return self.columns.fit({NAME: obs_next}, n, single=single)
 
     def rows_for(self, cut: int) -> list[int]:
-        """Return free rows for the observations of `cut` truncations; allocate rows if too few are free."""
+        """Return `cut` free rows for observations after truncations; allocate rows if fewer are free."""
         while len(self._spare) < cut:
             self._grow()
         return self._spare[len(self._spare) - cut :]
@@ -92,7 +93,7 @@ class FinalObservations:
         self._lay_out(columns, self.owners)
 
     def write(self, ready: Ready, rings: Slots, slots: Ints, cut: npt.NDArray[np.bool_]) -> None:
-        """Write next observations returned by `fit`."""
+        """Write next observations that `fit` returned."""
         self.columns.write(ready, rings)
         self.owners[rings] = slots + 1
         if _count(cut):
@@ -100,17 +101,17 @@ class FinalObservations:
             self.keep_from(numbers[cut], slots[cut])
 
     def keep_from(self, sources: Ints, slots: Ints) -> None:
-        """Copy the rows of rings to permanent rows, which are freed when the slots are overwritten."""
+        """Copy the rows of rings to permanent rows of `slots`, which are freed when the slots are overwritten."""
         rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
         self.keep(Ready([(store, store.fit(values, len(slots))) for store, values in rows], []), slots)
 
     def keep_newest(self, ring: int, slots: Ints) -> None:
-        """Copy a ring's row to a permanent row if it belongs to `slots[0]` and the slot has no permanent row."""
+        """Copy a ring's row to a permanent row if the ring's row belongs to `slots[0]`, which has no permanent row."""
         if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
             self.keep_from(np.array([ring]), slots)
 
     def keep(self, ready: Ready, slots: Ints) -> None:
-        """Write next observations returned by `fit` to permanent rows, which are freed with the slots."""
+        """Write next observations that `fit` returned to permanent rows, which overwriting `slots` frees."""
         free_rows = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(free_rows) :]
         rows = np.array(free_rows, np.intp)
@@ -122,7 +123,7 @@ class FinalObservations:
         self.num_permanent += len(rows)
 
     def release(self, slots: Slots) -> None:
-        """Free the rows of overwritten slots."""
+        """Free the permanent rows of overwritten slots."""
         if not self.num_permanent:
             return
         rows = np.atleast_1d(self._row_of[slots])
@@ -134,7 +135,7 @@ class FinalObservations:
             self.num_permanent -= len(rows)
 
     def forget(self, start: int, stop: int) -> None:
-        """Free all rows of slots from `start` to `stop`."""
+        """Free all final observations of the slots from `start` to `stop`."""
         self.release(slice(start, stop))
         self.owners[: self.rings][(self.owners[: self.rings] > start) & (self.owners[: self.rings] <= stop)] = 0
 
@@ -151,7 +152,7 @@ class FinalObservations:
         return rows, is_valid
 
     def take(self, rows: Ints, path: tuple[str, ...] = ()) -> Any:
-        """Gather observations, or the values nested under a path."""
+        """Gather observations, or only the values that are nested under a path of names."""
         tree = self.columns.tree[NAME]
         for name in path:
             tree = tree[name]
@@ -181,7 +182,7 @@ class FinalObservations:
 
 
 def patch(values: Any, where: Any, finals: Any) -> Any:
-    """Overwrite gathered observations with final observations of the same nesting."""
+    """Overwrite gathered observations at the given positions with final observations of the same nesting."""
     if KINDS[type(values)] == NODE:
         for name, inner in values.__dict__.items():
             values.__dict__[name] = patch(inner, where, finals.__dict__[name])

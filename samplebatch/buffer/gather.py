@@ -1,4 +1,4 @@
-"""Gathering of rows from a table, with stacked frames, next observations and n-step targets."""
+"""Functions that gather rows from a table, with stacked frames, next observations and n-step targets."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _count = np.count_nonzero
 def rows_at(table: Table, slots: Ints, stack: int, skip: Container[str] = ()) -> dict[str, Any]:
     """Gather all columns of steps; values have the leading shape (...) of the slots.
 
-    If `stack` exceeds 1, observations, info and policy have the leading shape (..., stack): the steps of the episode up
-    to the slot, oldest first. Columns in `skip` are omitted.
+    If `stack` exceeds 1, observations, info and policy have the leading shape (..., stack) and contain the last `stack`
+    steps of the episode up to the slot, oldest first. Columns in `skip` are omitted.
     """
     tree = table.columns.tree
     if "obs" not in tree:
@@ -70,19 +70,19 @@ def _check_gather(table: Table, slots: Ints, around: Around) -> None:
 
 
 def gathered_nbytes(tree: Any, slots: Ints) -> int:
-    """Return the size in bytes of the rows of slots in a column, which may be nested."""
+    """Return the size in bytes of a column's rows at the given slots; the column may be nested."""
     return sum([store.gathered_nbytes(slots) for _, store in leaves_of(tree)])
 
 
 def check_gathered_nbytes(table: Table, nbytes: int) -> None:
-    """Raise CapacityError if a size exceeds the table's `max_gather_nbytes`."""
+    """Raise CapacityError if a size in bytes exceeds the table's `max_gather_nbytes`."""
     limit = table.max_gather_nbytes
     if limit is not None and nbytes > limit:
         raise CapacityError(f"a sample must have at most {limit} bytes, got {nbytes}")
 
 
 def check_gathered_rows(table: Table, rows: int) -> None:
-    """Raise CapacityError if rows exceed `max_gather_nbytes`; columns of varying shape are ignored."""
+    """Raise CapacityError if rows exceed `max_gather_nbytes`; columns with rows of varying shape are not counted."""
     if table.max_gather_nbytes is not None:
         stores = [store for _, store in leaves_of(table.columns.tree)]
         first_slot = np.zeros(1, np.intp)
@@ -93,7 +93,7 @@ def check_gathered_rows(table: Table, rows: int) -> None:
 
 
 def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
-    """Copy all columns of the steps in slot ranges, concatenated; see `rows_at`."""
+    """Copy and concatenate all columns of the steps in several slot ranges; see `rows_at`."""
     tree = table.columns.tree
     if "obs" not in tree:
         raise nothing_added()
@@ -121,7 +121,7 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
 
 
 def slots_in(ranges: list[Range]) -> Ints:
-    """Return the slots of ranges, concatenated.
+    """Concatenate the slots of several ranges.
 
     >>> slots_in([(7, 9), (0, 2)])
     array([7, 8, 0, 1])
@@ -132,7 +132,7 @@ def slots_in(ranges: list[Range]) -> Ints:
 
 
 def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
-    """Gather one column, which may be nested; a `stack` above 1 adds an axis of frames after the slots' axes."""
+    """Gather one column, which may be nested; if `stack` exceeds 1, an axis of frames follows the axes of `slots`."""
     tree = table.columns.tree
     if name == "obs_next" and not table.keeps_next and "obs" in tree:
         if table.max_gather_nbytes is not None:
@@ -192,9 +192,10 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
 def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
     """Locate the final observations of steps without a stored next step.
 
-    last: whether each step is the last stored step of an episode that was not terminated; same shape as the slots.
+    last: whether each step is the last stored step of an episode that was not terminated, in the shape of `slots`.
 
-    Returns: index into the slots of those with a final observation, and their rows in `table.finals`, shape (k,).
+    Returns: index of the slots that have a final observation, and the rows of these observations in `table.finals`,
+    shape (k,).
     """
     finals = table.finals
     if finals is None or not finals.known or not (finals.num_permanent or _count(last)):
@@ -209,7 +210,7 @@ def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...]
 
 
 def nothing_added() -> ColumnNotFoundError:
-    """Create the error for a buffer without columns."""
+    """Create the error for access to a column before the first step has been added."""
     return ColumnNotFoundError("no column 'obs': nothing has been added to the buffer yet")
 
 
@@ -242,9 +243,10 @@ def check_window(table: Table, n_step: int | None, gamma: float) -> None:
 
 
 def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
-    """Compute the columns that n-step rows add or replace.
+    """Compute the columns that are added to n-step rows or replaced in them.
 
-    A window ends at the end of its episode or at the newest step of its ring.
+    The summed steps of a row end at the row's `n_step`-th step, at the end of the episode, or at the ring's newest
+    step.
 
     Returns: `returns`, the discounted sum of the rewards, in the shape of the rewards; `discount`, gamma to the number
     of steps or 0 if the last step is terminated, shape (n,). If `n_step` exceeds 1, also `obs_next`, the observation

@@ -1,6 +1,6 @@
 """Hindsight experience replay (arXiv:1707.01495): samples are relabelled with goals achieved later in the episode.
 
-`relabel` modifies sampled copies; stored rows are unchanged.
+`relabel` modifies only sampled copies of rows; stored rows are unchanged.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def relabel(
 ) -> Batch:
     """Relabel sampled rows with new goals and recompute their rewards.
 
-    table, slots: source table and slots of the rows, shape (n,).
+    table, slots: source table, and slots of the rows, shape (n,).
     rows: rows read from these slots, which are modified in place and returned.
     goals, chosen: new goals, shape (k, ...), and the positions of the rows to relabel, shape (k,).
-    compute_reward_fn: function that computes rewards from achieved and desired goals of steps.
+    compute_reward_fn: function that computes the rewards of steps from achieved and desired goals.
     n_step, gamma: arguments of `sample`; not None if the rows have `returns`, which are recomputed.
     stack: number of stacked frames of observations.
 
@@ -96,9 +96,9 @@ def relabel(
 
 
 def achieved_after(table: Table, slots: Ints) -> Any:
-    """Gather the goals achieved by steps in slots, shape (n,), from the observations after them.
+    """Gather the achieved goals of the steps in slots, shape (n,), from the observations after these steps.
 
-    If next observations are not stored, the goal of a terminated step is from its own observation.
+    If next observations are not stored, the achieved goal of a terminated step is read from the step's own observation.
 
     Raises ColumnNotFoundError if observations have no goals.
     """
@@ -142,7 +142,8 @@ class HERReplayBuffer(ReplayBuffer):
     """Replay buffer of one goal-conditioned environment, with hindsight relabelling of sampled steps.
 
     Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the sampled rows.
-    With `n_step`, all rewards of a row are recomputed for its new goal. `buf[indices]` returns the original rows.
+    With `n_step`, all rewards that a row sums are recomputed for the row's new goal. `buf[indices]` returns the
+    original rows.
 
     Parameters
     ----------
@@ -151,11 +152,11 @@ class HERReplayBuffer(ReplayBuffer):
     compute_reward_fn
         Function that computes rewards, shape (n,), from achieved and desired goals of n steps, both of shape (n, ...).
     horizon
-        Maximum number of steps per episode, and of steps among which the new goal is chosen.
+        Maximum number of steps per episode, and maximum number of steps among which a new goal is chosen.
     future_k
-        On average, one of `future_k` steps keeps its goal.
+        Average number of sampled steps per sampled step that retains its original goal, at least 1.
     storage
-        Must be None: a folder cannot store the function.
+        Must be None, because a folder cannot store `compute_reward_fn`.
     **kwargs
         As in `ReplayBuffer`.
 
@@ -230,7 +231,7 @@ class HERReplayBuffer(ReplayBuffer):
 
     @property
     def horizon(self) -> int:
-        """Maximum number of steps per episode, and of steps among which the new goal is chosen; settable."""
+        """Maximum number of steps per episode, and of candidate steps for a new goal; settable."""
         return self.__dict__["horizon"]  # type: ignore[no-any-return]
 
     @horizon.setter
@@ -266,7 +267,7 @@ class HERReplayBuffer(ReplayBuffer):
     ) -> Sample[Batch, Ints]:
         """Sample and relabel rows; see `ReplayBuffer.sample` and `rewrite_transitions`.
 
-        With `n_step`, all rewards of a row are recomputed for its new goal.
+        With `n_step`, all rewards that a row sums are recomputed for the row's new goal.
         """
         with self._table.lock:
             check_window(self._table, n_step, gamma)
@@ -284,10 +285,10 @@ class HERReplayBuffer(ReplayBuffer):
                 raise _without_goals(f"{name}.{goal}", observations if isinstance(observations, dict) else {})
 
     def rewrite_transitions(self, indices: Any) -> Batch:
-        """Copy rows and relabel each with probability `future_p`.
+        """Copy rows and relabel each row with probability `future_p`.
 
-        The new goal of a step is chosen uniformly among the goals that the step and later steps of its episode
-        achieved, at most `horizon` goals. The buffer is unchanged.
+        The new goal of a step is chosen uniformly among the goals that the step and the following steps of its episode
+        achieved, up to `horizon` goals. The buffer is unchanged.
 
         Parameters
         ----------
@@ -325,12 +326,13 @@ class HERReplayBuffer(ReplayBuffer):
 
 
 class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
-    """Several hindsight buffers combined into one.
+    """Replay buffer that combines several hindsight buffers.
 
     Parameters
     ----------
     buffer_list
-        Buffers with the same arguments. The buffers and their rows become parts of the new buffer.
+        Hindsight buffers whose arguments, except for `size`, are equal. The buffers and their rows become parts of the
+        new buffer.
 
     Raises
     ------

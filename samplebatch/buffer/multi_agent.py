@@ -1,4 +1,4 @@
-"""MultiAgentReplayBuffer: replay buffer of several agents, with one buffer per policy."""
+"""Replay buffer of several agents, with one buffer per policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated",
 
 
 class Form(NamedTuple):
-    """Flags and reward dtype of a policy's batches, which its buffer does not store."""
+    """Flag columns and reward dtype of a policy's batches, which the policy's buffer does not store."""
 
     flags: frozenset[str]
     """Flags of the batches."""
@@ -51,7 +51,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Rows of one policy, ready to be added to the policy's buffer."""
+    """Validated rows of one policy, which can be added to the policy's buffer."""
 
     buffer: ReplayBuffer
     rows: dict[str, Any]
@@ -66,11 +66,11 @@ class Fragment:
 def prepare_fragment(
     policy: PolicyID, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
 ) -> Fragment:
-    """Order the rows of a policy by stream, and check that a buffer accepts them, without changes.
+    """Order the rows of a policy by stream, and check that a buffer accepts the rows, without changes to the buffer.
 
     part: batch of at least one row.
-    tail: newest row of the buffer, if a later row can continue it.
-    form: form of earlier batches, if any.
+    tail: newest row of the buffer; None if no later row can continue its episode.
+    form: form of earlier batches; None before the first batch.
 
     Raises ColumnNotFoundError if a required column is missing. Raises SampleBatchError if the rows are sequences, or a
     column cannot store its rows.
@@ -114,7 +114,7 @@ def prepare_fragment(
 
 
 def rows_as_added(buffer_rows: dict[str, Any], form: Form, action_unit: ActionUnit | None) -> SampleBatch:
-    """Convert rows of a buffer to a batch with the columns that were added, under RLlib's names."""
+    """Convert rows of a buffer to a batch with the columns of the added batches, under RLlib's names."""
     rows = dict(buffer_rows)
     rows["truncated"] = rows["truncated"] & ~rows.pop(FRAGMENT_END)
     rows["done"] = rows["terminated"] | rows["truncated"]
@@ -131,30 +131,30 @@ class MultiAgentReplayBuffer:
     """Replay buffer of several agents, with one `ReplayBuffer` per policy, for `MultiAgentBatch`es.
 
     Rows of one agent in one episode are contiguous and in time order, as n-step targets, stacked frames and sequences
-    require. The columns `eps_id` and `agent_index` identify agents, `t` identifies steps. If it is unknown whether the
-    next fragment continues a fragment, the buffers treat the fragment's last step as truncated. Sampled rows have the
-    original flags.
+    require. The columns `eps_id` and `agent_index` identify the agent of a row, and `t` identifies the step. If later
+    rows cannot be matched to the last step of a fragment, the buffers treat this step as truncated. Sampled rows
+    contain the flags of the added batches.
 
     Parameters
     ----------
     size
-        Capacity of each policy's buffer in rows: one number for all policies, or a mapping from policy ids.
+        Capacity of each policy's buffer in rows: one number for all policies, or a mapping from policy ids to numbers.
     lockstep
-        Whether to sample environment steps with the rows of all policies, instead of rows of each policy independently.
-        A step can be sampled as long as all of its rows are stored.
+        Whether to sample environment steps with the rows of all policies, instead of sampling the rows of each policy
+        independently. In lockstep, an environment step can be sampled as long as all of its rows are stored.
     kind
         Class of the buffers, such as `PrioritizedReplayBuffer`.
     seed
-        Seed of all sampling.
+        Seed of the generator for all sampling.
     **options
-        Other arguments of the buffers' class. `compress` and `ragged` contain column names of batches. Each name must
+        Further arguments of the class `kind`. `compress` and `ragged` contain column names of batches. Each name must
         be a column of at least one policy; the first `sample` checks the names. If only a policy that acts later
         provides such a column, `size` must list all policies.
 
     Attributes
     ----------
     buffers
-        Dict from policy id to buffer, for each policy that has rows. Read-only.
+        Buffers by policy id, for each policy whose rows have been added. Read-only.
     lockstep
         The argument.
 
@@ -163,7 +163,7 @@ class MultiAgentReplayBuffer:
     ColumnTypeError
         If `kind` is not a class of buffers with one ring.
     StorageError
-        If a folder is passed, because policies cannot share a folder.
+        If `storage` is passed, because policies cannot share a folder.
 
     Examples
     --------
@@ -269,9 +269,9 @@ class MultiAgentReplayBuffer:
         Parameters
         ----------
         batch
-            Batch with columns `obs`, `actions`, `rewards`, at least one of `terminateds` and `dones`, and any others.
-            If the first batch of a policy has the column `new_obs`, all batches of the policy must have this column.
-            The batch is not modified.
+            Batch with the columns `obs`, `actions`, `rewards`, at least one of `terminateds` and `dones`, and any
+            further columns. If the first batch of a policy has the column `new_obs`, all batches of the policy must
+            have this column. The batch is not modified.
 
         Raises
         ------
@@ -370,7 +370,7 @@ class MultiAgentReplayBuffer:
     # Sampling
 
     def env_steps(self) -> int:
-        """Return the number of complete environment steps, which lockstep sampling can select."""
+        """Return the number of complete environment steps, from which lockstep sampling selects."""
         return len(self._steps)
 
     def sample(
@@ -397,7 +397,7 @@ class MultiAgentReplayBuffer:
         Returns
         -------
         Sample
-            A `MultiAgentBatch` with the columns of added batches, and the row locations by policy; unpacks as
+            A `MultiAgentBatch` with the columns of the added batches, and the indices of the rows by policy; unpacks as
             `batch, indices`. Prioritized buffers add `weights`, `generation` and `batch_indexes`, which
             `update_priorities` requires. In lockstep, policies without rows at the sampled steps are omitted.
 
@@ -429,7 +429,7 @@ class MultiAgentReplayBuffer:
             self._has_checked_names = True
 
     def _draw(self, batch_size: int | None) -> tuple[dict[PolicyID, Ints], int]:
-        """Sample slots per policy; return the slots and the number of environment steps."""
+        """Sample slots for each policy; return the slots by policy and the number of environment steps."""
         if self.lockstep:
             positions = self._draw_steps(batch_size)
             drawn = {policy: self._steps.rows(policy, positions) for policy in self.buffers}
@@ -448,7 +448,7 @@ class MultiAgentReplayBuffer:
         return every if batch_size == 0 else every[:0]
 
     def _rows(self, policy: PolicyID, slots: Ints, n_step: int | None, gamma: float) -> SampleBatch:
-        """Read rows of a policy in their original form."""
+        """Read rows of a policy with the columns and dtypes of the added batches."""
         buffer = self.buffers[policy]
         rows = dict(buffer._rows(slots).__dict__)
         if n_step is not None:
@@ -491,7 +491,10 @@ class MultiAgentReplayBuffer:
     # Files and states
 
     def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
-        """Write the buffer to a folder with one file per policy; parameters and errors as in `SampleBatch.save`."""
+        """Write the buffer to a folder with one file per policy.
+
+        The parameters and errors are the same as for `SampleBatch.save`.
+        """
         from samplebatch.storage import save
 
         save(self, path, compression, durable=durable)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Replay buffer of one environment with prioritized sampling.
 
-    A new step is assigned the largest priority so far. Rows have two additional columns: `weight`, the importance
-    weight that multiplies the loss of the row, and `generation`, which `update_weight` accepts.
+    A new step receives the largest priority that any step has had so far. Rows have two additional columns: `weight`,
+    the importance weight that multiplies the loss of the row, and `generation`, which `update_weight` accepts.
 
     Parameters
     ----------
@@ -110,16 +110,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         """Set priorities of rows.
 
-        For indices of sequences, shape (n, length), one priority per sequence, shape (n,), applies to the first step
-        after burn-in, by which the sequence was sampled. Priorities of shape (n, length) apply to each step; padding,
-        index -1, is skipped.
+        If `index` contains the indices of sequences, shape (n, length), priorities can have shape (n,) or (n, length).
+        One priority per sequence, shape (n,), is assigned to the sequence's first step after burn-in, by whose priority
+        the sequence was sampled. Priorities of shape (n, length) are assigned to the individual steps; padding (index
+        -1) is skipped.
 
         Parameters
         ----------
         index
             Index of n rows, as in `buf[index]`. For duplicate rows, the last priority wins.
         new_weight
-            Priorities, shape (n,), or one for all rows; an array or a tensor. Signs are ignored.
+            Priorities, shape (n,), or one priority for all rows; an array or a tensor. Signs are ignored.
         generation
             `generation` of the rows when they were sampled, shape (n,). Priorities of rows that have since been
             overwritten or removed are discarded.
@@ -168,7 +169,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._sampler.update(slots, priorities)
 
     def init_weight(self, index: Any) -> None:
-        """Set the priority of rows to the largest priority so far, as for new rows.
+        """Set the priority of rows to the largest priority that any step has had so far, which new rows also receive.
 
         Raises
         ------
@@ -226,12 +227,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class PrioritizedReplayBufferManager(PrioritizedReplayBuffer, ReplayBufferManager):
-    """Several prioritized buffers combined into one, with prioritized sampling across all rings.
+    """Replay buffer that combines several prioritized buffers, with prioritized sampling across all rings.
 
     Parameters
     ----------
     buffer_list
-        Buffers with the same options. The buffers, their rows and priorities become parts of the new buffer.
+        Prioritized buffers with equal `options`. The buffers, their rows and priorities become parts of the new buffer.
 
     Raises
     ------
@@ -306,10 +307,13 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 
 
 def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[Any, Any]:
-    """Return the rows of sequences that receive priorities, and the priorities; return other indices unchanged.
+    """Select the indices that receive priorities if `index` contains sequences, and return them with the priorities.
 
-    index: rows; for sequences, shape (n, length), -1 for padding.
-    weights: one priority for all, one per sequence, shape (n,), or one per step, shape (n, length).
+    Other indices and their priorities are returned unchanged.
+
+    index: indices of rows; for sequences, shape (n, length), with -1 for padding.
+    weights: one priority for all rows, one priority per sequence, shape (n,), or one priority per step, shape (n,
+        length).
     burn_in: mask of steps that only warm up the state, shape (n, length); None without burn-in.
 
     Raises ColumnLengthError if `burn_in` does not have the shape of the indices.

@@ -1,4 +1,4 @@
-"""ReplayBuffer: ring buffer of an environment's newest steps, for sampling."""
+"""Replay buffer of one environment: a ring buffer of the newest steps."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class ReplayBuffer:
     """Ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, optionally, `obs_next`, `info`,
-    `policy` and other names; `done` is computed. The first step determines dtypes and shapes. A column added later
-    contains zeros or None in earlier rows. `buf.obs` is a view of all slots, if possible; `buf[...]` copies rows.
+    `policy` and other names; `done` is computed. The first step determines dtypes and shapes of rows. A column added
+    later contains zeros or None in earlier rows. `buf.obs` is a view of all slots, if possible; `buf[...]` copies rows.
 
     The buffer is thread-safe: each call holds a lock. Later steps change views, such as `buf.obs`, but not copies.
 
@@ -64,7 +64,7 @@ class ReplayBuffer:
     size
         Capacity in steps.
     stack_num
-        Number of steps of an episode to stack when observations, info and policy are read.
+        Number of consecutive steps of an episode that are stacked when observations, info and policy are read.
     ignore_obs_next
         Whether to read next observations from the following step; final observations are stored separately.
     save_only_last_obs
@@ -74,8 +74,8 @@ class ReplayBuffer:
     random_seed
         Seed of the buffer's generator.
     compress
-        Columns to compress with LZ4, for example images; True for observations. A name includes nested columns. The
-        first step must contain these columns, except for `obs_next`, `info` and `policy`.
+        Names of columns to compress with LZ4, for example images; True compresses observations. A name includes nested
+        columns. The first step must contain these columns, except for `obs_next`, `info` and `policy`.
     ragged
         Names of columns whose rows vary in shape; observations that are object arrays of arrays are detected.
     reward_dtype
@@ -194,7 +194,7 @@ class ReplayBuffer:
 
     @property
     def stack_num(self) -> int:
-        """Number of steps to stack when observations, info and policy are read; settable."""
+        """Number of consecutive steps that are stacked when observations, info and policy are read; settable."""
         return self.__dict__["stack_num"]  # type: ignore[no-any-return]
 
     @stack_num.setter
@@ -205,7 +205,7 @@ class ReplayBuffer:
     def action_unit(self) -> ActionUnit | None:
         """Unit of the rows' actions: the environment's unit, or a policy's unit with its mapping; None if unknown.
 
-        Collectors and `extend` set the unit; files, states and samples include the unit.
+        Collectors and `extend` set this unit; files, states and samples contain it.
         """
         return self._table.action_unit
 
@@ -214,7 +214,7 @@ class ReplayBuffer:
         self._table.action_unit = unit
 
     def _merge_action_unit(self, unit: ActionUnit | None) -> None:
-        """Set the action unit of new rows; raises ColumnMismatchError if stored rows have another unit."""
+        """Set the action unit of new rows; raises ColumnMismatchError if the unit of stored rows is different."""
         table = self._table
         if unit is table.action_unit or unit is None:
             return
@@ -247,7 +247,7 @@ class ReplayBuffer:
         -------
         tuple
             Four arrays of length 1 or k: index of each step; return and length of the episode that the step ended, or
-            0; first index of the step's episode. If no episode ended, only the first array is writable.
+            0; and index of the first step of its episode. If no episode ended, only the first array is writable.
 
         Raises
         ------
@@ -284,10 +284,10 @@ class ReplayBuffer:
     def extend(self, batch: Any) -> Ints:
         """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
 
-        RLlib's column names are translated. Steps are ordered by the columns `eps_id`, `agent_index` and `t`, if
-        present. Steps that follow the newest step of a ring's running episode continue this episode. An episode that is
-        interrupted by another episode in its ring is truncated. `env_id` selects the ring of each step; without that
-        column, episodes are assigned to rings in turn. Episodes of a dataset are assembled one at a time.
+        RLlib's column names are translated. The steps are sorted by the columns `eps_id`, `agent_index` and `t`, if
+        these columns exist. Steps that follow the newest step of a ring's running episode continue this episode. An
+        episode that is interrupted by another episode in its ring is truncated. `env_id` selects the ring of each step;
+        without that column, episodes are assigned to rings in turn. Episodes of a dataset are assembled one at a time.
 
         Returns
         -------
@@ -364,16 +364,16 @@ class ReplayBuffer:
         batch_size
             Number of rows, as in `sample_indices`.
         n_step
-            Maximum steps per row; None for single steps. An integer adds `returns`, the discounted sum of up to
-            `n_step` rewards of the episode, and `discount`, the factor of the bootstrap value at `obs_next` (after the
-            last step). `discount` is `gamma` to the number of steps, or 0 if the last step is terminated.
+            Maximum number of steps per row; None for single steps. An integer adds `returns`, the discounted sum of up
+            to `n_step` rewards of the episode, and `discount`, the factor of the bootstrap value at `obs_next` (after
+            the last step). `discount` is `gamma` to the number of steps, or 0 if the last step is terminated.
         gamma
             Discount per step.
         max_age
-            Number of newest rows per ring that may be sampled; None for all.
+            Number of newest rows per ring from which to sample; None samples from all rows.
         once
             Whether to sample without replacement, each row at most once until it is overwritten. If fewer than
-            `batch_size` rows remain, these are returned. The column `sampled` marks sampled rows.
+            `batch_size` rows remain, the remaining rows are returned. The column `sampled` marks sampled rows.
         device
             Device of tensors; None for arrays. Ragged rows become an array of tensors; other objects are unchanged.
         floats
@@ -463,7 +463,7 @@ class ReplayBuffer:
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Iterator[Sample[Batch, Ints]]:
-        """Iterate over all rows in minibatches of type `Sample`, each row once per epoch.
+        """Iterate over all rows in minibatches of type `Sample`; each row is returned once per epoch.
 
         Parameters
         ----------
@@ -515,7 +515,7 @@ class ReplayBuffer:
     def sample_episodes(
         self, n: int | None, *, unfinished: bool = False, where: pc.Expression | None = None
     ) -> Sample[list[Batch], list[Ints]]:
-        """Sample episodes uniformly with replacement; only completely stored episodes are candidates.
+        """Sample episodes uniformly with replacement; candidates are the episodes of which every step is stored.
 
         Parameters
         ----------
@@ -575,10 +575,10 @@ class ReplayBuffer:
         length, burn_in, per_sequence
             As in `get_sequences`.
         padded
-            Whether sequences may be shorter than `length`. If not, all runs of `length` steps within an episode are
-            candidates; the priority of the step after `burn_in` determines the probability of a run.
+            Whether sequences may be shorter than `length`. If false, all runs of `length` steps within an episode are
+            candidates; with priorities, the first step after burn-in determines a run's probability.
         device, floats
-            As in `sample`. Raises the same errors as `get_sequences` and `sample`; an error samples nothing.
+            As in `sample`. Raises the errors of `get_sequences` and `sample`; an error samples no step.
 
         Examples
         --------
@@ -680,7 +680,7 @@ class ReplayBuffer:
 
     @property
     def _meta(self) -> Batch:
-        """Columns of all slots as a batch, for Tianshou's algorithms; columns assigned to it are set in the buffer."""
+        """Columns of all slots as a batch, for Tianshou's algorithms; assigned columns are set in the buffer."""
         return views.stored_batch(self._table, self._start, self._start + self.maxsize, settable=self._ring is None)
 
     @_meta.setter
@@ -738,7 +738,7 @@ class ReplayBuffer:
         index, key
             Index of the rows, as in `buf[index]`, and name of the column.
         default_value
-            Value to return if the column does not exist; None to raise ColumnNotFoundError.
+            Value to return if the column does not exist; if the value is None, ColumnNotFoundError is raised instead.
         stack_num
             Number of steps to stack; `buf.stack_num` if None. If `stack_num` is 1, the result has no stack axis.
 
@@ -773,7 +773,7 @@ class ReplayBuffer:
         return values if slots.ndim else first_row(values)
 
     def latest(self, n: int) -> Batch:
-        """Copy at most n newest rows of each ring, in time order."""
+        """Copy the newest rows of each ring, at most n per ring, in time order."""
         whole("n", n)
         with self._table.lock:
             return self._rows(self._table.rings.newest(n, self._ring))
@@ -804,7 +804,7 @@ class ReplayBuffer:
         return rows
 
     def _cast_rewards(self, values: Any) -> Any:
-        """Cast rewards, returns or discounts to the requested dtype; missing rewards are returned unchanged."""
+        """Cast rewards, returns or discounts to `reward_dtype`; return None unchanged if there are no rewards."""
         dtype = self.options.get("reward_dtype")
         return values.astype(dtype, copy=False) if dtype and type(values) is _ndarray else values
 
@@ -887,9 +887,9 @@ class ReplayBuffer:
             self._table.fill(values, self._start, self._start + self.maxsize)
 
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Set values of one existing or new column: one value per slot, or per entry of `index`.
+        """Set one value per slot, or per entry of `index`, in an existing or new column.
 
-        Other slots of a new column contain the default, or the missing value of the dtype (NaN, False, None).
+        Other slots of a new column contain the default or, if it is None, the dtype's missing value (NaN, False, None).
 
         Raises
         ------
@@ -913,10 +913,10 @@ class ReplayBuffer:
         index
             Index of n rows, as in `buf[index]`. For duplicate rows, the last value wins.
         generation
-            Result of `generation_of` when the rows were read, shape (n,): rows that have since been overwritten are
-            skipped. If None, every slot in `index` must have a row.
+            Result of `generation_of` at the time when the rows were read, shape (n,); rows that have since been
+            overwritten are skipped. If None, every slot in `index` must have a row.
         **columns
-            Values by name, n rows each. In a new column, other rows contain the missing value: NaN, False, None.
+            Values by name, with n rows each. In a new column, other rows contain the missing value: NaN, False, None.
 
         Returns
         -------
@@ -943,7 +943,7 @@ class ReplayBuffer:
             return views.update_rows(self, slots, generation, columns)
 
     def generation_of(self, index: Any) -> Ints:
-        """Return how often each slot has been overwritten, for `update_rows`; the result has the shape of the index."""
+        """Return how often each slot in `index` has been overwritten, in the shape of `index`; for `update_rows`."""
         with self._table.lock:
             return self._table.rings.generation(views.slots_of(self, index))
 
@@ -951,10 +951,10 @@ class ReplayBuffer:
     def from_data(
         cls, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, done: Any, obs_next: Any, **options: Any
     ) -> Self:
-        """Create a full buffer from rows in time order; options are the arguments of the class except the size.
+        """Create a full buffer from rows in time order; `options` are the arguments of the class, except for the size.
 
-        Contiguous arrays are not copied, so later steps overwrite their values. Raises ColumnLengthError or
-        ColumnTypeError if a column does not have as many rows as `obs`, or cannot be stored.
+        Contiguous arrays are not copied, so steps that are added later overwrite the values in these arrays. Raises
+        ColumnLengthError or ColumnTypeError if a column does not have as many rows as `obs`, or cannot be stored.
 
         Examples
         --------
@@ -974,7 +974,7 @@ class ReplayBuffer:
         return buffer
 
     def isnull(self) -> Batch:
-        """Mark NaN, NaT and None elements of all rows, in stored order."""
+        """Return a mask of the elements that are NaN, NaT or None, for all rows in stored order."""
         return nulls(self[: len(self)])  # type: ignore[return-value]
 
     def hasnull(self) -> bool:
@@ -982,7 +982,7 @@ class ReplayBuffer:
         return bool(len(self)) and any_null(self[: len(self)])
 
     def dropnull(self) -> None:
-        """Remove all rows with NaN, NaT or None; object columns become numeric where possible."""
+        """Remove all rows with NaN, NaT or None; object columns with only numbers become numeric."""
         table = self._table
         with table.lock:
             for ring in range(table.rings.n) if self._ring is None else (self._ring,):
@@ -1059,7 +1059,7 @@ class ReplayBuffer:
         return open_buffer(cls, path, verify=verify)
 
     def flush(self) -> None:
-        """Sync a buffer with `storage` to disk; raises StorageError if closed, OSError if the disk fails."""
+        """Sync a buffer with `storage` to disk; raises StorageError if closed, OSError if the write fails."""
         if self._journal is not None:
             with self._table.lock:
                 self._journal.flush()
@@ -1097,7 +1097,7 @@ class ReplayBuffer:
     ) -> Self:
         """Read a buffer of this class written by `save`, with its complete state.
 
-        Parameters and errors as in `samplebatch.load`. Files of older versions without checksums are accepted.
+        Parameters and errors are the same as for `samplebatch.load`. Files from older versions may lack checksums.
         """
         from samplebatch.storage import load_buffer
 
@@ -1120,18 +1120,18 @@ class ReplayBuffer:
         return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Restore the state of a buffer with the same class, sizes and options.
+        """Restore the state of a buffer that has the class, sizes and options of this buffer.
 
         With `verify`, each part is compared with its checksum. States of older versions without checksums are accepted.
 
         Raises
         ------
         ColumnMismatchError
-            If the class, sizes or options of the state do not match this buffer.
+            If the class, sizes or options in the state do not match this buffer.
         FormatError
             If the state is incomplete or damaged. An error changes nothing.
         RingError
-            If the buffer is a part of another.
+            If this buffer is a part of another buffer.
         """
         from samplebatch.storage import load_state
 
@@ -1160,8 +1160,8 @@ class ReplayBuffer:
     ) -> Self:
         """Read a buffer from an HDF5 file written by `save_hdf5` of this library or Tianshou.
 
-        Parameters and errors as in `load`, and MissingExtraError if h5py is not installed. `device` is accepted for
-        compatibility with Tianshou; tensors are always in host memory.
+        The parameters and errors are the same as for `load`; in addition, MissingExtraError is raised if h5py is not
+        installed. `device` is accepted for compatibility with Tianshou; tensors are always in host memory.
         """
         from samplebatch.storage import load_hdf5_buffer
 

@@ -1,4 +1,4 @@
-"""Reservoir buffer: a uniform sample of all steps that were ever added."""
+"""Reservoir buffer, which stores a uniform sample of all steps that were ever added."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from samplebatch.errors import ColumnLengthError
 class ReservoirReplayBuffer(VectorReplayBuffer):
     """Buffer that stores a uniform random sample of all steps that were ever added (Vitter 1985, algorithm R).
 
-    A full buffer stores step t with probability `size / t`, in place of a uniformly drawn row. In contrast, a ring
-    buffer stores the newest steps. Averages over the rows therefore estimate averages over the entire training, as
-    neural fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without neighbours, so frames
-    cannot be stacked, and n-step returns have one step.
+    A full buffer stores step t with probability `size / t`, replacing a row that is selected uniformly. In contrast, a
+    ring buffer always stores the newest steps. Averages over a reservoir's rows therefore estimate averages over the
+    entire training, as neural fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without
+    neighbours, so frames cannot be stacked, and n-step returns have one step.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
     Attributes
     ----------
     seen
-        Number of steps that were added.
+        Number of steps that have ever been added.
 
     Raises
     ------
@@ -139,6 +139,6 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         return self.add(node(Batch, rows))[0]
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Remove all rows, and reset the number of added steps."""
+        """Remove all rows, and set the number of added steps to 0."""
         super().reset(keep_statistics)
         self.seen = 0

@@ -1,7 +1,7 @@
-"""Rings: write positions and running episodes of n ring buffers.
+"""Write positions and running episodes of n ring buffers (rings).
 
 This module contains only index arithmetic; rows are stored in `columns`. While all rings are written in lockstep,
-adding a step of all environments costs no more than adding a step of one environment.
+adding one step of every environment takes as long as adding a step of a single environment.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _AHEAD = 1 << 12
 
 
 class Rings:
-    """Ring buffers of slots for `Table`: cursors, sizes and running episodes of n rings.
+    """Index arithmetic of n ring buffers for `Table`: cursors, sizes and running episodes.
 
-    A ring is a contiguous range of slots that is written cyclically; rings are adjacent. While all rings are written in
-    lockstep, they share one cursor. Methods that search for neighbours in an episode require `done`, the flags of all
-    slots.
+    A ring is a contiguous range of slots that is written cyclically; the ranges of the rings are adjacent. While all
+    rings are written in lockstep, they share one cursor. Methods that search for previous or next steps in an episode
+    require `done`, the episode-end flags of all slots.
 
     maxsizes, bases: number of slots and first slot of each ring, shape (n,).
     edges: first slot of each ring, and the total number of slots; shape (n + 1,).
@@ -45,7 +45,7 @@ class Rings:
     together: whether all rings share `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one
         entry per ring, shape (n,).
     origins: write count of each ring when it was last empty, shape (n,).
-    nothing: initial return: zeros in the shape of one reward.
+    nothing: initial return of an episode, which is zero, in the shape of one reward.
     ep_return, began, ep_start: return of each running episode, write count of the ring when the episode began, and
         first slot of the episode; shape (n, ...). A single ring has scalars.
 
@@ -115,11 +115,11 @@ class Rings:
     # Neighbours
 
     def window_of_one(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints, Flags] | None:
-        """Return each slot's frames, its next step's frames, and whether the slot's step is the last of its episode.
+        """Return each slot's frames, the frames of the next step, and whether the slot's step is the episode's last.
 
         Fast path of `frames` and `next` for one ring in which every frame has a row and no stack wraps around; returns
-        None otherwise. Frames are as in `frames`. For the last stored step of an episode, the step itself is repeated
-        as the newest frame of the next step.
+        None otherwise. Frames are as in `frames`. The last stored step of an episode is repeated as the newest frame of
+        the next step.
         """
         window = slots[..., None] + np.arange(1 - count, 2)
         if self.n > 1 or _count(window.view(_UINTP) >= self.size):
@@ -138,9 +138,9 @@ class Rings:
         return oldest + np.maximum(np.arange(count), first), after, final
 
     def prev_within(self, slots: Ints, done: Flags) -> Ints | None:
-        """Fast path of `prev` for one ring in which each slot and its predecessor have rows; None otherwise.
+        """Fast path of `prev` for a single ring in which all slots and their predecessors have rows.
 
-        Slots out of bounds also return None.
+        Returns None in other cases, including slots out of bounds.
         """
         previous: Ints = slots - 1
         # `in` on bytes finds a set flag faster than NumPy counts flags.
@@ -152,9 +152,9 @@ class Rings:
         return previous
 
     def next_within(self, slots: Ints, done: Flags) -> Ints | None:
-        """Fast path of `next` for one ring in which each slot and its successor have rows; None otherwise.
+        """Fast path of `next` for a single ring in which all slots and their successors have rows.
 
-        Slots out of bounds also return None.
+        Returns None in other cases, including slots out of bounds.
         """
         if self.n > 1 or not self.size or 1 in (slots.view(_UINTP) >= self.size - 1).tobytes():
             return None
@@ -211,9 +211,9 @@ class Rings:
         return following
 
     def frames(self, slots: Ints, count: int, done: Flags) -> Ints:
-        """Return the slots of the `count` steps that end at each slot, oldest first; shape (..., count).
+        """Return the slots of the last `count` steps up to and including each slot, oldest first; shape (..., count).
 
-        If the episode has fewer steps, its first step is repeated.
+        If the episode has fewer steps up to the slot, the first step of the episode is repeated.
         """
         return self._back(slots, count, done)[0]
 
@@ -227,7 +227,7 @@ class Rings:
         return reach
 
     def _back(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints]:
-        """Return the slots of `frames`, and how many of up to `count - 1` preceding steps belong to the episode."""
+        """Return the same slots as `frames`, and how many of the `count - 1` preceding steps belong to the episode."""
         base, offset, size, last = self._offsets_of(slots)
         offset = offset[..., None]
         if self.n > 1:
@@ -248,7 +248,7 @@ class Rings:
         return frames, reach
 
     def _offsets_of(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
-        """Return each slot's ring start and offset, and the size and last written offset of its ring."""
+        """Return the ring start and offset of each slot, and the ring's size and last written offset."""
         if self.n == 1:
             return 0, slots, self.size or 1, (self.cursor or self.capacity) - 1
         if self.together:
@@ -267,7 +267,7 @@ class Rings:
         return self.bases + np.where(self.sizes, (self.cursors - 1) % self.maxsizes.clip(1), 0)
 
     def unfinished(self, done: Flags) -> Ints:
-        """Return the newest slot of each ring with a running episode."""
+        """Return the newest slot of each ring that has a running episode."""
         last = self.last_index[self.sizes_of_all() > 0]
         return last[~done[last]]
 
@@ -304,7 +304,7 @@ class Rings:
     # All rows
 
     def stretches(self, ring: int) -> list[tuple[int, int]]:
-        """Return the slot ranges of a ring's rows, oldest first, as at most two pairs of start and stop."""
+        """Return the slot ranges of a ring's rows as at most two pairs of start and stop, oldest rows first."""
         base = int(self.bases[ring])
         cursor, size = self._cursor_and_size(ring)
         if not size:
@@ -334,11 +334,11 @@ class Rings:
         return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
 
     def writes_of_all(self) -> Ints:
-        """Return the number of rows that each ring has received, shape (n,)."""
+        """Return the write count of each ring, shape (n,)."""
         return np.full(self.n, self.writes, _INTP) if self.together else self.written.copy()
 
     def slots_since(self, writes: Ints) -> Ints:
-        """Return the slots of stored rows that were written after an earlier `writes_of_all`.
+        """Return the slots of stored rows that were written after `writes_of_all` had returned `writes`.
 
         Examples
         --------
@@ -413,7 +413,7 @@ class Rings:
     # Writing
 
     def targets(self, rings: Ints | None) -> Ints | slice | int:
-        """Return the slots of the next step of some or all rings, without advancing the rings."""
+        """Return the slots to which the next step of the given rings will be written, without advancing the rings."""
         if rings is None:
             if self.together:
                 return self.cursor if self.n == 1 else slice(self.cursor, self.capacity, self.even)
@@ -421,9 +421,9 @@ class Rings:
         return self.bases[rings] + (self.cursor if self.together else self.cursors[rings])
 
     def run_on(self, rew: Any) -> Added:
-        """Advance the only ring by a step that does not end an episode; see `advance`.
+        """Advance the only ring by a step that ends no episode; see `advance`.
 
-        All returned arrays except the slot are shared between steps and read-only.
+        All returned arrays except the slots are read-only and shared between steps.
         """
         after = self.cursor + 1
         try:
@@ -440,7 +440,7 @@ class Rings:
         return slots, returns, lengths, starts
 
     def _next_slots(self) -> Ints:
-        """Precompute the slots of several steps; return the slots of the next step."""
+        """Precompute the slots of several further steps; return the slots of the first of these steps."""
         length = self.capacity // self.n
         offsets = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
         self._slots_to_come = iter(offsets[:, None] + self.bases)
@@ -491,13 +491,13 @@ class Rings:
         return slots, np.array([total]), lengths, np.array([start])
 
     def advance_run(self, done: Flags, rew: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Ints, Ints]:
-        """Advance the only ring by successive steps.
+        """Advance the only ring by k successive steps.
 
         done: whether an episode ended with each step, shape (k,).
         rew: rewards, shape (k, ...).
 
-        Returns: return and length of the episode that ended with each step, or 0 if no episode ended, and the first
-        slot of each step's episode.
+        Returns: the return and the length of the episode that ended with each step, or 0 if no episode ended, and the
+        first slot of each step's episode; three arrays of length k.
 
         >>> rings = Rings([4])
         >>> rings.advance_run(np.array([False, True, False]), np.array([1.0, 2.0, 4.0]))
@@ -526,7 +526,7 @@ class Rings:
         return returns, lengths, firsts
 
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
-        """Set write count at the start, first slot and return of the running episode of the only ring."""
+        """Set the initial write count, the first slot and the return of the running episode in the only ring."""
         self.began, self.ep_start, self.ep_return = began, start, total
         self._share()
 
@@ -542,21 +542,21 @@ class Rings:
             self._share()
 
     def _no_ends(self, row_shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float64], Ints]:
-        """Return read-only arrays: the returns and lengths that a step reports if no episode ends."""
+        """Return the read-only returns and lengths that are reported for a step that ends no episode."""
         returns, lengths = _zeros((self.n, *row_shape)), _zeros(self.n, _INTP)
         returns.flags.writeable = lengths.flags.writeable = False
         return returns, lengths
 
     def _share(self) -> None:
-        """Rebuild the arrays that all steps share while no episode ends."""
+        """Rebuild the arrays that are shared by all steps until an episode ends."""
         starts = np.array(self.ep_start).reshape(self.n)
         starts.flags.writeable = False
         self._unended = starts, *self._no_end
 
     def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Advance all of several rings by one step; see `advance`.
+        """Advance all rings, of which there are several, by one step; see `advance`.
 
-        If no step ends an episode, all returned arrays except the slots are shared between steps and read-only.
+        If the step ends no episode, all returned arrays except the slots are read-only and shared between steps.
         """
         written: Any
         after: Any
@@ -661,7 +661,7 @@ class Rings:
     # State
 
     def state_dict(self, ring: int | None = None) -> dict[str, Any]:
-        """Return the state of one or all rings as numbers and arrays for `load_state_dict`.
+        """Return the state of one ring or of all rings as numbers and arrays, for `load_state_dict`.
 
         >>> rings = Rings([4])
         >>> slots, *_ = rings.advance(None, np.array([False]), np.array([1.5]))
@@ -687,7 +687,7 @@ class Rings:
         return state | {"starts": state["starts"] - self.bases[ring], "together": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict` of rings with the same sizes."""
+        """Restore the `state_dict` of rings whose sizes equal the sizes of these rings."""
         if not np.array_equal(state["maxsizes"], self.maxsizes):
             actual, expected = np.asarray(state["maxsizes"]).tolist()[:8], self.maxsizes.tolist()[:8]
             raise FormatError(f"the state must have rings of {expected} slots, got {actual}")
@@ -708,7 +708,7 @@ class Rings:
             self._begin_episode(int(self.began[0]), int(self.ep_start[0]), total)
 
     def take_over(self, ring: int, state: dict[str, Any]) -> None:
-        """Restore one ring from the `state_dict` of another ring with the same size."""
+        """Restore one ring from the `state_dict` of another ring of equal size."""
         values = {name: state[name][0] for name in state if name not in ("maxsizes", "together")}
         self._slots_to_come = iter(())
         self.origins[ring] = values["origins"]
@@ -726,7 +726,7 @@ class Rings:
         self._share()
 
     def unite(self) -> None:
-        """Switch to a shared cursor if the positions of all rings are equal."""
+        """Switch to a shared cursor if the cursors, sizes and write counts of all rings are equal."""
         positions = set(zip(self.cursors.tolist(), self.sizes.tolist(), self.written.tolist(), strict=True))
         if self.together or not self.even or len(positions) > 1:
             return
@@ -736,11 +736,11 @@ class Rings:
 
 
 def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
-    """Add rewards to a total in step order, so that rounding is the same as for single steps."""
+    """Add rewards to a total one step at a time, so that the result is rounded as if the steps were added singly."""
     sums = np.add.accumulate(np.concatenate([np.reshape(total, (1, *rew.shape[1:])), rew]))[-1]
     return sums if rew.ndim > 1 else sums.item()
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:
-    """Return the next write count at which a cycle starts, so that generations of a slot never repeat."""
+    """Return a later write count at which a cycle of the ring starts, so that no slot's generation repeats."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes

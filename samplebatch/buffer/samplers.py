@@ -1,4 +1,4 @@
-"""Samplers, which select the rows that a buffer samples, and `Sample`, the rows with their indices."""
+"""Sampling strategies of buffers, and `Sample`, the result of sampling."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Sample(tuple[BatchT, IndicesT]):
     batch
         The rows: a `Batch`, a list with one `Batch` per episode, a `SampleBatch` or a `MultiAgentBatch`.
     indices
-        Row locations in the form that `update_weight` of the source accepts.
+        Locations of the rows, in the form that the `update_weight` method of the source accepts.
     weights
-        Importance weights, which are also a column of the batch; a dict by policy for a `MultiAgentBatch`. None if rows
-        were not sampled by priority.
+        Importance weights, which are also a column of the batch; for a `MultiAgentBatch`, a dict by policy. None if
+        rows were not sampled by priority.
     generation
         Generation of each row's slot, for `update_weight`; None if the source has no generations.
 
@@ -75,12 +75,12 @@ class Sample(tuple[BatchT, IndicesT]):
 
     @property
     def weights(self) -> Any:
-        """Importance weights of the rows, or None."""
+        """Importance weights of the rows; None if rows were not sampled by priority."""
         return self._column("weights", names.WEIGHT, "weights")
 
     @property
     def generation(self) -> Any:
-        """Generation of each row's slot, or None."""
+        """Generation of each row's slot; None if the source has no generations."""
         return self._column("generation", names.GENERATION, names.GENERATION)
 
     def _column(self, attribute: str, nested: str, flat: str) -> Any:
@@ -99,7 +99,7 @@ class Sample(tuple[BatchT, IndicesT]):
 
 
 def convert_sample(sample: Sample[BatchT, IndicesT], target: Target) -> Sample[BatchT, IndicesT]:
-    """Convert the rows of a sample to the device and dtypes of a delivery; indices are unchanged."""
+    """Convert the rows of a sample to the device and dtypes that `delivery` specifies; indices are unchanged."""
     converted: Sample[BatchT, IndicesT] = Sample(_convert(sample[0], target), sample[1])
     converted.__dict__.update(sample.__dict__)
     return converted
@@ -125,22 +125,22 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
-        """Sample `count` slots with rows, from one ring or all rings."""
+        """Sample `count` slots that have rows, from one ring or from all rings."""
 
     def on_add(self, slots: Ints) -> None:
         """Handle rows written to slots."""
         return None
 
     def on_remove(self, slots: Ints) -> None:
-        """Handle slots that no longer have rows."""
+        """Update the sampler's state for slots that no longer have rows."""
         return None
 
     def on_move(self, slots: Ints, state: Any) -> None:
-        """Handle rows that moved to `slots`, shape (n,); `state` is the `state_dict` of their old slots."""
+        """Update the state for rows that moved to `slots`, shape (n,); `state` is the `state_dict` of the old slots."""
         return None
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
-        """Return the columns that the sampler adds to rows, such as weights, in the shape of the slots."""
+        """Return the columns that the sampler adds to rows, such as importance weights, in the shape of `slots`."""
         return {}
 
     @abstractmethod
@@ -190,7 +190,7 @@ class Uniform(Sampler):
 
 
 def complete_stacks(table: Table, ring: int | None, frames: int) -> Ints:
-    """Return the slots of all rows with a complete stack, of one ring or all rings, oldest first per ring."""
+    """Return the slots of all rows with a complete stack in one ring or all rings, oldest first per ring."""
     every = table.rings.chronological(ring)
     if frames < 2 or not len(every):
         return every
@@ -207,7 +207,7 @@ def draw_limited(
     once: bool,
     frames: int,
 ) -> Ints:
-    """Sample slots from each ring's newest `max_age` rows; if `once`, only rows that have not been sampled.
+    """Sample slots from each ring's newest `max_age` rows; if `once`, only slots of unmarked rows.
 
     Probabilities are proportional to priorities if the sampler has priorities. If `once`, unmarked rows are sampled
     without replacement and then marked; fewer than `batch_size` slots may be returned.
@@ -234,7 +234,7 @@ def draw_limited(
 
 
 def draw_from(candidates: Ints, sampler: Sampler, count: int, rng: np.random.Generator, replace: bool = True) -> Ints:
-    """Sample from candidate slots, by priority if the sampler has priorities."""
+    """Sample `count` of the candidate slots, by priority if the sampler has priorities, otherwise uniformly."""
     if not isinstance(sampler, Prioritized):
         picks = rng.integers(0, len(candidates), count) if replace else rng.permutation(len(candidates))[:count]
         return candidates[picks]
@@ -255,18 +255,20 @@ class Prioritized(Sampler):
 
     A row of priority p is sampled with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. The importance
     weight :math:`(w / p_{min})^{-\beta}` compensates for the sampling frequency; :math:`p_{min}` is the smallest
-    priority so far. If `weight_norm` is true, importance weights are divided by the largest weight of the rows that are
-    read together. This is Tianshou's formula; after the division it equals the paper's, :math:`(N P)^{-\beta} / \max (N
-    P)^{-\beta}`.
+    priority that has been set so far. If `weight_norm` is true, importance weights are divided by the largest weight of
+    the rows that are read together. The formula is the same as in Tianshou; after the division, the weights equal the
+    paper's weights, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
 
     alpha: priority exponent of at least 0; 0 for uniform sampling.
     beta: importance exponent of at least 0; 0 for equal importance weights.
-    weight_norm: whether to divide importance weights by the largest.
+    weight_norm: whether to divide importance weights by the largest importance weight.
     stratified: whether each of n draws covers one of n equal intervals of the total priority, which reduces the
         variance.
 
-    largest, smallest: largest and smallest priority so far, initially 1. A new row receives the largest priority.
-    new_weight: weight of a new row: the largest priority to the power of alpha, computed in the priority's dtype.
+    largest, smallest: largest and smallest priority that has been set so far, initially 1. A new row receives the
+        largest priority.
+    new_weight: weight of a new row, which is the largest priority to the power of alpha, computed in the dtype of the
+        priority.
     mirror: array of length `capacity` with a copy of all weights, for example in a file; None for no copy.
 
     Raises PriorityError if alpha or beta is negative or not a number.
@@ -319,7 +321,7 @@ class Prioritized(Sampler):
         return {names.WEIGHT: weights, names.GENERATION: table.rings.generation(slots)}
 
     def importance(self, slots: Ints) -> Floats:
-        """Return unnormalized importance weights in the shape of the slots; 0 for slots without a row."""
+        """Return unnormalized importance weights in the shape of `slots`; the weight of a slot without a row is 0."""
         weights: Floats = self.tree.get(slots)
         missing = None
         if np.count_nonzero(weights) < weights.size:
@@ -332,7 +334,9 @@ class Prioritized(Sampler):
         return weights
 
     def update(self, slots: Ints, priorities: npt.NDArray[np.floating[Any]]) -> None:
-        """Set priorities of slots from C-contiguous arrays, shape (n,) each; the last of duplicate slots wins.
+        """Set priorities of slots from C-contiguous arrays, shape (n,) each.
+
+        For duplicate slots, the last priority wins.
 
         The power of alpha is computed in the dtype of the priorities, float32 or float64.
         """
@@ -349,7 +353,7 @@ class Prioritized(Sampler):
         self.smallest = min(self.smallest, smallest)
 
     def sizes(self, priorities: npt.NDArray[np.floating[Any]]) -> tuple[Floats, np.floating[Any]]:
-        """Return the magnitudes of at least one priority, and the largest magnitude."""
+        """Return the magnitudes of one or more priorities, each plus a small constant, and the largest magnitude."""
         sizes = np.abs(priorities)
         sizes += EPSILON
         peak = sizes.max()

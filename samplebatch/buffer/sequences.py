@@ -18,7 +18,7 @@ from samplebatch.buffer.table import Table
 
 
 class Episodes(NamedTuple):
-    """First slots, lengths and completeness of episodes, ring by ring, in time order."""
+    """First slots, lengths and completeness of episodes, in time order per ring, one ring after another."""
 
     first: Ints
     """Slot of the first stored step of each episode."""
@@ -30,7 +30,7 @@ class Episodes(NamedTuple):
     """Whether the first step is stored; False if a ring's oldest episode may be partially overwritten."""
 
     def slots(self, rings: Rings, chosen: Ints) -> tuple[Ints, Ints]:
-        """Return the concatenated slots of episodes, and the boundaries of the episodes in them.
+        """Concatenate the slots of episodes; return the slots, and the boundaries of the episodes in the result.
 
         Returns: slots, shape (sum of lengths,), and cumulative lengths from 0, shape (k + 1,).
         """
@@ -82,7 +82,7 @@ _FIRST_LOOK = 32
 
 
 def steps_after(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
-    """Count the stored steps that follow each step in its episode.
+    """Count the stored steps that follow each step in the same episode, up to `limit`.
 
     >>> rings, done = Rings([4]), np.array([False, True, False, False])
     >>> for end in (0, 1, 0, 0, 0):
@@ -94,14 +94,14 @@ def steps_after(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
 
 
 def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
-    """Count the stored steps that precede each step in its episode; see `steps_after`."""
+    """Count the stored steps that precede each step in the same episode, up to `limit`; see `steps_after`."""
     return _run(rings, done, slots, limit, forward=False)
 
 
 def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
     """Return the slots `by` steps after the given slots in their rings; a negative `by` returns earlier slots.
 
-    Shapes are broadcast. The rings must have rows at these slots.
+    Shapes are broadcast. The rings must have rows at the returned slots.
     """
     ring = rings.ring_of(slots)
     base, size = rings.bases[ring], rings.sizes_of_all()[ring]
@@ -209,7 +209,7 @@ def draw_stretches(
 ) -> Ints:
     """Sample runs of `length` steps within episodes; return the slot of each run's first step after burn-in.
 
-    Sampling is uniform or, with a prioritized sampler, proportional to the weights of the returned slots.
+    Runs are sampled uniformly or, with a prioritized sampler, in proportion to the weights of the returned slots.
     """
     total = 0
     if "obs" in table.columns.tree:
@@ -233,9 +233,10 @@ def draw_stretches(
 def sequence_rows(
     table: Table, start_slots: Ints, length: int, burn_in: int, stack: int, per_sequence: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], Ints]:
-    """Gather the sequences that start with steps in slots, shape (n,); see `ReplayBuffer.get_sequences`.
+    """Gather the sequences that start with the steps in `start_slots`, shape (n,); see `get_sequences`.
 
-    Returns: the columns, with `mask` and `burn_in`, and the slots of the steps, shape (n, length), -1 for padding.
+    Returns: the columns, including `mask` and `burn_in`, and the slots of the steps, shape (n, length), with -1 for
+    padding.
     """
     rings, done = table.rings, table.done
     before = (
@@ -259,7 +260,10 @@ def sequence_rows(
 
 
 def check_sequences(table: Table, length: int, burn_in: int, per_sequence: Any = ()) -> tuple[str, ...]:
-    """Validate the arguments of sequences, and reject rows with a column `mask` or `burn_in`; return `per_sequence`."""
+    """Validate the arguments of `get_sequences`, and return `per_sequence` as a tuple of column names.
+
+    Raises ColumnMismatchError if the rows already have a column `mask` or `burn_in`.
+    """
     tree = table.columns.tree
     declared = column_names("per_sequence", per_sequence) if per_sequence else ()
     for name in declared:

@@ -1,7 +1,7 @@
-"""Store: rows of one column of a buffer in numbered slots that can be overwritten.
+"""Stores, which contain the rows of one column of a buffer in numbered slots that can be overwritten.
 
-A row is written in two steps, so that an `add` rejected by one column changes no other column: `fit` validates and
-converts rows, `write` stores them and cannot fail.
+A row is written in two steps, so that an `add` that one column rejects changes no other column: `fit` validates and
+converts rows, and `write` stores the converted rows and cannot fail.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """Rows of all slots, for an attribute of a buffer: the stored array, if the rows are in one array."""
+        """Rows of all slots, for an attribute of a buffer; the stored array itself, if the rows are in one array."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class Store(ABC):
 
     @abstractmethod
     def blank(self, n: int) -> Any:
-        """Return n rows for missing values, ready for `write`: zeros, None, or rows without elements."""
+        """Return n rows of default values for `write`: zeros, None, or rows without elements."""
 
     @abstractmethod
     def write(self, slots: Slots, rows: Any) -> None:
@@ -85,7 +85,7 @@ class Store(ABC):
 
     @abstractmethod
     def take(self, slots: npt.NDArray[np.intp]) -> Any:
-        """Gather rows into new memory, shape (..., *row shape) for slots of shape (...) in [0, number of slots)."""
+        """Gather rows into new memory, shape (..., *row shape), for valid slots of shape (...)."""
 
     @abstractmethod
     def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
@@ -93,14 +93,14 @@ class Store(ABC):
 
     @abstractmethod
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
-        """Gather rows of slots, shape (n,), into a column of n rows, for checkpoints and files."""
+        """Gather the rows of slots, shape (n,), into a column of n rows, which checkpoints and files store."""
 
     @abstractmethod
     def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
         """Write the rows of a column that `to_column` returned."""
 
     def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
-        """Allocate memory for the concatenated rows of slot ranges; return it with the copy jobs that fill it."""
+        """Allocate memory for the concatenated rows of slot ranges; return the memory and the jobs that fill it."""
         pairs = [np.arange(start, stop) for start, stop in ranges]
         return self.take(np.concatenate([np.zeros(0, np.intp), *pairs])), []
 
@@ -124,7 +124,7 @@ def check_rows(name: str, array: Any, n: int, row_shape: tuple[int, ...]) -> Non
 
 
 def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Convert rows to a numeric array if they are numbers of equal shape, otherwise to an object array."""
+    """Convert rows to a numeric array if all rows are numbers of equal shape, otherwise to an object array."""
     if type(rows) is _ndarray:
         array = rows
     elif KINDS[type(rows)] == TENSOR:
@@ -152,7 +152,7 @@ def object_rows(rows: Any, name: str) -> npt.NDArray[Any]:
 
 
 def narrow(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Cast numbers to a dtype of a narrower kind; return None if a value would change.
+    """Cast numbers to a dtype of a narrower kind, such as float to integer; return None if a value would change.
 
     >>> narrow(np.array([2.0, 0.0]), np.dtype("i8")), narrow(np.array([0.7]), np.dtype("i8"))
     (array([2, 0]), None)
@@ -171,7 +171,7 @@ _POOLED_NBYTES = 1 << 18
 
 
 class ArrayStore(Store):
-    """Store of rows in one array of shape (slots, ...), of numbers or Python objects."""
+    """Base class of stores whose rows are in one array of numbers or Python objects, shape (slots, ...)."""
 
     __slots__ = ("_values",)
     _values: npt.NDArray[Any]
@@ -316,7 +316,7 @@ class TorchStore(DenseStore):
 
 
 def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
-    """View a tensor as an array; dtypes that NumPy lacks become integers of the same size."""
+    """View a tensor as an array; a dtype that NumPy lacks is viewed as an integer dtype of equal size."""
     plain = rows.detach().resolve_conj().resolve_neg()
     try:
         return plain.numpy(force=True)
@@ -403,9 +403,9 @@ _PIECE = 1 << 16
 class RaggedStore(Store):
     """Store of rows of varying shape, with a common dtype and number of dimensions, in one array.
 
-    Rows are appended to the array. When the array is full, the rows in use are compacted into a new array of twice
-    their size. Hence memory usage is a small multiple of the size of the rows in use, regardless of the number of
-    writes. Each element is moved about once. An unwritten slot contains a row without elements.
+    Rows are appended to the array. When the array is full, the rows in use are compacted into a new array of twice the
+    total size of these rows. Hence memory usage is a small multiple of the size of the rows in use, regardless of the
+    number of writes. On average, each element is moved about once. An unwritten slot contains a row without elements.
 
     >>> store = RaggedStore("obs", 4, np.dtype(np.int64), 1)
     >>> store.write(np.array([0, 1]), store.fit([[1, 2], [3]], 2))
@@ -483,7 +483,7 @@ class RaggedStore(Store):
         self._end += count
 
     def _compact(self, slots: Slots, count: int) -> None:
-        """Move the rows of all other slots to an array with room for `count` more elements and spare capacity."""
+        """Move the rows of all other slots to a new array with space for `count` more elements and spare space."""
         lengths = self._lengths.copy()
         lengths[slots] = 0
         required = int(lengths.sum()) + count

@@ -1,4 +1,4 @@
-"""Stores: selection of a store per column of a buffer, and the store of compressed rows."""
+"""Selection of a store for each column of a buffer, and the store of compressed rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RESTORED_ROWS = 1 << 10
 
 
 class _Chunk:
-    """Open chunk: its rows, and a mask of the rows written since the chunk was opened."""
+    """Rows of an open chunk, and a mask of the rows that were written since the chunk was opened."""
 
     __slots__ = ("rows", "written")
 
@@ -191,7 +191,7 @@ class CompressedStore(store.Store):
 
 
 def _by_chunk(owners: npt.NDArray[np.intp]) -> list[tuple[int, npt.NDArray[np.intp]]]:
-    """Group positions by chunk; preserve the order within each chunk."""
+    """Group positions by chunk, and preserve the order of the positions within each chunk."""
     if len(owners) == 1:
         return [(int(owners[0]), np.zeros(1, np.intp))]
     order = np.argsort(owners, kind="stable")
@@ -211,7 +211,7 @@ _LATER = ("obs_next", "info", "policy")
 
 
 def allocate_zeros(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Allocate zeros, 64-byte aligned; the operating system allocates each page on its first write.
+    """Allocate 64-byte aligned zeros; the operating system allocates each page on the first write to the page.
 
     >>> allocate_zeros("obs", (1_000_000, 3), np.dtype("f4")).shape
     (1000000, 3)
@@ -228,7 +228,7 @@ zeroed = allocate_zeros
 
 @dataclass(frozen=True)
 class Stores:
-    """Factory of a buffer's stores: selects store kinds and allocates their memory.
+    """Factory of a buffer's stores, which selects the kind of each store and allocates its memory.
 
     compress: names of columns to store in LZ4 chunks; a name includes its nested columns.
     ragged: names of columns whose rows vary in shape, in addition to observations that are object arrays of arrays.
@@ -250,7 +250,7 @@ class Stores:
     allocate: Allocate = allocate_zeros
 
     def check_names(self, *steps: Mapping[str, Any]) -> None:
-        """Check that the columns named in options exist in `steps`, the first step of one or several buffers."""
+        """Check that the columns in `compress` and `ragged` exist in `steps`, the first step of each buffer."""
         if not self.compress and not self.ragged:
             return
         paths = [path for values in steps for path in _paths(values, "")]
@@ -299,7 +299,7 @@ class Stores:
 
 
 def names_of(selection: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
-    """Convert an option to column names; the option is one name, several names, or True for the defaults.
+    """Convert an option, which is one name, several names, or True for the default names, to column names.
 
     >>> (
     ...     names_of(True, ("obs",), "compress"),

@@ -1,4 +1,4 @@
-"""Sum tree: slot weights with range sums and weighted sampling in logarithmic time."""
+"""Sum tree, which stores slot weights and supports range sums and weighted sampling in logarithmic time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Floats = npt.NDArray[np.float64]
 class SumTree:
     """Binary tree of float64 sums over the weights of numbered slots.
 
-    When a weight changes, each sum above it is recomputed from its two children, so rounding errors do not accumulate.
-    The array has twice as many entries as the next power of two; pages of unused slots are not touched. The loops are
-    compiled after the first calls of a process: see `samplebatch.deferred_kernels`.
+    When a weight changes, each sum above the weight is recomputed from the two child nodes, so rounding errors do not
+    accumulate. The tree's array has twice as many entries as the smallest power of two that is at least `size`; the
+    pages of unused slots are not touched. The loops are compiled after the first calls of a process: see
+    `samplebatch.deferred_kernels`.
 
     size: number of slots; their initial weights are 0.
 
@@ -63,7 +64,7 @@ class SumTree:
         return view
 
     def get(self, slots: Indices | int) -> Any:
-        """Return the weights of slots as an array of the same shape, or as a number for a single slot.
+        """Return the weights of slots as an array in the shape of `slots`, or as a number for a single slot.
 
         Slots must be in [0, size), which is not checked.
         """
@@ -92,9 +93,9 @@ class SumTree:
         self.put(rows, values)
 
     def put(self, slots: Indices, weights: Floats) -> None:
-        """Set weights as in `set`, from C-contiguous arrays of dtypes intp and float64, shape (n,) each.
+        """Set weights like `set`, but only from C-contiguous arrays of dtypes intp and float64, shape (n,) each.
 
-        Raises PriorityError or RowIndexError as in `set`.
+        Raises PriorityError and RowIndexError in the same cases as `set`.
         """
         rejected = deferred_kernels.tree_set(self._tree, self._leaves, self.size, self._limit, slots, weights)
         if rejected >= 0:
@@ -148,8 +149,8 @@ class SumTree:
         """Sample slots with replacement, with probabilities proportional to their weights.
 
         rng: source of n uniform numbers.
-        start, stop: range of slots to sample from; default: all. Sampling from fewer than all slots takes time
-            proportional to the length of the range.
+        start, stop: range of slots from which to sample; all slots by default. Sampling from fewer than all slots takes
+            time proportional to the length of the range.
         stratified: whether draw k covers the k-th of n equal intervals of the total. Slots are then in ascending order,
             and each slot's frequency differs from its expectation by less than 2.
 
@@ -184,7 +185,7 @@ class SumTree:
 
 
 class SegmentTree:
-    """Tianshou's segment tree: an array of weights with fast sums.
+    """Array of weights with fast range sums, with the interface of Tianshou's segment tree.
 
     Parameters
     ----------
@@ -257,7 +258,7 @@ class SegmentTree:
         Returns
         -------
         int or ndarray
-            An index, or an array of indices of the same shape.
+            An index, or an array of indices in the shape of `value`.
 
         Raises
         ------

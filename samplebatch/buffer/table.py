@@ -1,4 +1,4 @@
-"""Table: rows of ring buffers with their columns; the core of every replay buffer."""
+"""Storage of every replay buffer: the rows of ring buffers, in columns."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _acquired: list[RLock] = []
 
 
 def new_lock() -> RLock:
-    """Create a reentrant lock that is released in forked children.
+    """Create a reentrant lock that is not held in forked children.
 
-    A thread that holds one of these locks must not acquire another, because a fork could then block forever.
+    A thread that holds one of these locks must not acquire another of these locks, because a fork could then block
+    forever.
     """
     lock = threading.RLock()
     _locks[id(lock)] = lock
@@ -72,16 +73,16 @@ _NO_ROWS: Ints = np.zeros(0, np.intp)
 
 
 class Journal(Protocol):
-    """Write-ahead log of the changes to a table, for example in a folder."""
+    """Write-ahead log of a table's changes, for example in a folder."""
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Save rows, specified by columns and slots, before they are overwritten."""
+        """Save the rows in the given columns and slots before these rows are overwritten."""
 
     def commit(self) -> None:
         """Commit a written step and the cursors of the rings."""
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Store a sampler's weights of all slots; return the array to which later changes must be copied."""
+        """Store a sampler's weights of all slots; return the array to which later weight changes must be copied."""
 
     def flush(self) -> None:
         """Commit all other changes, and sync all data to disk."""
@@ -104,7 +105,7 @@ class Table:
     """Storage of every replay buffer: rows of one or several ring buffers, with their columns.
 
     stores: factory of the column stores.
-    keeps_next: whether next observations are stored as a column. Otherwise next observations are read from the
+    keeps_next: whether next observations are stored as a column. If false, next observations are read from the
         following steps, and only final observations are stored separately.
     last_frame: whether to store only the newest frame of stacked observations.
 
@@ -112,9 +113,9 @@ class Table:
     journal: write-ahead log; None for a table in memory.
     listener: observer of added and removed rows, or None.
     action_unit: unit of the rows' actions; None if unknown.
-    lock: lock of the thread that reads or writes rows. Buffers hold the lock across sampling and gathering, so that the
-        rows are consistent.
-    max_gather_nbytes: maximum bytes of rows that one call gathers; None for no limit.
+    lock: lock that a thread holds while it reads or writes rows. Buffers hold the lock across sampling and gathering,
+        so that the rows are consistent.
+    max_gather_nbytes: maximum size in bytes of the rows that one call gathers; None for no limit.
     """
 
     __slots__ = (
@@ -146,7 +147,7 @@ class Table:
         return _NONE if store is None else store.values
 
     def forget_fast_add(self) -> None:
-        """Discard the compiled `fast_add`, because a store, the memory of a store or the listener has changed."""
+        """Discard the compiled `fast_add`; must be called if a store, the memory of a store or the listener changes."""
         self.fast_add = None
         self._general_only = ()
 
@@ -210,21 +211,22 @@ class Table:
         return added
 
     def _fit(self, values: dict[str, Any], obs_next: Any, n: int) -> None:
-        """Raise the errors that adding n rows would raise; change nothing."""
+        """Raise the errors that adding n rows would raise, without changes to the table."""
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
 
     def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise the errors that `append` (or `add`, if not `stored`) would raise for n rows; change nothing."""
+        """Raise the errors that `append` (or `add`, if `stored` is false) would raise for n rows, without changes."""
         self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
         """Add rows to a ring without extending or ending its running episode.
 
-        rows: values as returned by `gather.rows_at`.
-        count: number of rows to count as added; `rows` contains the last of them, at most one per slot of the ring.
-        gaps: rows that are not followed by the next row although their episode continues, such as the last row.
+        rows: values by name, as returned by `gather.rows_at`.
+        count: number of rows to count as added; `rows` contains the last of these rows, at most one per slot of the
+            ring.
+        gaps: rows whose episode continues, although the next row is not their next step, such as the last row.
 
         Returns: slots of the added rows in order, shape (count,).
         """
@@ -283,7 +285,7 @@ class Table:
         self._commit()
 
     def check_column(self, name: str, value: Any, n: int) -> Ready:
-        """Validate and convert n rows of one column, without changes."""
+        """Validate and convert n rows of one column, without changes to the table."""
         if name == "done":
             raise ColumnMismatchError("column 'done' is computed from 'terminated' and 'truncated'; set those")
         if name in ("rew", *FLAGS):
@@ -293,7 +295,7 @@ class Table:
         return self.columns.fit_only(name, value, n)
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
-        """Set values of one column; fill other slots of a new column with the default or the dtype's missing value."""
+        """Set values of one column; other slots of a new column receive the default or the dtype's missing value."""
         ready = self.check_column(name, value, len(slots))
         blanks = self.columns.fit_others(ready, slots, default)
         self._begin(slots, slice(0, 0), 0)
@@ -319,7 +321,7 @@ class Table:
         self._commit()
 
     def mark_sampled(self, slots: Ints) -> None:
-        """Set the flag `sampled` of rows; a step that overwrites a slot clears its flag."""
+        """Set the flag `sampled` of rows; a step that overwrites a slot clears the slot's flag."""
         if SAMPLED not in self.columns.tree:
             self.set_column(SAMPLED, np.ones(len(slots), np.bool_), slots, None)
             return
@@ -355,7 +357,7 @@ class Table:
         return np.arange(slots.start, slots.stop, slots.step) if isinstance(slots, slice) else slots
 
     def _begin(self, slots: Slots, rings: Slots, cut: int) -> None:
-        """Log the rows that a step with `cut` truncations overwrites."""
+        """Log the rows that a write with `cut` truncations will overwrite."""
         if self.journal is None:
             return
         overwritten: list[tuple[Iterable[str], Slots]] = [([store.name for _, store in self.columns.leaves()], slots)]
@@ -380,7 +382,7 @@ class Table:
     ) -> tuple[dict[str, Any], Any]:
         """Convert rewards and flags, compute `done`, and separate next observations.
 
-        If `stored` is true, the values were read from a table and are already single frames.
+        If `stored` is true, the values were read from a table and already consist of single frames.
         """
         values = convert_step(step, n, single=single, last_frame=self.last_frame and not stored)
         if not stored and not self.columns.tree:
@@ -420,7 +422,7 @@ class Table:
     # State
 
     def state_dict(self, ring: int | None = None) -> dict[str, Any]:
-        """Return the state of one or all rings with their stored rows, for `from_state_dict`."""
+        """Return the state of one ring or of all rings, including the stored rows, for `from_state_dict`."""
         rings = self.rings
         slots = rings.stored_slots() if ring is None else np.sort(rings.chronological(ring))
         start, stop = (0, rings.capacity) if ring is None else rings.edges[ring : ring + 2].tolist()
@@ -507,7 +509,7 @@ _ONE_STEP_EACH = """
 
 
 class _Text:
-    """Source lines of a generated function, and the variables that they use."""
+    """Source lines of a generated function, and the variables that the lines use."""
 
     def __init__(self, lead: tuple[int, ...], rings: Rings) -> None:
         self.lead = lead
@@ -523,13 +525,13 @@ class _Text:
         return name
 
     def in_lockstep(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """View the rows of all slots by cursor position, shape (slots per ring, rings, ...)."""
+        """View the rows of all slots by position in the ring and by ring, shape (slots per ring, rings, ...)."""
         return values.reshape(self.rings.n, self.rings.even, *values.shape[1:]).swapaxes(0, 1)
 
     def columns(
         self, values: dict[str, Any], tree: Any, where: str, writes: list[str], slot: str, frame: str = ""
     ) -> bool:
-        """Generate code that checks and writes columns; return False if a store must convert rows.
+        """Generate code that checks and writes columns; return False if a store must convert rows of a column.
 
         `frame` is the index expression of the newest frame in columns of observations.
         """
@@ -581,7 +583,7 @@ class _Text:
 
 
 def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> FastAdd | None:
-    """Compile a fast `add` for batches with the layout of the last batch; None if this layout needs `Table.add`."""
+    """Compile a fast `add` for batches with the last batch's layout; return None if the layout requires `Table.add`."""
     tree, finals, rings = table.columns.tree, table.finals, table.rings
     names = set(values)
     has_next = finals is None or "obs_next" in names

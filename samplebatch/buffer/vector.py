@@ -24,14 +24,14 @@ _INTP = np.dtype(np.intp)
 
 
 class ReplayBufferManager(ReplayBuffer):
-    """Several replay buffers combined into one, for vector environments: one ring per environment.
+    """Replay buffer for vector environments that combines several buffers, with one ring per environment.
 
-    The buffers and their rows become parts of this buffer and share its memory afterwards.
+    The buffers and their rows become parts of the new buffer, and afterwards share the memory of the new buffer.
 
     Parameters
     ----------
     buffer_list
-        Buffers with the same options; sizes may differ.
+        Buffers with equal options; the sizes of the buffers may differ.
 
     Attributes
     ----------
@@ -158,18 +158,19 @@ class ReplayBufferManager(ReplayBuffer):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis of one row per buffer, or one row per entry of `buffer_ids`. Keywords
-            are accepted as in older versions of Tianshou.
+            Values by name, with a leading axis of one row per buffer, or one row per entry of `buffer_ids`. The values
+            can also be passed as keywords, as in older versions of Tianshou.
         buffer_ids
-            Number of each row's buffer, shape (k,); None for all buffers in order. Rows of the same buffer are
-            successive steps.
+            Number of the buffer to which each row is added, shape (k,); None adds one row to every buffer, in order.
+            Rows of the same buffer are successive steps.
 
         Returns
         -------
         tuple
-            Four arrays of length k: indices of the steps; returns and lengths of the episodes that the steps ended, 0
-            for other steps; first indices of the episodes. If all environments are stepped and no episode ends, the
-            arrays except the first are shared between calls and read-only.
+            Four arrays of length k: the indices of the steps; the returns and the lengths of the episodes that the
+            steps ended, with 0 for steps that ended no episode; and the indices of the first steps of the episodes. If
+            one row is added to every buffer and no episode ends, all arrays except the first are read-only and shared
+            between calls.
 
         Raises
         ------
@@ -229,7 +230,7 @@ class VectorReplayBuffer(ReplayBufferManager):
     Parameters
     ----------
     total_size
-        Total capacity in steps, rounded up to the same number of slots per environment.
+        Total capacity in steps, rounded up to a multiple of `buffer_num`.
     buffer_num
         Number of environments.
     storage
@@ -274,8 +275,8 @@ class CachedReplayBuffer(ReplayBufferManager):
     Parameters
     ----------
     main_buffer
-        Target of finished episodes; this buffer and its rows become a part of the new buffer. If its size is 0,
-        episodes are discarded.
+        Buffer to which finished episodes are moved; the main buffer and its rows become a part of the new buffer. If
+        the size of the main buffer is 0, finished episodes are discarded.
     cached_buffer_num
         Number of environments.
     max_episode_length
@@ -353,17 +354,18 @@ class CachedReplayBuffer(ReplayBufferManager):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis of one row per cache, or one row per entry of `buffer_ids`. Keywords are
-            accepted as in older versions of Tianshou.
+            Values by name, with a leading axis of one row per cache, or one row per entry of `buffer_ids`. The values
+            can also be passed as keywords, as in older versions of Tianshou.
         buffer_ids
-            Number of each row's cache, counted without the main buffer, shape (k,); None for all caches in order.
+            Number of the cache to which each row is added, where the first cache is 0, shape (k,); None adds one row to
+            every cache, in order.
 
         Returns
         -------
         tuple
-            Four arrays of length k: indices, returns, lengths and first indices as in `ReplayBufferManager.add`. For a
-            moved episode, the indices are those of its last and first step in the main buffer, or -1 if the main buffer
-            has no slots.
+            Four arrays of length k: indices, returns, lengths and first indices, as returned by
+            `ReplayBufferManager.add`. If an episode has been moved, the two indices locate the episode's last and first
+            step in the main buffer; both are -1 if the main buffer has no slots.
 
         Raises
         ------
@@ -387,7 +389,10 @@ class CachedReplayBuffer(ReplayBufferManager):
         return slots, returns, lengths, starts
 
     def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:
-        """Add rows in groups of one row per cache, so that a finished episode moves before the cache's next row."""
+        """Add rows in groups of at most one row per cache.
+
+        A finished episode is therefore moved before the next row of the cache is added.
+        """
         starts, used_rings = [0], set[int]()
         for row, ring in enumerate(rings.tolist()):
             if ring in used_rings:
@@ -414,10 +419,11 @@ class CachedReplayBuffer(ReplayBufferManager):
 
 
 class ListReplayBuffer(ReplayBuffer):
-    """Replay buffer for early Tianshou scripts, which do not pass a size.
+    """Replay buffer for scripts of early Tianshou versions, which do not pass a size.
 
-    Early Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then overwrites the
-    oldest steps. Memory is reserved at the first step; the operating system allocates pages as rows are written.
+    Early versions of Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then
+    overwrites the oldest steps. Memory is reserved at the first step; the operating system allocates pages as rows are
+    written.
 
     Parameters
     ----------

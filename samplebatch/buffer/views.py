@@ -1,4 +1,4 @@
-"""Views of a buffer: its columns as attributes and as a batch, its slots by index, and its summary."""
+"""Access to a buffer's columns as attributes and as a batch, to slots by index, and to the summary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def peer_class(kind: type[Any]) -> type[Any]:
-    """Return Tianshou's class of the same name if Tianshou is loaded, otherwise the buffer's own class."""
+    """Return the Tianshou class with the buffer's class name if Tianshou is loaded, otherwise the buffer's class."""
     peers = sys.modules.get("tianshou.data")
     for base in kind.__mro__ if peers is not None else ():
         if base.__module__.startswith("samplebatch.") and hasattr(peers, base.__name__):
@@ -45,7 +45,7 @@ _count = np.count_nonzero
 
 
 class AbsentColumn(NamedTuple):
-    """Error message for a missing column; it is formatted lazily, because `hasattr` never uses the message.
+    """Error message for a missing column, which is formatted lazily, because `hasattr` never uses the message.
 
     This class is not an exception, because Python suggests similar attribute names only for `AttributeError`.
     """
@@ -74,7 +74,7 @@ _METHODS_ELSEWHERE: Final = {
 
 
 def values_by_position(count: int) -> errors.ArgumentError:
-    """Return the error for a step with values passed by position, as buffers of other libraries accept them."""
+    """Create the error for a step whose values are passed by position, which buffers of other libraries accept."""
     return errors.ArgumentError(
         f"a step must be a Batch or have its values by name, add(obs=..., act=..., rew=..., terminated=..., "
         f"truncated=..., obs_next=...), got {count} values by position"
@@ -86,7 +86,7 @@ REQUIRED: Final[Any] = object()
 
 
 def arguments_of_sample(more: Collection[Any], unknown: Iterable[str]) -> errors.ArgumentError:
-    """Return the error for invalid arguments of `ReplayBuffer.sample`."""
+    """Create the error for invalid arguments of `ReplayBuffer.sample`."""
     arguments = ("batch_size", "n_step", "gamma", "max_age", "once", "device", "floats")
     if more:
         return errors.ArgumentError(
@@ -116,7 +116,7 @@ class StepColumn:
 
 
 class StoredColumns(dict[str, Any]):
-    """Mapping of a buffer's columns by name; columns assigned to it are set in the buffer."""
+    """Mapping from names to a buffer's columns; columns that are assigned to the mapping are set in the buffer."""
 
     def __init__(self, table: Table | None, columns: Mapping[str, Any]) -> None:
         super().__init__(columns)
@@ -145,9 +145,9 @@ def stored_batch(table: Table, start: int, stop: int, *, settable: bool) -> Batc
 def set_columns(table: Table | None, batch: Any) -> None:
     """Replace or add columns of a table; skip unchanged columns.
 
-    table: the table; None for a part of a buffer.
-    batch: values by name, one row per slot or per slot with a row; a name without values is emptied. Arrays with one
-        row per slot are not copied.
+    table: table of the buffer; None if the buffer is a part of another buffer.
+    batch: values by name, with one row per slot, or one row per slot that has a row; a name without values is emptied.
+        Arrays with one row per slot are not copied.
     """
     if table is None:
         raise errors.RingError("columns must be set in the entire buffer, got one part")
@@ -201,7 +201,7 @@ def _column(table: Table, name: str, value: Any) -> Any:
 
 
 def ranges_of(buffer: ReplayBuffer, index: slice) -> list[Range] | None:
-    """Return the slot ranges of a slice, or None if its slots are not a few contiguous ranges."""
+    """Return the slot ranges of a slice; None if the slots of the slice are not a few contiguous ranges."""
     rings = buffer._table.rings
     if index == slice(None):
         chosen = range(rings.n) if buffer._ring is None else (buffer._ring,)
@@ -318,7 +318,7 @@ def neighbours(
 
 
 def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:
-    """Remove a ring's rows with NaN, NaT or None; preserve the priorities of other rows."""
+    """Remove a ring's rows with NaN, NaT or None; preserve the priorities of the remaining rows."""
     slots = table.rings.chronological(ring)
     if not len(slots):
         return
@@ -335,7 +335,7 @@ def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:
 
 
 def summarize(buffer: ReplayBuffer) -> tuple[str, list[summary.Line], tuple[str, ...]]:
-    """Return title, lines and headings of the summary of a buffer's rows in time order."""
+    """Return the title, lines and headings of a buffer's summary, which shows the rows in time order."""
     table = buffer._table
     rings = table.rings.n if buffer._ring is None else 1
     parts = f" in {rings} rings" if rings > 1 else ""

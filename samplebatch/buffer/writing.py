@@ -1,4 +1,4 @@
-"""Conversion of steps to stored values, and assignment of several steps per ring to slots."""
+"""Conversion of steps to stored values, and assignment of steps, possibly several per ring, to slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ndarray = np.ndarray
 
 
 def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the values, by name, of a step that is passed as a batch, a dict or keywords."""
+    """Return the values by name of a step, which is passed as a batch, as a dict or as keywords."""
     if batch is None:
         return Batch(columns).__dict__
     if columns:
@@ -39,7 +39,7 @@ def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_steps(buffer_ids: Any) -> int:
-    """Return the number of steps in `buffer_ids` of a buffer with one ring."""
+    """Return the number of steps that `buffer_ids` specifies for a buffer with one ring."""
     numbers = buffer_ids if type(buffer_ids) is list else np.asarray(buffer_ids).tolist()
     if not isinstance(numbers, list) or not numbers or numbers != [0] * len(numbers):
         raise errors.RingError(f"buffer_ids of a buffer with one ring must be [0], or one 0 per row, got {buffer_ids}")
@@ -128,7 +128,7 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
 
 
 def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
-    """Return masks of terminated and truncated rows; `done` is used if `terminated` is missing.
+    """Return masks of terminated and truncated rows; if `terminated` is missing, `done` replaces it.
 
     >>> end_flags({"done": [0, 1]}, 2)
     (array([False,  True]), array([False, False]))
@@ -160,14 +160,14 @@ def newest_frame(value: Any, path: str, *, single: bool) -> Any:
 
 
 def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Return whether rows look like images without stacked frames, with channels last or no channels."""
+    """Return whether rows have the shape of images without stacked frames, with channels last or without channels."""
     if not shape or shape[0] <= _MAX_FRAMES:
         return False
     return (len(shape) == 3 and shape[-1] <= _MAX_FRAMES) or (len(shape) == 2 and dtype == np.uint8)
 
 
 def rows_at(values: Any, index: Any) -> Any:
-    """Index rows of values; a name without values is returned unchanged."""
+    """Select rows of values; a nested batch without values is returned unchanged."""
     return values if KINDS[type(values)] == NODE and not values.__dict__ else values[index]
 
 
@@ -183,7 +183,7 @@ class Series:
     slots: slot of each step, shape (k,).
     target: the same slots as a slice if they are contiguous, otherwise `slots`.
     lasting: positions of steps that no later step overwrites, shape (l,), ascending; None for all steps.
-    rings, newest: rings that receive steps, ascending, and the position of each ring's newest step.
+    rings, newest: numbers of the rings that receive steps, ascending, and position of each ring's newest step.
 
     >>> rings = Rings([2, 2])
     >>> series = Series(rings, np.array([0, 0, 1, 0]))
@@ -230,7 +230,7 @@ class Series:
             self.lasting = self._order[-rings.capacity :]
 
     def advance(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Advance the rings by these steps; see `Rings.advance`."""
+        """Advance the rings by the k steps; see `Rings.advance`."""
         rings, order, ring = self._all, self._order, self._ring
         if rings.n == 1 and np.count_nonzero(done) <= _FEW_ENDS:
             return self.slots, *rings.advance_run(done, rew)
@@ -274,7 +274,7 @@ class Series:
 
 
 def _sums(before: npt.NDArray[np.float64], rew: npt.NDArray[np.float64], run: Ints) -> npt.NDArray[np.float64]:
-    """Sum the rewards of each run in step order, so that rounding is the same as for single steps."""
+    """Sum the rewards of each run one step at a time, so that sums are rounded as if the steps were added singly."""
     count = len(before)
     runs = np.concatenate([np.arange(count), run])
     values = np.concatenate([before, rew]).reshape(len(runs), -1)
