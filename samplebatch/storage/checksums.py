@@ -68,7 +68,7 @@ class FileChecksums(NamedTuple):
 class SummedFile:
     """File object that computes block checksums in parallel with the writes of other libraries.
 
-    `add` computes the checksums of blocks that were written in several pieces from the file.
+    For blocks that were written in several pieces, `add` reads the file and computes the checksums.
 
     blocks: checksums of the blocks that were written in one piece, by block number.
     """
@@ -143,7 +143,10 @@ def _sum(data: memoryview, form: Format, known: Mapping[int, int]) -> tuple[int,
 
 
 def _read(data: memoryview, form: Format, name: str) -> FileChecksums | None:
-    """Read the checksums of a file; None if the file has no checksums. Raises FormatError if they are damaged."""
+    """Read the checksums of a file; None if the file has no checksums.
+
+    Raises FormatError if the checksums are damaged.
+    """
     footer_start = len(data) - form.footer_nbytes(data)
     start = footer_start - _TRAILER_NBYTES
     if start < 0:
@@ -179,7 +182,7 @@ def verify(data: Any, form: Format, name: str, columns_at: ColumnsAt | None) -> 
             columns = list(columns_at(start, stop))
             where = f", in column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}" if columns else ""
             raise FormatError(
-                f"{name!r} must have the bytes that were written, and among those from {start} to {stop} some have "
-                f"changed{where}; the file is damaged"
+                f"{name!r} must have the bytes that were written, got changed bytes between {start} and {stop}{where}; "
+                "the file is damaged"
             )
     return True

@@ -90,7 +90,8 @@ def form_to_write(path: str | os.PathLike[str]) -> Form | None:
     form = SUFFIXES.get(suffix)
     if form is None:
         raise FormatError(
-            f"{os.fspath(path)!r} must end in one of {', '.join(SUFFIXES)}, or be a folder without suffix"
+            f"{os.fspath(path)!r} must end in one of {', '.join(SUFFIXES)}, or be a folder without suffix, got "
+            f"{suffix!r}"
         )
     return form
 
@@ -231,8 +232,8 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
 
     A forked child shares the lock and must close the file.
 
-    path: the lock file, created if it does not exist. It contains the process id of the owner, for error messages.
-    must: requirement on the folder that an error message states.
+    path: the lock file, created if it does not exist. The file contains the process id of the lock's owner, for error
+    messages. must: requirement on the folder that an error message states.
 
     Raises StorageError if this or another process has already locked the folder, or if the file system does not support
     locks.

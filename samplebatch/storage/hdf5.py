@@ -4,8 +4,8 @@ A batch is stored as one dataset per column, and as JSON that contains the types
 stored in Tianshou's layout: a dict or batch is a group, an array or tensor is a dataset, and a number is an attribute
 of the group that contains it. String arrays are stored as string datasets; values without an HDF5 type are pickled into
 byte datasets. The attribute `__data_type__` records the original type of a value. Pickles are decoded as data without
-execution (see `inert_pickle`). Strings, None, lists and arrays of them are read from any file; other objects are read
-only if the caller allows pickles.
+execution (see `inert_pickle`). Strings, None, and lists and arrays of strings and None are read from any file; other
+objects are read only if the caller allows pickles.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def _write_group(values: Mapping[Any, Any], group: h5py.Group, compression: str 
     for name, value in values.items():
         path = f"{prefix}{name}"
         if not isinstance(name, str) or not name or "/" in name or name in (".", TYPE_KEY):
-            raise UnstorableError(f"the name {path!r} must be valid in HDF5: a string without slashes")
+            invalid = path if isinstance(name, str) else name
+            raise UnstorableError(f"names must be valid in HDF5 (non-empty strings without slashes), got {invalid!r}")
         nested = values_of(value)
         if nested is not None:
             inner = group.create_group(name)
@@ -132,7 +133,10 @@ def _write_group(values: Mapping[Any, Any], group: h5py.Group, compression: str 
 
 
 def write_value(value: Any, group: h5py.Group, name: str, compression: str | None, path: str) -> None:
-    """Write one value that is not a dict or batch; raises UnstorableError if it cannot be pickled."""
+    """Write one value that is not a dict or batch.
+
+    Raises UnstorableError if the value can be neither stored nor pickled.
+    """
     if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         try:
             group.attrs[name] = value
@@ -357,7 +361,10 @@ def read_hdf5(
 
 
 def holds_batch(path: str | os.PathLike[str]) -> bool:
-    """Return whether an HDF5 file contains a batch, not a buffer; raises FormatError if it contains neither."""
+    """Return whether an HDF5 file contains a batch, not a buffer.
+
+    Raises FormatError if the file contains neither.
+    """
     with hdf5_file(path, verify=False) as file, name_damage(repr(os.fspath(path))):
         if _ABOUT not in file.attrs and "_indices" not in file:
             raise FormatError(
@@ -408,7 +415,10 @@ def _read_columns(
 
 
 def _column(name: str, kind: str, value: Any) -> Column:
-    """Create a column from stored values; raises FormatError if the values do not have the recorded column type."""
+    """Create a column from stored values.
+
+    Raises FormatError if the values do not have the recorded column type.
+    """
     if kind == RaggedColumn.kind:
         return _ragged(value)
     if kind == RaggedTorchColumn.kind:
@@ -429,7 +439,10 @@ def _column(name: str, kind: str, value: Any) -> Column:
 
 
 def _text(name: str, value: Any) -> TextColumn:
-    """Create a column of strings from stored values; raises FormatError if they are inconsistent."""
+    """Create a column of strings from stored values.
+
+    Raises FormatError if the values are inconsistent.
+    """
     if isinstance(value, np.ndarray):
         text = TextColumn.from_objects(value) if value.dtype.kind == "O" else None
         if text is None:
@@ -441,7 +454,10 @@ def _text(name: str, value: Any) -> TextColumn:
 
 
 def _ragged(value: Any) -> RaggedColumn:
-    """Create a ragged column from stored arrays; raises FormatError if they are inconsistent."""
+    """Create a ragged column from stored arrays.
+
+    Raises FormatError if the arrays are inconsistent.
+    """
     elements, offsets, *shapes = [
         np.asarray(value[part]) for part in ("elements", "offsets", "shapes") if part in value
     ]

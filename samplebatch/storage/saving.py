@@ -40,7 +40,9 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
         raise ArgumentError(f"durable must be True for a folder, got False for {os.fspath(path)!r}")
     if isinstance(thing, MultiAgentReplayBuffer):
         if form is not None:
-            raise FormatError(f"{os.fspath(path)!r} must be a folder with one file per policy; remove the suffix")
+            raise FormatError(
+                f"{os.fspath(path)!r} must be a folder with one file per policy, got a file name; remove the suffix"
+            )
         buffer_file.write_policies(thing, path, compression)
     elif form == "HDF5":
         write = save_hdf5_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
@@ -130,7 +132,7 @@ def load(
     Raises
     ------
     FormatError
-        If the format is unknown, the file contains another type, or it is damaged or truncated. The message lists the
+        If the format is unknown, or the file contains another type, is damaged or is truncated. The message lists the
         columns with changed bytes.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false.
@@ -232,7 +234,9 @@ def _load_folder(
 
 def _refuse_selection(name: str, columns: Sequence[str] | None, filters: Filters | None) -> None:
     if columns is not None or filters is not None:
-        raise ArgumentError(f"columns and filters must be None for the buffer in {name!r}")
+        raise ArgumentError(
+            f"columns and filters must be None for the buffer in {name!r}, got {columns!r} and {filters!r}"
+        )
 
 
 def _refuse_missing(name: str, missing: dict[str, Any]) -> None:
@@ -309,8 +313,8 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     ...     place = file.seek(300)
     ...     written = file.write(b"?")
     >>> verify(path)[0].fault
-    "'...batch.arrow' must have the bytes that were written, and among those from 0 to ...
-        some have changed...; ..."
+    "'...batch.arrow' must have the bytes that were written, got changed bytes between 0 and
+        ...; ..."
     """
     target = Path(path)
     if target.is_dir():

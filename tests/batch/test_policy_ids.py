@@ -176,7 +176,7 @@ def test_names_in_hdf5_are_strings() -> None:
     h5py = pytest.importorskip("h5py")
     with (
         h5py.File(io.BytesIO(), "w") as file,
-        pytest.raises(UnstorableError, match="the name '1' must be valid in HDF5"),
+        pytest.raises(UnstorableError, match=r"names must be valid in HDF5 .*, got 1$"),
     ):
         to_hdf5({1: np.zeros(3)}, file)
 
@@ -193,5 +193,5 @@ def test_damage_to_policies_with_similar_ids_is_detected(buffer: MultiAgentRepla
         state = pickle.loads(pickle.dumps(buffer.state_dict()))
         form, dtype = state["forms"][policy]
         state["forms"][policy] = form, dtype + "x"
-        with pytest.raises(FormatError, match="has changed"):
+        with pytest.raises(FormatError, match="got a changed "):
             buffer.load_state_dict(state)

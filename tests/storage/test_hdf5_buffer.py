@@ -190,7 +190,9 @@ def test_hindsight_buffers_of_both_load_in_both(tmp_path: Path, monkeypatch: pyt
             ours.add(goal(Batch, i, n))
             theirs.add(goal(tianshou.Batch, i, n))
         theirs.save_hdf5(path)
-        with pytest.raises(FormatError, match=r"'compute_reward_fn' of a \w+ cannot be stored"):
+        with pytest.raises(
+            FormatError, match=r"'compute_reward_fn', which files cannot store, must be passed for a \w+"
+        ):
             type(ours).load_hdf5(path)
         for copy in (
             type(ours).load_hdf5(path, compute_reward_fn=reached),

@@ -63,7 +63,7 @@ def test_columns_that_one_source_has_alone_are_rejected_or_dropped(tmp_path: Pat
     sources["replay"].add(
         Batch(obs=1.0, act=0, rew=1.0, terminated=False, truncated=False, obs_next=2.0, info={"lives": 3})
     )
-    with pytest.raises(ColumnMismatchError, match=r"'info'.*'replay' has it and 'data' lacks it"):
+    with pytest.raises(ColumnMismatchError, match=r"'info'.*got it from 'replay' but not from 'data'"):
         MixedSampler(sources).sample(4)
     batch, _ = MixedSampler(sources, missing="drop").sample(4)
     assert "info" not in batch

@@ -1,9 +1,9 @@
 """Storage of replay buffers in Arrow IPC and Parquet files; a multi-agent buffer is a folder of such files.
 
 A file contains a table with one row per stored step, in slot order; the table is written in parts. Final observations
-that no later step contains are stored in additional list columns. Each list has zero to two values and is in the row of
-the step that precedes the final observations. The schema's metadata contains the remaining state of the buffer as JSON:
-rings, open episodes, sampler and generator.
+that no later step contains are stored in additional list columns. Each list contains zero to two values and is stored
+in the row of the step that precedes the final observations. The schema's metadata contains the remaining state of the
+buffer as JSON: rings, open episodes, sampler and generator.
 
 The folder of a multi-agent buffer contains one file per policy, and a manifest that lists the files. Each save uses new
 file names. The manifest is replaced atomically once the new files are written, and the previous files are deleted
@@ -66,7 +66,7 @@ OpenWriter = Callable[[pa.Schema], contextlib.AbstractContextManager[Any]]
 
 @dataclass
 class PreparedBuffer:
-    """Snapshot of a buffer's state that is to be written, without the rows, which are read in parts.
+    """State of a buffer that is to be written; the rows are not included, because they are read in parts.
 
     columns: dotted name and store index of each column, and whether the column contains objects.
     ring_rows: first slot and number of rows of each ring, shape (rings, 2).
@@ -215,7 +215,7 @@ def _parts(
 
 
 def _read_all(read: ReadRows, index: int, slots: Ints, step: int) -> Column:
-    """Read all rows of a store, in parts with the same number of rows as the parts of other columns."""
+    """Read all rows of a store in parts of `step` rows, and concatenate the parts."""
     parts = [read(index, slots[start : start + step]) for start in range(0, max(1, len(slots)), step)]
     return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts, "objects")
 
@@ -243,7 +243,8 @@ class LiveBuffer:
         with table.lock:
             if table.journal is not None:
                 raise StorageError(
-                    "a buffer must be in memory, without another snapshot in use, to be written while it is used"
+                    "a buffer must be in memory and have no active snapshot to be written while it is used, "
+                    f"got a {'snapshot' if isinstance(table.journal, _RowsBefore) else 'buffer in a folder'}"
                 )
             self._compression = "lz4" if table.columns.stores.compress else "none"
             self._prepared = prepare_buffer(buffer, memory)
@@ -319,7 +320,7 @@ class _RowsBefore:
         return None
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return a new array for weights, which the snapshot does not use."""
+        """Return a new array for weights; the snapshot does not use this array."""
         return np.empty_like(weights)
 
     def flush(self) -> None:
@@ -361,7 +362,7 @@ class _RowsBefore:
                         del self._saved[copy], self._left[copy]
 
     def detach(self) -> None:
-        """Stop copying and free all copies."""
+        """Stop copying overwritten rows, and free all copies."""
         with self._table.lock:
             if self._table.journal is self:
                 self._table.journal = None
@@ -448,7 +449,7 @@ def read_buffer(
 
 
 class _Rows:
-    """Reader of the rows of a buffer's file in parts."""
+    """Reader of a buffer's file that returns the rows in parts."""
 
     def __init__(self, file: TableFile, bound: MemoryBound) -> None:
         self._file = file

@@ -163,7 +163,10 @@ class Commits:
             remaining = remaining[count:]
             at += count
         if remaining.nbytes:
-            raise FormatError(f"{str(self.folder / UNDO)!r} must have {remaining.nbytes} more bytes; it is damaged")
+            raise FormatError(
+                f"{str(self.folder / UNDO)!r} must have {nbytes} overwritten bytes, got "
+                f"{nbytes - remaining.nbytes}; it is damaged"
+            )
         return data
 
     def commit(self, layout: int, state: bytes) -> None:
@@ -421,7 +424,7 @@ class BufferFolder:
                 dtype = named_dtype(str(entry["dtype"]))
                 file, shape = int(entry["file"]), tuple(map(int, entry["shape"]))
                 if min(file, *shape) < 0:
-                    raise ValueError("a number is negative")
+                    raise ValueError(f"its file number and shape must be non-negative, got {file} and {shape}")
             except (ColumnTypeError, KeyError, TypeError, ValueError) as error:
                 raise FormatError(f"{str(path)!r} must describe column {name!r}: {error}") from error
             self._columns[name] = self._map(name, file, shape, dtype)
@@ -552,7 +555,7 @@ class BufferFolder:
 
     @property
     def closed(self) -> bool:
-        """Whether the folder is closed, so that steps are rejected."""
+        """Whether the folder is closed; a closed folder rejects steps."""
         return bool(self._closed)
 
     def _abandon(self, why: str) -> None:

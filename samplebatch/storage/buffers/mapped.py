@@ -41,7 +41,9 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     stores = table.columns.stores
     if stores.compress or stores.ragged:
         option = "compress" if stores.compress else "ragged"
-        raise StorageError(f"rows in a folder must be numeric and of one shape; remove {option!r} or 'storage'")
+        raise StorageError(
+            f"rows in a folder must be numeric and of one shape, got option {option!r}; remove {option!r} or 'storage'"
+        )
     described = buffer_state.describe(buffer)
     if described["missing"]:
         raise StorageError(
@@ -269,7 +271,7 @@ class FolderJournal:
         return self._encoded[1]
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Store the weights of all slots; return the mapped array, in which the caller must repeat later changes."""
+        """Store the weights of all slots; return the mapped array, to which the caller must write later changes."""
         mirror = self.folder.allocate(WEIGHTS, weights.shape, weights.dtype)
         mirror[:] = weights
         return mirror
@@ -340,7 +342,7 @@ def unpack_state(
         state["returns"] = np.frombuffer(data, np.float64, n * width, at).reshape(n, *reward_shape)
         trailer = json.loads(data[at + 8 * n * width :])
         if not isinstance(trailer, dict):
-            raise ValueError("its end must be a dict")
+            raise ValueError(f"its trailer must be a dict, got a {type(trailer).__name__}")
     except (struct.error, ValueError, RecursionError) as error:
         raise FormatError(f"a commit must contain the state of a buffer: {error}") from error
     buffer_state.check_rings(state)
@@ -360,9 +362,14 @@ def adopt_columns(folder: BufferFolder, table: Table) -> None:
         if finals is not None and OWNER in arrays:
             owners = arrays[OWNER]
             if owners.dtype != np.int64 or owners.ndim != 1 or owners.min(initial=0) < 0:
-                raise ValueError(f"column {OWNER!r} must contain the slots of observations")
+                raise ValueError(
+                    f"column {OWNER!r} must contain slots from 0, shape (n,), got {owners.dtype}, shape {owners.shape}"
+                )
             if len(owners) < table.rings.n or owners.max(initial=0) > table.rings.capacity:
-                raise ValueError(f"column {OWNER!r} must contain slots of the buffer")
+                raise ValueError(
+                    f"column {OWNER!r} must have at least {table.rings.n} slots of at most {table.rings.capacity}, got "
+                    f"{len(owners)} of at most {owners.max(initial=0)}"
+                )
             columns = Columns(len(owners), finals.columns.stores)
             columns.tree = _tree(notes["finals"], arrays, len(owners))
             finals.adopt(columns, owners)

@@ -168,7 +168,7 @@ class SegmentWriter:
             table.complete_manifest()
 
     def _compact(self) -> None:
-        """Mark groups of sparse segments as changed until all segments have at most twice the size of live rows."""
+        """Mark groups of sparse segments as changed until segments are at most twice as large as their groups."""
         locations = np.concatenate([table.groups for table in self._tables] or [np.zeros((0, 3), np.int64)])
         live = {segment: 0 for segment in np.unique(locations[:, 0]).tolist() if segment >= 0}
         for segment in live:
@@ -341,13 +341,18 @@ def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> lis
 
 def _join(columns: Sequence[Column], folder: Path) -> Column:
     try:
-        if len({type(column) for column in columns}) > 1:
-            raise ColumnMismatchError("a column must have one kind")
+        kinds = sorted({type(column).__name__ for column in columns})
+        if len(kinds) > 1:
+            raise ColumnMismatchError(f"a column must have the same type in all groups, got {' and '.join(kinds)}")
         return type(columns[0]).concat(columns, "column")
     except SampleBatchError as error:
         raise FormatError(
             f"groups of rows in {str(folder)!r} must have equal columns: {error}; the checkpoint is damaged"
         ) from error
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def check_manifest(manifest: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
@@ -358,20 +363,21 @@ def check_manifest(manifest: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     try:
         groups, digests = manifest["groups"], manifest["digests"]
         if not (isinstance(groups, np.ndarray) and groups.dtype == np.int64 and groups.shape[1:] == (3,)):
-            raise ValueError("locations must be integers of shape (n, 3)")
+            raise ValueError(f"locations must be integers of shape (n, 3), got {_describe(groups)}")
         if not (isinstance(digests, np.ndarray) and digests.dtype == np.uint8 and digests.shape[1:] == (16,)):
-            raise ValueError("digests must be bytes of shape (n, 16)")
+            raise ValueError(f"digests must be bytes of shape (n, 16), got {_describe(digests)}")
         counts = [manifest["rows_per_group"], *manifest["rings"]]
-        if any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError("counts must be integers of at least 0")
+        for count in counts:
+            if type(count) is not int or count < 0:
+                raise ValueError(f"counts must be integers of at least 0, got {str(count)[:20]}")
         if not len(groups) == len(digests) == sum(manifest["rings"]) > 0:
             raise ValueError(f"it must have one location and digest per group, got {len(groups)} and {len(digests)}")
         if groups.min() < 0 or groups.max() >= 1 << 48 or not groups[:, 2].all():
-            raise ValueError("locations must be valid")
+            raise ValueError("locations must be non-negative and below 2^48 with positive sizes, got others")
         # A manifest that lists a group repeatedly could require any amount of memory.
         segments, offsets, sizes = groups[np.lexsort((groups[:, 1], groups[:, 0]))].T
         if ((segments[1:] == segments[:-1]) & (offsets[1:] < offsets[:-1] + sizes[:-1])).any():
-            raise ValueError("locations must not overlap")
+            raise ValueError("locations must be disjoint, got overlapping groups")
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"rows of a checkpoint must have a valid manifest: {error}; it is damaged") from error
     return groups, digests

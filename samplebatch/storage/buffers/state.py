@@ -71,9 +71,9 @@ def check_rings(state: Mapping[str, Any]) -> None:
         returns, together = np.asarray(state["returns"], np.float64), bool(state["together"])
         n = len(parts["maxsizes"])
         if not n or any(part.shape != (n,) or part.dtype.kind not in "iu" for part in parts.values()):
-            raise ValueError("its parts must be integers, one per ring")
+            raise ValueError("its parts must be integers, one per ring, got others")
         if returns.shape[:1] != (n,):
-            raise ValueError("it must have one return per ring")
+            raise ValueError(f"it must have one return for each of {n} rings, got returns of shape {returns.shape}")
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"the state of rings must be valid: {error}") from error
     maxsizes, cursors, sizes, writes, began, starts, origins = (part.astype(np.int64) for part in parts.values())
@@ -100,7 +100,7 @@ def check_rings(state: Mapping[str, Any]) -> None:
 
 
 def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
-    """Check that final observations have distinct rows and that each one belongs to a slot.
+    """Check that final observations have distinct rows and that each final observation belongs to a slot.
 
     rows: row of each final observation.
     owners: slot of each final observation, plus one.
@@ -136,7 +136,9 @@ def check_fragments(buffers: Mapping[PolicyID, ReplayBuffer], forms: Mapping[Pol
         _check_flag(table, FRAGMENT_END)
         rewards = table.columns.tree.get("rew")
         if rewards is None or isinstance(rewards, dict) or {_kind(rewards), forms[policy].rewards.kind} - set("biuf"):
-            raise FormatError(f"column 'rew' of policy {policy!r} must have one number per row; it is damaged")
+            raise FormatError(
+                f"column 'rew' of policy {policy!r} must have one number per row, got other values; it is damaged"
+            )
 
 
 def _kind(store: Any) -> str:
@@ -179,7 +181,9 @@ def plain(value: Any) -> Any:
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
-    raise TypeError(f"a {type(value).__name__} is not a plain value")
+    raise TypeError(
+        f"a value must be plain (a number, string, None, array, dict or list), got a {type(value).__name__}"
+    )
 
 
 def is_plain(value: Any) -> bool:
@@ -211,7 +215,7 @@ def generator_from_state(state: Any) -> np.random.Generator:
     try:
         name = state["bit_generator"]
         if name not in _GENERATORS:
-            raise ValueError(f"unknown generator {name!r}")
+            raise ValueError(f"its type must be one of {', '.join(sorted(_GENERATORS))}, got {name!r}")
         bits = getattr(np.random, name)()
         bits.state = _arrays(state)
     except (TypeError, LookupError, ValueError, OverflowError, AttributeError) as error:
@@ -237,7 +241,7 @@ def sampler_state(sampler: Sampler, slots: Any) -> State:
 
 
 def sampler_from_state(state: Any, capacity: int, slots: Any) -> Sampler:
-    """Create a sampler from its state for a table of this capacity, whose `slots`, shape (n,), contain rows."""
+    """Create a sampler from its state for a table with `capacity` slots, of which `slots`, shape (n,), contain rows."""
     try:
         return _SAMPLERS[state["kind"]].from_state_dict(capacity, slots, state["known"])
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -304,7 +308,9 @@ def _columns_of(state: Mapping[str, Any]) -> State:
     """Replace the arrays and tensors of a state by columns, and check the number of columns."""
     columns = [_column(values, kind) for values, kind in zip(state["columns"], state["kinds"], strict=True)]
     if len(state["row_shapes"]) != len(columns):
-        raise FormatError(f"the state of {len(columns)} columns must have as many row shapes")
+        raise FormatError(
+            f"the state of {len(columns)} columns must have one row shape per column, got {len(state['row_shapes'])}"
+        )
     return {**state, "columns": columns}
 
 
@@ -340,11 +346,11 @@ def check_state(state: Mapping[str, Any]) -> None:
     digests = _digest_parts(state)
     missing = sorted(map(str, expected.keys() ^ digests.keys()))
     if missing:
-        raise FormatError(f"the state of a buffer must have a checksum per part, {missing[0]!r} has no counterpart")
+        raise FormatError(f"the state of a buffer must have one checksum per part, got an unmatched {missing[0]!r}")
     for name, digest in digests.items():
         if type(expected[name]) is not int or digest != expected[name]:
             raise FormatError(
-                f"the state of a buffer must match its checksums, {_describe_part(name, state)} has changed"
+                f"the state of a buffer must match its checksums, got a changed {_describe_part(name, state)}"
             )
 
 
@@ -519,7 +525,9 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
     arguments = {str(attribute).lstrip("_"): str(attribute) for attribute in asked}
     for argument in arguments:
         if argument not in missing:
-            raise FormatError(f"{argument!r} of a {name} cannot be stored and must be passed; pass {argument}=...")
+            raise FormatError(
+                f"{argument!r}, which files cannot store, must be passed for a {name}, got none; pass {argument}=..."
+            )
     for argument in missing:
         if argument not in arguments:
             raise TypeError(f"a {name} has no argument {argument!r} to pass; {near_names(argument, arguments)}")
@@ -537,7 +545,7 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
 
 
 def buffer_class(name: str, cls: Any) -> Any:
-    """Return the buffer class of a name, which must be `cls` or a subclass."""
+    """Return the buffer class with a given name; the class must be `cls` or a subclass."""
     if name in _HOMES:
         import_module(f"samplebatch.buffer.{_HOMES[name]}")
     kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
@@ -553,7 +561,7 @@ def set_checked(buffer: Any, attributes: Mapping[str, Any]) -> None:
             continue
         try:
             if type(attributes[attribute]) is int and attributes[attribute] > _MAX_INT:
-                raise OverflowError(f"must be at most {_MAX_INT}")
+                raise OverflowError(f"{attribute} must be at most {_MAX_INT}, got {attributes[attribute]}")
             setattr(buffer, attribute, attributes[attribute])
         except (ArgumentError, OverflowError) as error:
             kind = type(buffer).__name__
@@ -598,11 +606,17 @@ def _check_attributes(name: str, attributes: Mapping[str, Any], *, set_up: bool)
     for attribute, kinds in _KINDS.items():
         value = attributes.get(attribute, kinds[0]())
         if type(value) not in kinds or (type(value) is int and value < 0):
-            raise FormatError(f"attribute {attribute!r} of a {name} must be a valid {kinds[0].__name__}; it is damaged")
+            expected = "a non-negative integer" if int in kinds else f"a {kinds[0].__name__}"
+            raise FormatError(
+                f"attribute {attribute!r} of a {name} must be {expected}, got {str(value)[:20]}; it is damaged"
+            )
     if not set_up and not attributes["options"].keys() >= _OPTIONS:
         raise FormatError(f"the options of a {name} must include {sorted(_OPTIONS)}, got fewer; it is damaged")
     if attributes.get("options", {}).get("reward_dtype", "float32") != "float32":
-        raise FormatError(f"option 'reward_dtype' of a {name} must be 'float32' or absent; it is damaged")
+        dtype = str(attributes["options"]["reward_dtype"])[:20]
+        raise FormatError(
+            f"option 'reward_dtype' of a {name} must be 'float32' or absent, got {dtype!r}; it is damaged"
+        )
 
 
 def _with_subclasses(cls: type) -> list[type]:
@@ -637,7 +651,9 @@ def load_state(buffer: ReplayBuffer | MultiAgentReplayBuffer, state: Mapping[str
         _load_policies(buffer, state)
         return
     if buffer._ring is not None:
-        raise RingError("a part of a buffer cannot be loaded separately; load the entire buffer")
+        raise RingError(
+            "the target of a state must be an entire buffer, got a part of a buffer; load the entire buffer"
+        )
     check_description(state)
     if verify:
         check_state(state)

@@ -82,8 +82,9 @@ class FolderStatus:
                 for name, (inode, changed_ns, nbytes, blocks) in plain["files"].items()
             }
             closed, boot = bool(plain["closed"]), str(plain["boot"])
-            if any(Path(name).name != name for name in files):
-                raise ValueError("a file is in another folder")
+            for name in files:
+                if Path(name).name != name:
+                    raise ValueError(f"a file must be in the folder, got {name!r}")
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise FormatError(f"{str(path)!r} must list the files of a buffer: {error!r}") from error
         return cls(folder, closed=closed, files=files, boot=boot, written_ns=path.stat().st_mtime_ns)
@@ -125,8 +126,8 @@ class FolderStatus:
             start = BLOCK_NBYTES * next((i for i, (one, other) in pairs if one != other), 0)
             where = f", the first of them between {start} and {min(start + BLOCK_NBYTES, closed.nbytes)}"
         return (
-            f"{str(self.folder / name)!r} must have the bytes{self._of_column(name)} that it was closed with, and some "
-            f"have changed{where}; the folder is damaged, or mixed from two"
+            f"{str(self.folder / name)!r} must have the bytes{self._of_column(name)} that it was closed with, got "
+            f"changed bytes{where}; the folder is damaged, or mixed from two"
         )
 
     def check_open(self, names: Iterable[str] | None = None) -> None:
@@ -147,8 +148,8 @@ class FolderStatus:
                 )
         if self._boot != _boot():
             raise FormatError(
-                f"{where} was open when the machine crashed, so unflushed rows may be lost; "
-                "open with verify=False to accept them"
+                f"{where} must be closed or flushed before a crash of the machine, got an open folder whose unflushed "
+                "rows may be lost; open with verify=False to accept the remaining rows"
             )
 
     def write_open(self, names: Iterable[str]) -> None:

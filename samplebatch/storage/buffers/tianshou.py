@@ -127,7 +127,7 @@ class AttributeReader(Protocol):
         """Return an attribute."""
 
     def inert(self, x: Any, /) -> Any:
-        """Return an attribute in which stubs replace objects."""
+        """Return an attribute, with stubs in place of objects."""
 
     def raw(self, x: Any, /) -> npt.NDArray[Any]:
         """Return the undecoded bytes of an attribute."""

@@ -76,8 +76,8 @@ class Snapshot(NamedTuple):
     about: type, schema and action units, which all batches have in common. Empty before the first commit.
     parts: the parts in row order.
     nbytes: size of the log up to the commit, in bytes.
-    torn: bytes after the commit that an active or killed writer wrote and that are not a complete line.
-    is_sealed: whether a valid seal follows the last line of the log.
+    torn: bytes after the commit, written by an active or killed writer, that do not form a complete line. is_sealed:
+    whether a valid seal follows the last line of the log.
     """
 
     about: dict[str, Any]
@@ -190,12 +190,12 @@ class CommitLog:
             entry = _entry(line)
             try:
                 if entry is None:
-                    raise ValueError("it has changed")
+                    raise ValueError("it must match its checksum, got changed bytes")
                 _apply(entry, about, parts)
             except (KeyError, TypeError, ValueError) as error:
                 raise FormatError(
-                    f"{str(self._folder / name)!r} must have the commits that were written, line {i + 1} is damaged: "
-                    f"{error!r}"
+                    f"{str(self._folder / name)!r} must have the commits that were written, got a damaged line "
+                    f"{i + 1}: {error!r}"
                 ) from error
         if not about:
             return Snapshot({}, [], 0, len(data), is_sealed=not data)
@@ -305,13 +305,13 @@ def _apply(entry: dict[str, Any], about: dict[str, Any], parts: list[Part]) -> N
         about.update(entry["about"])
         return
     if not about:
-        raise ValueError("the type and schema of batches must precede parts")
+        raise ValueError("the type and schema of batches must precede parts, got a part first")
     part = _part(entry["part"])
     instead = list(entry["instead"])
     names = [older.name for older in parts]
     at = names.index(instead[0]) if instead else len(parts)
     if names[at : at + len(instead)] != instead:
-        raise ValueError("replaced parts must be consecutive")
+        raise ValueError(f"replaced parts must be consecutive, got {instead}")
     parts[at : at + len(instead)] = [part]
 
 
@@ -319,6 +319,8 @@ def _part(plain: dict[str, Any]) -> Part:
     part = Part(**plain)
     counts = [part.size, part.nbytes, *part.groups]
     if os.path.basename(part.name) != part.name or not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError("a part must have a name without folders, and counts of at least 0")
+        raise ValueError(
+            f"a part must have a name without folders and counts of at least 0, got {part.name!r} and {counts}"
+        )
     policies = None if part.policies is None else [(policy, int(rows)) for policy, rows in part.policies]
     return part._replace(policies=policies)

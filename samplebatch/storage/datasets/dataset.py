@@ -386,7 +386,7 @@ class Dataset:
         Raises
         ------
         ArgumentError
-            If `batch_size` is less than 0, `length` less than 1, or `floats` is not a floating-point dtype.
+            If `batch_size` is less than 0, `length` is less than 1, or `floats` is not a floating-point dtype.
         DeviceError
             If torch cannot use the device. No rows are sampled.
         EmptyBufferError
@@ -418,7 +418,7 @@ class Dataset:
     def discounted_rewards(self, gamma: float = 0.99) -> npt.NDArray[np.float32]:
         """Compute the discounted sum of rewards from each row to the last stored step of its episode.
 
-        Only the rewards, flags and ids are read, for all rows.
+        The rewards, flags and ids of all rows are read; other columns are not read.
 
         Parameters
         ----------
@@ -642,7 +642,7 @@ class DatasetBatches:
         return crc
 
     def share(self, share: int, shares: int) -> DatasetBatches:
-        """Return an iterable over one of `shares` disjoint partitions of these batches."""
+        """Return an iterable over one of `shares` disjoint partitions of the batches."""
         own_share, all_shares = self._shard
         return DatasetBatches(
             self._rows,

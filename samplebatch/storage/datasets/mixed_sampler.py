@@ -254,7 +254,7 @@ class MixedSampler:
             if other is not None and self._missing == "error":
                 lacking = next(source for source, theirs in columns_by_source.items() if other not in theirs)
                 raise errors.ColumnMismatchError(
-                    f"column {other!r} must exist in all sources, {name!r} has it and {lacking!r} lacks it; "
+                    f"column {other!r} must exist in all sources, got it from {name!r} but not from {lacking!r}; "
                     "pass missing='drop' to remove it"
                 )
         aligned = []

@@ -94,7 +94,10 @@ class DatasetRows:
         return {**self.__dict__, "_cache": OrderedDict(), "_open": OrderedDict()}
 
     def reload(self) -> None:
-        """Read the log and adopt the newest commits; raises FormatError in the same cases as `adopt`."""
+        """Read the log and adopt the newest commits.
+
+        Raises FormatError in the same cases as `adopt`.
+        """
         while True:
             snapshot = self.log.read()
             try:
@@ -117,8 +120,11 @@ class DatasetRows:
                     sizes[entry.name] = entry.stat().st_size
             for part in snapshot.parts:
                 if sizes.get(part.name) != part.size:
-                    fault = "is missing" if part.name not in sizes else "has another size than was committed"
-                    raise FormatError(f"{str(self.folder)!r} must have all of its parts, and {part.name!r} {fault}")
+                    nbytes = f"{sizes[part.name]} bytes" if part.name in sizes else "no file"
+                    raise FormatError(
+                        f"part {part.name!r} in {str(self.folder)!r} must have the committed {part.size} bytes, got "
+                        f"{nbytes}"
+                    )
         self._units = units_in(snapshot.about)
         self.snapshot = snapshot
         groups = [(part, group) for part in snapshot.parts for group in range(len(part.groups))]
@@ -148,7 +154,7 @@ class DatasetRows:
         """Read selected rows by row number, in the order of `rows`."""
         if self.is_multi_agent:
             policies = ", ".join(map(repr, self._policies()))
-            raise ArgumentError(f"rows must be of one policy to be read; pass policy=..., one of {policies}")
+            raise ArgumentError(f"rows must be of one policy to be read, got {policies}; pass policy=...")
         return self._with_units(self._find(lambda: self._take(rows if self._index is None else self._index[rows])))
 
     def _find(self, read: Callable[[], _Result]) -> _Result:
@@ -226,7 +232,10 @@ class DatasetRows:
         return other.take(np.arange(len(self)))
 
     def adopt_compacted(self) -> None:
-        """Locate the rows in the merged parts after a compaction; raises FormatError if rows are missing."""
+        """Locate the rows in the merged parts after a compaction.
+
+        Raises FormatError if rows are missing.
+        """
         counted = self._counted
         required = counted if self._policy is None else int(self._starts[-1])
         # Joined parts are ordered by policy: row order within a policy is preserved, row numbers change.
@@ -323,7 +332,7 @@ class DatasetRows:
         return index[index < self._stop()]
 
     def _stop(self) -> int:
-        """Return the end of the selected rows, without regard to filters."""
+        """Return the number of the row after the last selected row; filters are ignored."""
         remaining = self._counted
         for number, start in enumerate(self._starts.tolist()[:-1]):
             count = self._count_rows(number)
@@ -370,7 +379,10 @@ def describe_units(units: Units) -> dict[str, Any]:
 
 
 def merge_units(units: Units, batch: AnyBatch) -> Units:
-    """Merge the action units of a dataset and a batch; raises ColumnMismatchError if the units differ."""
+    """Merge the action units of a dataset and a batch.
+
+    Raises ColumnMismatchError if the units differ.
+    """
     parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {None: batch}
     merged = dict(units)
     for policy, part in parts.items():

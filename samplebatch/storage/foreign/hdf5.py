@@ -78,7 +78,10 @@ class Hdf5Reader:
         return Hdf5Reader(self.bound, self._device, allow_pickle=self.allow_pickle, rows=(count, ranges))
 
     def read(self, x: Any, depth: int = 0) -> Any:
-        """Decode a group to a dict or Batch, or a dataset to its value; raises the same errors as `from_hdf5`."""
+        """Decode a group to a dict or Batch, or a dataset to its value.
+
+        Raises the same errors as `from_hdf5`.
+        """
         import h5py
 
         if isinstance(x, h5py.Dataset):

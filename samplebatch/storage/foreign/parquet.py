@@ -149,7 +149,9 @@ def _description(view: memoryview) -> Struct:
     """Parse the metadata at the end of a Parquet file."""
     length = int.from_bytes(view[-_TAIL_NBYTES:][:4], "little")
     if length + _TAIL_NBYTES > len(view):
-        raise FormatError("the metadata at its end must not be longer than the file")
+        raise FormatError(
+            f"the metadata at its end must be at most {len(view) - _TAIL_NBYTES} bytes long, got {length}"
+        )
     written = bytes(view[len(view) - _TAIL_NBYTES - length : len(view) - _TAIL_NBYTES])
     reader = ThriftReader(written)
     return _descriptions.get(written, reader.struct) if length <= _MAX_KEPT_NBYTES else reader.struct()
@@ -191,7 +193,7 @@ def _pages(view: memoryview, about: Struct) -> Iterator[Struct]:
         page = reader.struct()
         yield page
         if page[_PAGE_STORED] < 0:
-            raise FormatError("a page must have a size of at least 0")
+            raise FormatError(f"a page must have a size of at least 0, got {page[_PAGE_STORED]}")
         offset = reader.offset + page[_PAGE_STORED]
 
 
@@ -217,7 +219,7 @@ class ThriftReader:
         self.offset = offset
 
     def struct(self) -> Struct:
-        """Read a struct; raises FormatError if it is invalid."""
+        """Read a struct; raises FormatError if the struct is invalid."""
         try:
             fields, self.offset = _struct(self._data, self.offset, 0)
         except IndexError:

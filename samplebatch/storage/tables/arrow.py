@@ -151,8 +151,8 @@ def arrow_writer(
 ) -> Iterator[Any]:
     """Open a writer of an Arrow file with checksums; the file replaces `path` if the `with` block succeeds.
 
-    path, schema, compression, durable: as in `write_arrow`; `schema` is the schema of the tables.
-    nbytes: size of the tables in bytes, for which disk blocks are reserved at once; 0 if the size is unknown.
+    path, compression, durable: as in `write_arrow`. schema: schema of the tables. nbytes: size of the tables in bytes,
+    for which disk blocks are reserved at once; 0 if the size is unknown.
 
     Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
     another format. Raises ArgumentError if the compression is unknown.

@@ -62,7 +62,10 @@ class TableFile(ABC):
 
     @property
     def about(self) -> dict[str, Any] | None:
-        """Metadata of a batch or buffer, or None without metadata; raises the same errors as `metadata_of`."""
+        """Metadata of a batch or buffer; None if the schema has no such metadata.
+
+        Raises the same errors as `metadata_of`.
+        """
         return self._known.about
 
     @cached_property
@@ -219,7 +222,10 @@ def read_batch(
 def read_group(
     file: TableFile, group: int, columns: Sequence[str] | None, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Read the batch of one row group; raises the same errors as `read_batch`."""
+    """Read the batch of one row group.
+
+    Raises the same errors as `read_batch`.
+    """
     must = f"{file.name!r} must be a part of a dataset"
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         chosen, about = _project(file, columns)
@@ -339,7 +345,10 @@ def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
 
 
 def join(batches: Sequence[AnyBatch]) -> AnyBatch:
-    """Concatenate batches of the same type; raises the same errors as `concat_samples` and `Batch.cat`."""
+    """Concatenate batches of the same type.
+
+    Raises the same errors as `concat_samples` and `Batch.cat`.
+    """
     if len(batches) == 1:
         return batches[0]
     if isinstance(batches[0], Batch):

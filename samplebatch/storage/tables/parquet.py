@@ -137,7 +137,7 @@ def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
         return stored
     original = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
     if original.names != stored.names:
-        raise FormatError("the columns must match the schema in the metadata, got others")
+        raise FormatError(f"the columns must be {original.names} as in the metadata, got {stored.names}")
     return original.with_metadata(stored.metadata)
 
 

@@ -237,7 +237,7 @@ def damage_undo(path: Path) -> None:
         (damage_dtype, "must describe column 'a':"),
         (damage_shape, "must describe column 'a':"),
         (damage_no_intent, "intent' must exist, got no file"),
-        (damage_undo, "must have 5 more bytes"),
+        (damage_undo, "must have 8 overwritten bytes, got 3"),
     ],
 )
 def test_damage_is_detected_on_opening(path: Path, damage: Any, found: str) -> None:
