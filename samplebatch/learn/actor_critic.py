@@ -107,7 +107,10 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         return {**super().get_extra_state(), "discounted_returns": list(self._discounted_returns)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_extra_state`; raises the same errors as `Algorithm.set_extra_state`."""
+        """Restore a state from `get_extra_state`.
+
+        Raises the same errors as `Algorithm.set_extra_state`.
+        """
         super().set_extra_state(state)
         self._discounted_returns = list(state.get("discounted_returns", ()))
 
@@ -193,7 +196,10 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
             yield rows, self.policy.distribution(rows)[0], self._values(rows.obs)
 
     def _evaluate_sequences(self, batch: Batch, batch_size: int | None) -> Evaluated:
-        """Evaluate minibatches of complete sequences: as many as fit into `batch_size` steps, but at least one."""
+        """Evaluate minibatches of complete sequences.
+
+        A minibatch contains as many sequences as fit into `batch_size` steps, but at least one sequence.
+        """
         lengths = chop(np.flatnonzero(batch.starts_episode), len(batch), self.sequence_length)
         starts = lengths.cumsum() - lengths
         order = torch.randperm(len(lengths)).numpy()

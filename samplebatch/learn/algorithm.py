@@ -77,7 +77,7 @@ class TrainingStats(PrintedAsDict):
     gradient_steps: int = 1
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Return the metrics of the algorithm by name; a summary is replaced by its mean, and None is omitted.
+        """Return the algorithm's metrics by name; summaries are replaced by their means, and None is omitted.
 
         Examples
         --------
@@ -106,11 +106,12 @@ def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummarySt
 
 
 class Algorithm(nn.Module, Generic[PolicyT], ABC):
-    """Base class of algorithms: update rules of policies, which trainers run.
+    """Base class of algorithms, the update rules of policies that trainers run.
 
     An update samples a batch as tensors on the device of the parameters. Then `_preprocess_batch` adds targets,
     `_update_with_batch` performs gradient steps, and `_postprocess_batch` updates priorities. `_create_optimizer`
-    creates optimizers, `_add_lagged_network` target networks; `state_dict` contains both.
+    creates optimizers, and `_add_lagged_network` creates target networks; `state_dict` contains the optimizers and the
+    target networks.
 
     Parameters
     ----------
@@ -225,7 +226,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         """Add columns that are computed before the gradient steps, such as targets; networks are in evaluation mode.
 
-        The batch may be modified in place; `indices` are the indices of its rows in `buffer`.
+        The batch may be modified in place; `indices` are the indices of the batch's rows in `buffer`.
         """
         return batch
 
@@ -286,7 +287,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return stats
 
     def _run_update(self, update: Callable[[], StatsT]) -> StatsT:
-        """Run an update within a training step, count and time it; networks are initially in evaluation mode."""
+        """Run, count and time an update within a training step; networks are initially in evaluation mode."""
         start = perf_counter()
         with policy_within_training_step(self.policy), torch_train_mode(self, False):
             stats = update()
@@ -347,7 +348,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         Raises
         ------
         ArgumentError
-            If the state has a different number of optimizers or schedules.
+            If the number of optimizers or schedules in the state differs from the algorithm's number.
         """
         components: dict[str, Sequence[Any]] = {"optimizers": self._optimizers, "lr_schedulers": self.lr_schedulers}
         for name, parts in components.items():
@@ -497,8 +498,8 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
             A replay buffer, a client of a replay service, or a source of single steps: a `Dataset`, `MixedSampler`,
             `SampleBatch` or `Batch`.
         sample_size
-            Number of rows, see `ReplayBuffer.sample`: None for all in random order, 0 for all in time order. A batch
-            is always used in full.
+            Number of rows, see `ReplayBuffer.sample`: None for all rows in random order, 0 for all rows in time order.
+            A batch is always used in full.
 
         Raises
         ------

@@ -11,7 +11,7 @@ from samplebatch.errors import ArgumentError
 
 
 class RandomShift:
-    """Random shift of each image in both directions, with border pixels repeated.
+    """Random horizontal and vertical shift of each image; border pixels are repeated.
 
     Set as `augment` of an algorithm that samples from a buffer: observations and next observations are shifted
     independently in each update (DrQ-v2, Yarats et al., arXiv:2107.09645, section 3.1, without interpolation). Shifts
@@ -25,7 +25,7 @@ class RandomShift:
     Raises
     ------
     ArgumentError
-        If `pixels` is not a whole number from 1.
+        If `pixels` is not a whole number of at least 1.
 
     Examples
     --------

@@ -25,7 +25,7 @@ class ImitationPolicy(Policy):
         Network from observations to the logits of discrete actions, or to continuous actions.
     action_space, **options
         See `Policy`. With `action_scaling`, continuous actions in the environment's unit are converted to [-1, 1].
-        Without it, actions are learned as stored; actions in the environment's unit then require
+        Without `action_scaling`, actions are learned as stored; actions in the environment's unit then require
         `action_bound_method=None`.
 
     Raises

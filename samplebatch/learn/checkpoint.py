@@ -50,8 +50,8 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
     checkpoint. Call this function between two training steps. The folder is created if it does not exist.
 
     Rows of buffers larger than 1 MiB are written to files `rows-<n>.bin` in the folder. The next checkpoint writes only
-    the groups of rows (16 to 64 KiB each) that have changed; for the other groups, it references earlier files.
-    Together, these files are at most about twice as large as the rows.
+    the groups of rows (16 to 64 KiB each) that have changed; for unchanged groups, the checkpoint references earlier
+    files. Together, these files are at most about twice as large as the rows.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def _with_arrays(manifest: Any) -> Manifest:
 
 
 class _ErrorRecordingFile:
-    """File that stores its first write error, because `torch.save` replaces it with a different error."""
+    """File that stores its first write error, because `torch.save` replaces the error with a different one."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -176,7 +176,10 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
 
 
 def read_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Read the state in a checkpoint; raises the same errors as `load_checkpoint`."""
+    """Read the state in a checkpoint.
+
+    Raises the same errors as `load_checkpoint`.
+    """
     path = Path(folder) / FILE
     if not path.is_file():
         raise FileNotFoundError(2, "No checkpoint", str(path))

@@ -74,7 +74,8 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     calibrated
         Whether the penalty replaces values of policy actions that are below the return of the data by this return
         (Cal-QL, Nakamoto et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`:
-        `process_buffer` adds it to a replay buffer; it is added to rows of a `Dataset` when they are sampled.
+        `process_buffer` adds the return to the rows of a replay buffer; rows of a `Dataset` receive the return when the
+        rows are sampled.
 
     Raises
     ------

@@ -78,7 +78,7 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
     """Batch-constrained Q-learning, for discrete actions.
 
     Double Q-learning restricted to actions that are likely in the data. An imitator network learns the probabilities of
-    actions; targets evaluate only actions that it considers likely.
+    actions; targets evaluate only actions that the imitator considers likely.
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ class C51Policy(DiscreteQLearningPolicy):
         return _by_action(output, self.action_count, self.num_atoms), mask, state
 
     def log_probabilities(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities of the atoms for a network's output, in its shape."""
+        """Return the log-probabilities of the atoms for a network's output, in the shape of the output."""
         if getattr(self.model, "softmax_output", False):
             return (output + _TINY).log()
         return output.log_softmax(-1)

@@ -269,8 +269,8 @@ class DuelingCritic(VectorOutput):
     preprocess_net, action_shape
         See `DiscreteActor`.
     num_atoms
-        Outputs per action, for `C51Policy` and `QRDQNPolicy`. If greater than 1, the output has shape (n, actions,
-        num_atoms), and the formula applies to each atom.
+        Outputs per action, for `C51Policy` and `QRDQNPolicy`. If `num_atoms` is greater than 1, the output has shape
+        (n, actions, num_atoms), and the formula applies to each atom.
     linear_layer
         See `MLP`.
 
@@ -338,8 +338,8 @@ class ContinuousCritic(VectorOutput):
     Parameters
     ----------
     preprocess_net
-        Network to features of width `output_dim`. Its input is the concatenation of observations and actions, as for a
-        `Net` with `concat`; for V(s), the observations.
+        Network that returns features of width `output_dim`. The network's input is the concatenation of observations
+        and actions, as for a `Net` with `concat`; for V(s), the input is the observations.
     hidden_sizes, linear_layer
         See `MLP`.
     flatten_input
@@ -407,7 +407,7 @@ class JointCritic(nn.Module):
     Parameters
     ----------
     observation_spaces
-        Observation space of each agent. The order is that of `possible_agents` of the environment, to which
+        Observation space of each agent. The spaces are in the order of the environment's `possible_agents`, to which
         `agent_index` refers.
     hidden_sizes, activation
         See `MLP`.

@@ -245,8 +245,8 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
 class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     """Independent off-policy learners: each policy learns from samples of its own steps in a buffer.
 
-    With a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent acts.
-    Rewards are the rewards of this agent. The n steps of n-step targets include the turns of all agents. Priorities are
+    With a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent acts, and
+    only from the rewards of this agent. The n steps of n-step targets include the turns of all agents. Priorities are
     not updated.
 
     Parameters
@@ -340,7 +340,7 @@ class _TurnRows:
         return len(self.indices)
 
     def update(self, algorithm: Any) -> Any:
-        """Update an algorithm of this library or of Tianshou; both have the same stages."""
+        """Update an algorithm of this library or of Tianshou; the algorithms of both libraries have the same stages."""
         stages: Any = algorithm
         if isinstance(algorithm, Algorithm):
             return stages.update(self.batch)
@@ -379,8 +379,9 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     """Independent on-policy learners: each policy learns from all its steps.
 
     With a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent. The reward of a
-    turn is the sum of the agent's rewards until its next turn; the next observation is the observation of that turn. In
-    a running episode, the next observation of the last completed turn is the observation of the agent's newest turn.
+    turn is the sum of the agent's rewards until its next turn; the next observation is the observation at the agent's
+    next turn. In a running episode, the next observation of the last completed turn is the observation of the agent's
+    newest turn.
 
     Parameters
     ----------

@@ -138,7 +138,7 @@ class JointActions:
         return unpacked
 
     def clip(self, action: Any) -> Any:
-        """Return actions as arrays, with Box leaves clipped to their bounds and in the dtypes of the space."""
+        """Return actions as arrays in the dtypes of the space; Box leaves are clipped to their bounds."""
         leaves = []
         for leaf, value in zip(self.leaves, self._layout.flatten(action), strict=True):
             array = to_numpy(value)

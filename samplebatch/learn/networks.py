@@ -194,7 +194,7 @@ def _peer_class(kind: type[Any]) -> type[Any]:
 class NoisyLinear(nn.Module):
     r"""Linear layer with learned noise on its weights, for exploration (Fortunato et al., arXiv:1706.10295).
 
-    The noise is factorized (equations 10 and 11) and drawn once per call, so all rows of a call share it.
+    The noise is factorized (equations 10 and 11) and drawn once per call, so all rows of a call share the noise.
 
     .. math:: y = (\mu_W + \sigma_W \circ f(\epsilon_q) f(\epsilon_p)^T) x + \mu_b + \sigma_b \circ f(\epsilon_q),
         \quad f(x) = \mathrm{sgn}(x) \sqrt{|x|}
@@ -367,8 +367,8 @@ class Net(VectorOutput):
         Whether each input is an observation followed by an action of `action_shape`, as `ContinuousCritic` passes it;
         the network then returns features.
     num_atoms
-        Number of outputs per action, for distributional algorithms. If greater than 1, the output shape is (n, actions,
-        num_atoms).
+        Number of outputs per action, for distributional algorithms. If `num_atoms` is greater than 1, the output shape
+        is (n, actions, num_atoms).
     dueling_param
         Arguments of the `MLP`s of the advantage head and the value head of a dueling network (Wang et al.,
         arXiv:1511.06581, equation 9). None for no dueling network.
@@ -668,7 +668,7 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
 
 
 class LaggedNetwork(nn.Module):
-    """Target network: a copy (`module`) of a source network, from which it is updated; it is never trained itself.
+    """Target network: a copy (`module`) of a source network, updated from the source and never trained itself.
 
     Always in evaluation mode; its parameters require no gradients.
 

@@ -138,8 +138,8 @@ class RunningMeanStd(nn.Module):
     def norm(self, data_array: ArrayT) -> ArrayT:
         """Subtract the mean, divide by the standard deviation and clip; returns rows unchanged before the first update.
 
-        Arrays and tensors have shape (..., *shape). Results have the same shape and dtype; integers become float64
-        arrays and float32 tensors.
+        Arrays and tensors have shape (..., *shape). Results have the shape and dtype of the rows; integers become
+        float64 arrays and float32 tensors.
         """
         if isinstance(data_array, torch.Tensor):
             tensor: torch.Tensor = self(data_array)
@@ -180,7 +180,7 @@ class AddedRows:
         self._writes: npt.NDArray[np.intp] | None = None
 
     def take(self, buffer: ReplayBuffer) -> npt.NDArray[np.intp]:
-        """Return the indices of rows added since the last call, or of all rows if the buffer has changed."""
+        """Return the indices of rows added since the last call, or of all rows if the last call used another buffer."""
         rings = buffer._table.rings
         writes, counted = rings.writes_of_all(), self._writes
         is_known = self._buffer is None or self._buffer() is buffer

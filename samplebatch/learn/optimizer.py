@@ -34,7 +34,7 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
     Raises
     ------
     ArgumentError
-        If an argument is not a whole number from 1.
+        If an argument is not a whole number of at least 1.
 
     Examples
     --------

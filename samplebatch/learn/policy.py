@@ -265,8 +265,8 @@ class Policy(nn.Module, ABC):
 
         Networks receive `(obs - mean) / std`, clipped; collectors and buffers store unnormalized observations.
         On-policy algorithms and MAPPO add the observations of each update to the statistics after its gradient steps.
-        Algorithms that sample from a replay buffer add each row once, before the first update after it was added; from
-        other sources, such as datasets, they add the observations of each sample. The statistics are part of
+        Algorithms that sample from a replay buffer add each row once, before the first update after the row was added;
+        from other sources, such as datasets, they add the observations of each sample. The statistics are part of
         `state_dict`, and therefore of the weights for workers, of checkpoints and of exported policies.
 
         Parameters
@@ -447,12 +447,12 @@ class Policy(nn.Module, ABC):
         return converted
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Add exploration noise to actions; the base class adds none.
+        """Add exploration noise to actions; the base class adds no noise.
 
         Parameters
         ----------
         act, batch
-            Output of `forward`, an array that may be modified in place, and its input.
+            Actions that `forward` returned, an array that may be modified in place, and the input of `forward`.
         """
         return act
 
@@ -579,7 +579,7 @@ class ProbabilisticActorPolicy(Policy):
         Function from these parameters to a torch distribution. By default, a categorical distribution for discrete
         actions (of probabilities if the actor has `softmax_output`, of logits otherwise), normal distributions for a
         Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. If the distribution returns one
-        log-probability per action dimension, they are summed.
+        log-probability per action dimension, the log-probabilities are summed.
     deterministic_eval
         Whether the most likely action is chosen outside training steps.
     action_space, observation_space, action_scaling, action_bound_method

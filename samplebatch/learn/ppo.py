@@ -194,7 +194,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return -gain.mean()
 
     def _critic_loss(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
-        """Return the mean squared error; `value_clip` takes the larger error of value and clipped value."""
+        """Return the mean squared error; `value_clip` selects the larger error of the value and the clipped value."""
         errors = (rows.returns - values).square()
         if self.value_clip:
             clipped = rows.v_s + (values - rows.v_s).clamp(-self.eps_clip, self.eps_clip)

@@ -114,7 +114,7 @@ class FixedAlpha(Alpha):
     Raises
     ------
     ArgumentError
-        If `alpha` is not a number from 0.
+        If `alpha` is not a number of at least 0.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class FixedAlpha(Alpha):
 class AutoAlpha(Alpha):
     """Temperature that is learned from a target entropy of the policy (Haarnoja et al. 2018, arXiv:1812.05905).
 
-    The loss is J = E[log(alpha) (entropy - target)]: equation 18, with the factor log(alpha) instead of alpha.
+    The loss is J = E[log(alpha) (entropy - target)], which is equation 18 with the factor log(alpha) instead of alpha.
 
     Parameters
     ----------

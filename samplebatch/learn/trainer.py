@@ -536,7 +536,7 @@ class Trainer(ABC, Generic[ParamsT]):
             self._test("before training", is_first=True)
 
     def execute_epoch(self) -> EpochStats:
-        """Train for an epoch, or complete an interrupted one; test, and return a summary."""
+        """Train for an epoch, or complete an interrupted epoch; then test the policy, and return a summary."""
         counters, total = self.counters, self.params.epoch_num_steps
         if counters.epoch_steps is None:
             counters.epoch, counters.epoch_steps = counters.epoch + 1, 0
@@ -658,7 +658,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 getattr(logger, method)(metrics, step)
 
     def _record_returns(self, stats: CollectStats[Any]) -> None:
-        """Add returns of completed episodes to the moving averages of all policies and, if several, of each one."""
+        """Add returns of completed episodes to the moving averages over all policies, and per policy of several."""
         by_name = {"return": stats.returns}
         if len(stats.policies) > 1 and not self.params.multi_agent_return_reduction:
             labels = label_policies(stats.policies)
