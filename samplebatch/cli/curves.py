@@ -161,7 +161,7 @@ def _figure(curves: Curves) -> Figure:
 
 
 def _returns(curves: Curves) -> dict[str, str]:
-    """Return a mapping from labels to names of return curves: in total, per policy if several, and over seeds."""
+    """Map labels to names of return curves: one per policy, or the total and its interquartile mean."""
     names: dict[str, str] = {}
     for total in _RETURNS:
         scope = total.partition("/")[0]

@@ -58,7 +58,7 @@ _MIN_QUARTILES = 4
 
 
 def train_any(training: Training, folder: Path | None, *, plot: Path | None = None, allow_pickle: bool = False) -> int:
-    """Train one run or several seeds in a new folder, and return the exit status; None is the default folder."""
+    """Train one run or several seeds in a new folder, and return the exit status; None selects the default folder."""
     if training.seeds is None:
         target = new_folder(training, folder, FILE)
         return run_training(training, target, is_resumed=False, plot=plot, allow_pickle=allow_pickle)
@@ -157,7 +157,10 @@ class Experiment:
         return sorted(self._finished)
 
     def load_status(self) -> None:
-        """Read the status of each run; raises FormatError if the status file is damaged."""
+        """Read the status of each run.
+
+        Raises FormatError if the status file is damaged.
+        """
         path = self._folder / STATUS
         try:
             status = json.loads(path.read_text())
@@ -172,7 +175,7 @@ class Experiment:
             file.write(json.dumps(status).encode())
 
     def request_stop(self) -> None:
-        """Start no further runs, and request running ones to save checkpoints and exit; callable in signal handlers."""
+        """Start no further runs, and request running processes to save and exit; callable in signal handlers."""
         self._stop_requested = True
 
     def run(self) -> None:

@@ -128,7 +128,10 @@ def read_training(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the settings in a file; raises FormatError if the file is not valid TOML or contains tables."""
+    """Read the settings in a file.
+
+    Raises FormatError if the file is not valid TOML or contains tables.
+    """
     try:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -179,7 +182,10 @@ def new_folder(training: Training, folder: Path | None, content: str) -> Path:
 
 
 def read_resumed(folder: Path, flags: Mapping[str, Any], *, allow_pickle: bool = False) -> Training:
-    """Return the options of the run in a folder; raises ArgumentError if a flag contradicts these options."""
+    """Return the options of the run in a folder.
+
+    Raises ArgumentError if a flag contradicts these options.
+    """
     config = folder / CONFIG
     options = read_toml(config)
     for name, value in flags.items():

@@ -346,7 +346,7 @@ class CleanRLReplayBuffer:
 
     @property
     def dones(self) -> npt.NDArray[np.bool_]:
-        """Whether each step ended its episode, shape (buffer_size, n_envs); a copy."""
+        """Whether each step ended its episode, shape (buffer_size, n_envs); the array is a copy."""
         done = self.buffer._table.done
         if not len(done):
             return np.zeros((self.buffer_size, self.n_envs), np.bool_)
@@ -409,7 +409,7 @@ def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
 
 
 def _snapshot(obs: Any) -> Any:
-    """Copy an observation to bytes, which are compared faster than arrays; for a Dict space, to a dict of bytes."""
+    """Copy an observation to bytes, which are compared faster than arrays; for a Dict space, return a dict of bytes."""
     if type(obs) is np.ndarray:
         return obs.tobytes()
     return {name: _snapshot(part) for name, part in obs.__dict__.items()}

@@ -138,7 +138,7 @@ def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
 def as_flat(source: Source) -> SampleBatch:
     """Return the steps of a source in stored order, under RLlib's names, without padding.
 
-    Actions are in environment units; raises the same errors as `as_steps`.
+    Actions are in environment units. Raises the same errors as `as_steps`.
     """
     return _flat(source).to_environment_actions()
 
@@ -392,7 +392,10 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
 
 
 def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
-    """Return a file, or the sorted files with a suffix below a folder; raises FormatError if no file exists."""
+    """Return a file, or the sorted files with a suffix below a folder.
+
+    Raises FormatError if no file exists.
+    """
     root = Path(path)
     if not root.is_dir():
         root.stat()

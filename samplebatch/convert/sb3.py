@@ -46,9 +46,9 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
     """Return the steps of a Stable-Baselines3 buffer, grouped by environment, in time order.
 
     If all actions of a replay buffer are within [-1, 1] and the action space is a bounded Box, `action_unit` records
-    that they are scaled, as off-policy algorithms store them. If there is one environment and the ring has not wrapped
-    around, columns are views of the buffer's arrays. `env_id` is the index of the environment, and `eps_id` is the
-    index of the episode.
+    that the actions are scaled, because off-policy algorithms store scaled actions. If there is one environment and the
+    ring has not wrapped around, columns are views of the buffer's arrays. `env_id` is the index of the environment, and
+    `eps_id` is the index of the episode.
 
     Parameters
     ----------
@@ -402,7 +402,8 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
 
     The constructor accepts the arguments of `HerReplayBuffer`; algorithms pass their environment as `env`. Only
     finished episodes whose steps are all stored are sampled. With one environment and a ring that is not full yet, the
-    buffer samples the same transitions as Stable-Baselines3; otherwise, transitions have the same distribution.
+    buffer samples the same transitions as Stable-Baselines3; otherwise, the sampled transitions have the same
+    distribution as in Stable-Baselines3.
 
     Parameters
     ----------

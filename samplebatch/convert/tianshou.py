@@ -117,8 +117,8 @@ def to_tianshou(source: Any) -> Any:
     """Convert a batch or a buffer to Tianshou's class; arrays of a batch are shared, and a buffer is copied.
 
     The class, rows, cursors, unfinished episodes and priorities of a buffer are preserved. Final observations of
-    buffers without next observations are omitted and compressed rows are decompressed, because Tianshou cannot store
-    them.
+    buffers without next observations are omitted, and compressed rows are decompressed, because Tianshou supports
+    neither.
 
     Parameters
     ----------

@@ -205,7 +205,8 @@ class TorchRLReplayBuffer:
     batch_size
         Default number of steps that `sample` returns.
     n_step
-        Maximum number of steps per row. If set, rewards are n-step returns, and samples contain `steps_to_next_obs`.
+        Maximum number of steps per row. If `n_step` is set, rewards are n-step returns, and samples contain
+        `steps_to_next_obs`.
     gamma
         Discount factor per step of n-step returns.
     device
@@ -284,7 +285,10 @@ class TorchRLReplayBuffer:
         return torch.from_numpy(self.buffer.extend(steps))
 
     def add(self, td: TensorDict) -> int:
-        """Add one step, a TensorDict without batch dimensions, and return its index; raises the errors of `extend`."""
+        """Add one step, a TensorDict without batch dimensions, and return the step's index.
+
+        Raises the same errors as `extend`.
+        """
         return int(self.extend(td.unsqueeze(0))[0])
 
     def sample(self, batch_size: int | None = None) -> TensorDict:

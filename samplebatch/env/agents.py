@@ -34,7 +34,7 @@ _NUMBERED = re.compile(r"(?P<kind>.*[^_\d])_?\d+")
 
 
 def policy_by_kind(environment: Any) -> Callable[[Any], str]:
-    """Return a function that maps each agent to a policy by kind: the agent id without its trailing number.
+    """Return a function that maps each agent to the policy of its kind, the agent id without its trailing number.
 
     If agents of the same kind have different spaces, they cannot share a batch, and each agent has its own policy.
 

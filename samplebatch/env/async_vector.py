@@ -463,7 +463,7 @@ class EnvironmentProcesses:
         """Wait for replies and return all available replies.
 
         - `min_num`: number of processes to wait for, limited to the number of processes with pending requests.
-        - `timeout_s`: seconds after which fewer replies are sufficient, but at least one.
+        - `timeout_s`: seconds after which a single reply is sufficient.
         - `among`: whether to wait for each process, shape (num_envs,); replies of other processes stay queued. None
           waits for all processes.
         """
@@ -725,7 +725,7 @@ class AsyncEnvironments(Environments):
         """Wait for pending environments, and return the results of all environments that have replied.
 
         - `min_num`: number of environments to wait for, limited to the number of pending environments.
-        - `timeout_s`: seconds after which fewer environments are sufficient, but at least one.
+        - `timeout_s`: seconds after which the reply of a single environment is sufficient.
         - `among`: whether to wait for each environment, shape (num_envs,); other environments stay pending. None waits
           for all environments.
         """

@@ -42,7 +42,7 @@ def make_atari(
         reset.
     stack_num
         Number of frames per observation. Observations have shape (stack_num, screen_size, screen_size) and dtype uint8,
-        also if `stack_num` is 1.
+        even if `stack_num` is 1.
     terminal_on_life_loss
         Whether the loss of a life terminates the episode; the next episode continues the game.
     fire_on_reset

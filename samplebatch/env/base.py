@@ -136,7 +136,7 @@ class Environments(ABC):
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations and infos for the next action after a raw step."""
+        """Return the observations and infos for the next action from an unconverted result of `step`."""
         return step[0], step[4]
 
     def _note_ends(self, terminateds: Flags, truncateds: Flags) -> None:
@@ -152,9 +152,9 @@ class Environments(ABC):
         return 0 if self._resets is None else int(count_nonzero(self._resets))
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
-        """Convert raw steps to a step result.
+        """Convert the results of one or more steps to a `StepResult`.
 
-        - `steps`: all raw steps since the last chunk, at least one.
+        - `steps`: results of all calls of `step` since the last chunk, at least one.
         """
         if len(steps) == 1:
             obs, reward, terminated, truncated, info, resets, *_ = steps[0]

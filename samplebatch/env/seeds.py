@@ -52,8 +52,8 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
 
     - `count`: number of environments.
     - `seeds`: default seed of each environment; None if there are no default seeds.
-    - `seed`: seeds passed by the caller, which have precedence over `seeds`: one per environment, or the seed of the
-      first environment. In the latter case, environment i receives `seed + i`.
+    - `seed`: seeds passed by the caller, which have precedence over `seeds`: one per environment, or a single seed of
+      the first environment. If `seed` is a single seed, environment i receives `seed + i`.
 
     >>> list(seeds_of_reset(2, [5, 3], 7))
     [7, 8]

@@ -129,8 +129,8 @@ class SpaceLayout:
     def flatten_one(self, value: Any, top: str, refuse: Refuse) -> list[Leaf]:
         """Split the value of a single environment into one new array of shape (1, ...) per leaf.
 
-        Numbers are converted to the dtype of their space; if that would lose precision, their wider dtype is preserved
-        (see `exact_rows`).
+        Numbers are converted to the dtype of their space; if the conversion would lose precision, the numbers' wider
+        dtype is preserved (see `exact_rows`).
 
         - `value`: the value.
         - `top`: name of the column, for errors.
@@ -147,8 +147,8 @@ class SpaceLayout:
     def flatten_each(self, values: Sequence[Any], top: str, refuse: Refuse) -> list[Leaf]:
         """Split the values of n single environments into one array of shape (n, ...) per leaf.
 
-        Every array is newly allocated. Numbers are converted to the dtype of their space; if that would lose precision,
-        their wider dtype is preserved (see `exact_rows`).
+        Every array is newly allocated. Numbers are converted to the dtype of their space; if the conversion would lose
+        precision, the numbers' wider dtype is preserved (see `exact_rows`).
 
         - `values`: one value per environment, not stacked.
         - `top`: name of the column, for errors.

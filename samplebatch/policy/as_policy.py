@@ -64,7 +64,7 @@ class Signature(NamedTuple):
     named: tuple[str, ...] = ()
 
     def has(self, argument: str) -> bool:
-        """Whether the policy receives an argument in addition to the first argument."""
+        """Whether the policy receives `argument` in addition to the first argument."""
         return argument in self.positional or argument in self.named
 
 

@@ -122,7 +122,10 @@ def _factory_parameters(policy: Any) -> list[str] | None:
 
 
 def check_policy(policy: Any) -> None:
-    """Check that policies specified by name can be imported; raises PolicySpecError if a name cannot be imported."""
+    """Check that policies specified by name can be imported.
+
+    Raises PolicySpecError if a name cannot be imported.
+    """
     for candidate in policy.values() if isinstance(policy, Mapping) else (policy,):
         if isinstance(candidate, str) and not is_random(candidate):
             _import_policy(candidate)

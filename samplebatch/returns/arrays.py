@@ -84,22 +84,23 @@ def gae(
     ----------
     rewards
         Rewards of steps in time order, episode by episode, shape (n,), or (n, m) for m rewards per step. Alternatively,
-        a ragged column in which each row is one trajectory, such as the tokens of a completion.
+        rewards are a ragged column in which each row is one trajectory, such as the tokens of a completion.
     terminated, truncated
         Flags, shape (n,); `truncated` is optional. Flags must be None for ragged rewards.
     values
         Estimates at the observations of the steps, of the shape of the rewards: array, tensor or ragged column.
     next_values
-        Estimates at the observations after the steps, of the shape of the rewards. For ragged rewards: one estimate
-        after the last element of each row, shape (rows,), 0 if the row is terminated; None: all rows are terminated.
+        Estimates at the observations after the steps, of the shape of the rewards. For ragged rewards, one estimate
+        after the last element of each row, shape (rows,), which is 0 for a terminated row; None if all rows are
+        terminated.
     gamma, gae_lambda
         Discount per step, and decay of the estimates. Defaults: 0.99 and 0.95; for ragged rewards, 1 and 1.
 
     Returns
     -------
     tuple
-        Returns (advantages plus values) and advantages, of the shape of the rewards. float64, except that ragged
-        results have the dtype of floating-point rewards.
+        Returns (advantages plus values) and advantages, of the shape of the rewards. The dtype is float64, except that
+        ragged results have the dtype of floating-point rewards.
 
     Raises
     ------
@@ -184,7 +185,7 @@ def vtrace(
         As in `gae`.
     log_ratios
         Log-probability of each action under the target policy minus its log-probability under the behaviour policy,
-        shape (n,). For ragged rewards: a ragged column with equal row lengths.
+        shape (n,). For ragged rewards, a ragged column with the same row lengths as the rewards.
     gamma, vtrace_lambda
         Discount per step (default: 0.99; for ragged rewards 1), and decay of the trace (remark 2 of the paper).
     rho_clip, c_clip
@@ -270,8 +271,8 @@ def discounted_returns(
         As in `gae`.
     next_values
         Estimates at the observations after the steps, of the shape of the rewards. The estimate after a truncated step
-        or an unfinished last row replaces the rewards of later steps; other estimates are ignored. For ragged rewards:
-        one estimate per row, as in `gae`. None: zeros.
+        or an unfinished last row replaces the rewards of later steps; other estimates are ignored. For ragged rewards,
+        one estimate per row, as in `gae`. None represents zeros.
     gamma
         Discount per step. Default: 0.99; for ragged rewards 1.
 
@@ -352,7 +353,7 @@ def nstep(
     ColumnLengthError, ColumnTypeError
         As in `gae`.
     ArgumentError
-        If `n_step` is not a positive integer, or `gamma` not in [0, 1].
+        If `n_step` is not a positive integer, or `gamma` is not in [0, 1].
 
     Examples
     --------
@@ -388,7 +389,7 @@ def nstep_of_rings(
     n_step, gamma: maximum steps per window, and discount per step.
 
     Raises RowIndexError if a slot is out of range. Raises ArgumentError if `n_step` is not a positive integer, or
-    `gamma` not in [0, 1].
+    `gamma` is not in [0, 1].
 
     >>> never = np.zeros(3, bool)
     >>> nstep_of_rings(

@@ -48,9 +48,10 @@ def compute_episodic_return(
         unfinished. Without a buffer, an episode ends where `eps_id` or `agent_index` (if present) changes, and at the
         last row.
     v_s_
-        Estimates for the next observations, n elements. None: zeros; `gae_lambda` must then be 1.
+        Estimates for the next observations, n elements. None represents zeros and requires a `gae_lambda` of 1.
     v_s
-        Estimates for the observations, n elements. None: `v_s_` of the previous row, and of the last row for the first.
+        Estimates for the observations, n elements. None selects `v_s_` of the previous row; the first row uses `v_s_`
+        of the last row.
     gamma, gae_lambda
         Discount per step, and decay of the estimates.
 
@@ -159,7 +160,8 @@ def compute_nstep_return(
     Parameters
     ----------
     batch
-        A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer, as in `compute_episodic_return`.
+        A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer, episodes end at the same rows as in
+        `compute_episodic_return`.
     buffer, indices
         Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. If None, the batch itself
         contains the steps.
@@ -184,7 +186,7 @@ def compute_nstep_return(
     ColumnNotFoundError, ColumnTypeError, SequenceError
         As in `compute_episodic_return`.
     ArgumentError
-        If `n_step` is not a positive integer, or `gamma` not in [0, 1].
+        If `n_step` is not a positive integer, or `gamma` is not in [0, 1].
 
     Examples
     --------

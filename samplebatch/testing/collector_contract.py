@@ -20,7 +20,7 @@ _LENGTHS = (2, 5, 9)
 
 
 def climb(obs: Any) -> Any:
-    """Return actions equal to the third number of `ladder` observations, modulo 3."""
+    """Return one action per `ladder` observation: the third element of the observation, modulo 3."""
     return (obs[:, 2] % 3).astype(np.int64)
 
 
@@ -264,7 +264,7 @@ class CollectorContract(ABC):
                 check(steps >= 6, f"at least 6 steps must be kept, got {steps}")
 
     def test_values_that_no_column_can_hold_are_refused(self) -> None:
-        """Values that storage would change are rejected by column and step name; earlier steps are intact."""
+        """Values that storage would change raise an error that names the column; earlier steps are intact."""
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5, odd_at=9)]
             error, batches = self.collect_after_failure(makers, climb, mode=mode, n_step=60)

@@ -354,7 +354,7 @@ def number_rows(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> Non
 
 
 def says(error: BaseException, kind: type[BaseException], words: str) -> bool:
-    """Return whether an error is of type `kind` or a library error, and its message contains `words`."""
+    """Return whether an error's message contains `words` and the error is of type `kind` or a library error."""
     return words in str(error) and isinstance(error, (kind, SampleBatchError))
 
 

@@ -216,7 +216,7 @@ class MultiAgentContract(ABC):
             self._check_kept(batches, check_rows, together=make is Relay)
 
     def test_values_that_no_column_can_hold_are_refused(self) -> None:
-        """Values that storage would change are rejected by column name; earlier steps are intact."""
+        """Values that storage would change raise an error that names the column; earlier steps are intact."""
         for make, check_rows in ((Relay, check_relay), (Market, check_market)):
             error, batches = self.collect_after_failure([make, partial(make, odd_at=13)], by_turn, n_step=60)
             check(says(error, SampleBatchError, "'rewards'"), f"the column must be named, got {error!r}")

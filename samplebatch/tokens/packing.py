@@ -246,7 +246,7 @@ def token_minibatches(
     batch, max_tokens, lengths
         As in `pack`.
     epochs
-        Passes over the batch.
+        Number of passes over the batch.
     shuffle
         Whether rows are assigned to minibatches in random order, each row to the first minibatch that has room for it.
         If false, minibatches are views of consecutive rows.

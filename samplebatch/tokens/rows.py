@@ -27,7 +27,7 @@ class Groups(Generic[B]):
     """Groups of rows of a batch; see `group_by`.
 
     Values are specified as a column name, or as an array or tensor with one number per row. Reductions return one value
-    per group, shape (g,), in the order of `keys`; `spread` repeats them for the rows of each group.
+    per group, shape (g,), in the order of `keys`; `spread` repeats these values for the rows of each group.
 
     Parameters
     ----------
