@@ -227,7 +227,7 @@ def test_nested_observations_reach_a_module_as_a_batch_of_tensors() -> None:
     assert as_policy(Net(), spaces.Box(-1, 1, (2,)))(batch(nested))["act"].tolist() == [[3.0, 3.0]] * 3
 
 
-def test_a_distribution_is_sampled_and_its_log_probability_kept() -> None:
+def test_a_distribution_is_sampled_and_its_log_probability_recorded() -> None:
     class Gaussian(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return torch.distributions.Normal(x[:, :2], 1.0)
@@ -243,7 +243,7 @@ def test_a_distribution_is_sampled_and_its_log_probability_kept() -> None:
     assert categorical(batch())["action_logp"].tolist() == pytest.approx([-np.log(5)] * 3)
 
 
-def test_scores_are_recognised_by_the_space_alone() -> None:
+def test_scores_are_recognised_only_by_the_action_space() -> None:
     scores = np.array([[0.0, 2.0, 1.0]] * 3)
     assert as_policy(lambda obs: scores, spaces.Discrete(3))(batch())["act"].tolist() == [1, 1, 1]
     assert as_policy(lambda obs: scores, spaces.Box(-9, 9, (3,)))(batch())["act"] is scores
@@ -252,14 +252,14 @@ def test_scores_are_recognised_by_the_space_alone() -> None:
     assert explicit(batch())["act"].tolist() == [1, 1, 1]
 
 
-def test_a_batch_of_another_library_is_read() -> None:
+def test_a_batch_of_another_library_is_accepted() -> None:
     tianshou = pytest.importorskip("tianshou.data")
     decided = as_policy(lambda batch: tianshou.Batch(act=np.arange(3), state=np.zeros((3, 1))))(batch())
     assert decided["act"].tolist() == [0, 1, 2]
     assert decided["state"].shape == (3, 1)
 
 
-def test_actions_of_many_parts() -> None:
+def test_actions_of_several_parts() -> None:
     space = spaces.Dict(steer=spaces.Box(-1, 1, (2,)), gears=spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
 
     def parts(obs: Any) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def test_random_draws_from_the_action_space() -> None:
         as_policy("random")
 
 
-def test_an_error_of_a_policy_notes_its_argument() -> None:
+def test_an_error_of_a_policy_has_a_note_about_its_argument() -> None:
     with pytest.raises(AttributeError) as caught:
         as_policy(lambda obs: obs.obs)(batch())
     assert "called with observations; `as_policy(policy, takes=...)`" in caught.value.__notes__[0]
@@ -339,7 +339,7 @@ def test_random_actions_are_in_the_space_and_depend_only_on_the_seed(space: Any)
     assert space.np_random.bit_generator.state == before
 
 
-def test_random_actions_are_spread_evenly() -> None:
+def test_random_actions_are_uniform() -> None:
     drawn = RandomPolicy(spaces.Discrete(4, start=-2), seed=0).sample(8000)
     assert np.allclose(np.unique(drawn, return_counts=True)[1] / 8000, 0.25, atol=0.02)
     box = RandomPolicy(spaces.Box(-2.0, 6.0, (1,)), seed=0).sample(8000)
@@ -366,7 +366,7 @@ class _TwoLayers(torch.nn.Module):  # type: ignore[misc,name-defined]
         return self.body(obs)
 
 
-def test_observations_get_the_dtype_that_parameters_have_now() -> None:
+def test_observations_get_the_current_dtype_of_the_parameters() -> None:
     module = _TwoLayers()
     policy, observed = as_policy(module), batch(np.zeros((5, 3)))
     for change, dtype in (
@@ -382,6 +382,6 @@ def test_observations_get_the_dtype_that_parameters_have_now() -> None:
         assert module.dtype == dtype
 
 
-def test_observations_of_words_become_no_tensors() -> None:
+def test_observations_of_strings_are_rejected_as_tensors() -> None:
     with pytest.raises(ColumnTypeError, match="observations must be numbers to become tensors, got <U3"):
         as_policy(_TwoLayers()).decide(np.array(["cat", "dog"]))

@@ -53,7 +53,7 @@ def _get(state: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*STATES])
-def test_states_keep_their_types(kind: str) -> None:
+def test_states_are_returned_with_their_types(kind: str) -> None:
     policy = Counting(STATES[kind])
     with Collector(policy, "CartPole-v1", num_envs=3, seed=1) as collector:
         batch = collector.collect(n_step=120).batch
@@ -124,7 +124,7 @@ class Seeing(gymnasium.Env):
         return self._see(), 1.0, self._step == 4, False, {}
 
 
-def test_observations_that_are_batches_of_tianshou() -> None:
+def test_observations_may_be_tianshou_batches() -> None:
     with Collector("random", [Seeing(), Seeing()], seed=1) as collector:
         batch = collector.collect(n_step=8).batch
     assert batch["obs"]["camera"][:, 0].tolist() == [0, 1, 2, 3] * 2
@@ -147,7 +147,7 @@ class Several(arena.Relay):
 
 
 @pytest.mark.parametrize("policy", ["random", lambda obs: np.zeros(len(obs.seen), int)])
-def test_observations_of_agents_that_are_batches_of_tianshou(policy: Any) -> None:
+def test_observations_of_agents_may_be_tianshou_batches(policy: Any) -> None:
     steps, plain = (
         MultiAgentCollector(policy if make is Several else "random", make(), seed=1)
         .collect(n_episode=2)
@@ -158,7 +158,7 @@ def test_observations_of_agents_that_are_batches_of_tianshou(policy: Any) -> Non
     assert steps["new_obs"]["seen"].tolist() == plain["new_obs"].tolist()
 
 
-def test_actions_of_many_parts_in_a_batch_of_tianshou() -> None:
+def test_actions_of_several_parts_may_be_a_tianshou_batch() -> None:
     space = spaces.Dict(steer=spaces.Box(-1, 1, (2,)), gears=spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
     parts = tianshou.Batch(steer=np.zeros((3, 2)), gears={"0": np.zeros(3, int), "1": np.array([1, 1, 2])})
     given = SimpleNamespace(obs=np.zeros((3, 1)))

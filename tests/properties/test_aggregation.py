@@ -193,7 +193,7 @@ def test_an_agents_steps_are_in_order(drawn: tuple[list[Stream], list[Any]], siz
 
 @settings(max_examples=80)
 @given(arrivals(), SIZES, st.sampled_from(["agent_steps", "env_steps"]), DRAINS)
-def test_complete_episodes_wait_until_they_end(
+def test_unfinished_episodes_are_retained_until_they_end(
     drawn: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
 ) -> None:
     sources, arrived = drawn
@@ -220,7 +220,7 @@ def test_complete_episodes_wait_until_they_end(
 
 @settings(max_examples=50)
 @given(arrivals(flat=True), SIZES, st.booleans(), DRAINS)
-def test_flat_fragments_become_flat_batches_of_exactly_the_size(
+def test_flat_fragments_become_flat_batches_of_the_exact_size(
     drawn: tuple[list[Stream], list[Any]], size: int, complete: bool, drains: list[bool]
 ) -> None:
     sources, arrived = drawn
@@ -235,7 +235,7 @@ def test_flat_fragments_become_flat_batches_of_exactly_the_size(
 
 @settings(max_examples=40)
 @given(arrivals(), arrivals(flat=True), st.integers(1, 12))
-def test_fragments_of_either_type_mix(
+def test_flat_and_multi_agent_fragments_can_be_mixed(
     several: tuple[list[Stream], list[Any]], flat: tuple[list[Stream], list[Any]], size: int
 ) -> None:
     fragments = [fragment for pair in zip(several[1], flat[1], strict=False) for fragment in pair]

@@ -58,7 +58,7 @@ def test_padding_and_cutting_again_is_the_identity(drawn: Drawn, extra: int) -> 
 
 
 @given(drawn=batches(), data=st.data())
-def test_gathering_twice_is_gathering_once(drawn: Drawn, data: st.DataObject) -> None:
+def test_gathering_twice_equals_gathering_once(drawn: Drawn, data: st.DataObject) -> None:
     batch, oracle = drawn
     rows = st.lists(st.integers(0, max(len(batch) - 1, 0)), max_size=6 if len(batch) else 0)
     first = np.array(data.draw(rows), int)
@@ -67,7 +67,7 @@ def test_gathering_twice_is_gathering_once(drawn: Drawn, data: st.DataObject) ->
 
 
 @given(drawn=batches(), row=st.integers(-30, 30))
-def test_rows_outside_are_rejected_and_rows_inside_are_not(drawn: Drawn, row: int) -> None:
+def test_only_rows_out_of_range_are_rejected(drawn: Drawn, row: int) -> None:
     batch, oracle = drawn
     if -len(batch) <= row < len(batch):
         oracle.take(np.array([row])).check(batch.take([row]))
@@ -112,7 +112,7 @@ def multi_agent(draw: st.DrawFn) -> dict[str, list[tuple[int, int, int, int]]]:
 
 
 @given(policies=multi_agent(), k=st.integers(1, 5), padded=st.sampled_from([None, False, True]))
-def test_lockstep_slices_are_what_sorting_rows_gives(
+def test_lockstep_slices_agree_with_sorted_rows(
     policies: dict[str, list[tuple[int, int, int, int]]], k: int, padded: bool | None
 ) -> None:
     batches_by_policy = {}
@@ -177,7 +177,7 @@ def listed(shift: int | str | list[int]) -> list[int]:
 
 
 @given(drawn=batches(), shift=shifts, data=st.data())
-def test_a_view_is_the_rows_it_names_and_zeros_before_the_first(
+def test_a_view_contains_its_rows_and_zeros_before_the_first(
     drawn: Drawn, shift: int | str | list[int], data: st.DataObject
 ) -> None:
     batch, oracle = drawn
@@ -227,7 +227,7 @@ def test_flatten_and_unflatten_are_inverse(tree: Any) -> None:
 
 
 @given(tree=trees)
-def test_any_tree_passes_through_a_batch(tree: Any) -> None:
+def test_a_batch_restores_any_tree(tree: Any) -> None:
     value = arrays(tree)
     batch = SampleBatch(a=[1, 2], obs=value)
     assert plain(batch["obs"]) == plain(value)

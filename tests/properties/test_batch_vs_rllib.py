@@ -323,7 +323,7 @@ policies = st.lists(st.sampled_from(["p", "q", "default_policy"]), unique=True, 
 
 
 @given(drawn=batches(kinds=WITH_INFOS), mix=st.lists(st.none() | policies, min_size=1, max_size=4), data=st.data())
-def test_concat_samples_over_a_mix(
+def test_concat_samples_of_flat_and_multi_agent_batches(
     rllib: SimpleNamespace, drawn: Drawn, mix: list[list[str] | None], data: st.DataObject
 ) -> None:
     whole, _ = drawn

@@ -31,7 +31,7 @@ def _assert_equal(extended: Any, added: Any) -> None:
 @pytest.mark.parametrize("flags", ["both", "done"])
 @given(fragments=FRAGMENTS, seed=st.integers(0, 2**16))
 def test_extend_equals_single_adds(rings: int, flags: str, fragments: Any, seed: int) -> None:
-    """Returns of episodes are equal too, to the last bit: rewards are summed in step order."""
+    """Returns of episodes are bit-identical, because rewards are summed in step order."""
     rng = np.random.default_rng(seed)
     extended, added = (ReplayBuffer(32) if rings == 1 else VectorReplayBuffer(32 * rings, rings) for _ in range(2))
     for fragment in fragments:

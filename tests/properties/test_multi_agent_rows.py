@@ -125,7 +125,7 @@ policies = st.sampled_from(["random", telling])
     st.integers(1, 3),
     st.lists(st.integers(1, 20), min_size=1, max_size=5),
 )
-def test_a_batch_has_every_step_that_was_recorded(
+def test_a_batch_contains_every_recorded_step(
     policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, lengths: list[int]
 ) -> None:
     stages = [Stage(episodes, wide_from) for _ in range(envs)]

@@ -118,14 +118,16 @@ def drawn() -> SampleBatch[Any]:
     ],
 )
 @pytest.mark.parametrize("random", [False, True])
-def test_stored_actions_lead_to_what_was_seen_next(policy: Any, options: Any, unit: ActionUnit, random: bool) -> None:
+def test_stored_actions_reproduce_the_next_observations(
+    policy: Any, options: Any, unit: ActionUnit, random: bool
+) -> None:
     batch = pendulum_rows(policy, random=random, **options)
     assert batch.action_unit == (ENVIRONMENT if random and unit.mapping == "clip" else unit)
     check_leads_on(batch)
 
 
 @pytest.mark.parametrize("random", [False, True])
-def test_converted_actions_are_what_the_environment_got(random: bool) -> None:
+def test_converted_actions_equal_the_actions_of_the_environment(random: bool) -> None:
     recorders: list[Any] = [Recorder(), Recorder()]
     with Collector(steer, recorders, seed=1, map_action="scale") as collector:
         batch = collector.collect(n_step=40, random=random).batch
@@ -138,7 +140,9 @@ def test_converted_actions_are_what_the_environment_got(random: bool) -> None:
 @pytest.mark.parametrize("bound_method", ["clip", "tanh", None])
 @pytest.mark.parametrize("scaling", [True, False])
 @pytest.mark.parametrize("random", [False, True])
-def test_actions_of_own_policies_lead_on(bound_method: Any, scaling: bool, random: bool) -> None:
+def test_actions_of_library_policies_reproduce_the_next_observations(
+    bound_method: Any, scaling: bool, random: bool
+) -> None:
     torch = pytest.importorskip("torch")
     from samplebatch.learn.policy import Policy
 
@@ -159,7 +163,7 @@ def test_actions_of_own_policies_lead_on(bound_method: Any, scaling: bool, rando
     )
 
 
-def test_numbers_of_choices_have_no_unit() -> None:
+def test_discrete_actions_have_no_unit() -> None:
     with Collector("random", "CartPole-v1", seed=1) as collector:
         batch = collector.collect(n_step=10).batch
     assert batch is not None
@@ -187,7 +191,7 @@ def test_units_of_policies_and_spaces() -> None:
     assert policy.action_unit.to_environment(np.array([0, 2])).tolist() == [5, 7]
 
 
-def test_policies_of_peers_have_the_same_unit() -> None:
+def test_policies_of_tianshou_have_the_same_unit() -> None:
     pytest.importorskip("torch")
     tianshou = pytest.importorskip("tianshou.algorithm.modelfree.sac")
     from torch import nn
@@ -200,7 +204,7 @@ def test_policies_of_peers_have_the_same_unit() -> None:
     assert unit_of_actions(theirs, None, theirs.action_space) == _SCALE
 
 
-def test_draws_beside_a_function_are_not_mixed_with_its_actions() -> None:
+def test_random_actions_are_not_mixed_with_function_mapped_ones() -> None:
     with Collector(steer, "Pendulum-v1", map_action=halve, seed=1) as collector:
         first, second = collector.collect(n_step=5).batch, collector.collect(n_step=5, random=True).batch
     assert first is not None
@@ -224,7 +228,7 @@ def test_asynchronous_collectors_record_the_unit(random: bool) -> None:
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
 @pytest.mark.parametrize("in_buffer", [False, True])
-def test_workers_hand_the_unit_on(backend: Any, in_buffer: bool) -> None:
+def test_workers_preserve_the_unit(backend: Any, in_buffer: bool) -> None:
     buffer = VectorReplayBuffer(200, 2) if in_buffer else None
     options: dict[str, Any] = {"backend": backend, "start_method": "fork", "seed": 1}
     with RolloutWorkers(steer, "Pendulum-v1", buffer, map_action="scale", **options) as workers:
@@ -262,7 +266,7 @@ class Pendulums(ParallelEnv):  # type: ignore[type-arg, misc]
         return tuple({agent: part[i] for agent, part in found.items()} for i in range(5))
 
 
-def test_each_policy_of_several_agents_has_its_unit() -> None:
+def test_each_policy_of_several_agents_has_a_separate_unit() -> None:
     policies: dict[Any, Any] = {"scaled": steer, "free": in_torques, "drawn": "random"}
     buffer = MultiAgentReplayBuffer(100)
     options: dict[str, Any] = {"policy_mapping": str, "map_action": {"scaled": "scale"}, "seed": 1}
@@ -315,7 +319,7 @@ def _forms(batch: SampleBatch[Any], folder: Path) -> Iterator[tuple[str, Any]]:
         yield "channel of nested batches", consumer.recv().copy()
 
 
-def test_the_unit_accompanies_every_part_and_form_of_a_batch(scaled: SampleBatch[Any], tmp_path: Path) -> None:
+def test_every_part_and_copy_of_a_batch_preserves_the_unit(scaled: SampleBatch[Any], tmp_path: Path) -> None:
     lost = [form for form, part in _forms(scaled, tmp_path) if part.action_unit != _SCALE]
     assert not lost
 
@@ -342,7 +346,7 @@ def _nested_forms(batch: Batch, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "cat_", grown
 
 
-def test_the_unit_accompanies_every_part_and_form_of_a_sample(scaled: SampleBatch[Any], tmp_path: Path) -> None:
+def test_every_part_and_copy_of_a_sample_preserves_the_unit(scaled: SampleBatch[Any], tmp_path: Path) -> None:
     buffer = ReplayBuffer(100)
     buffer.extend(scaled.drop("infos"))
     sample, _ = buffer.sample(8)
@@ -351,13 +355,13 @@ def test_the_unit_accompanies_every_part_and_form_of_a_sample(scaled: SampleBatc
     check_leads_on(sample)
 
 
-def test_a_column_hides_the_units_name() -> None:
+def test_a_column_named_action_unit_hides_the_attribute() -> None:
     batch = Batch(action_unit=[1, 2])
     assert batch.action_unit.tolist() == [1, 2]
     assert batch[:1].action_unit.tolist() == [1]
 
 
-def test_assigned_actions_are_of_no_known_unit(scaled: SampleBatch[Any]) -> None:
+def test_assigned_actions_have_an_unknown_unit(scaled: SampleBatch[Any]) -> None:
     batch = scaled.copy()
     batch["rewards"] = batch["rewards"] / 2
     assert batch.action_unit == _SCALE
@@ -368,7 +372,9 @@ def test_assigned_actions_are_of_no_known_unit(scaled: SampleBatch[Any]) -> None
 # Mixing
 
 
-def test_units_are_not_mixed(scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path) -> None:
+def test_batches_with_different_units_are_not_joined(
+    scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path
+) -> None:
     buffer, other = ReplayBuffer(200), ReplayBuffer(200)
     buffer.extend(scaled)
     other.extend(drawn)
@@ -406,9 +412,7 @@ def test_converted_batches_may_be_mixed(scaled: SampleBatch[Any], drawn: SampleB
     check_leads_on(joined)
 
 
-def test_sources_of_a_sampler_that_become_different_are_rejected(
-    scaled: SampleBatch[Any], drawn: SampleBatch[Any]
-) -> None:
+def test_sources_whose_units_become_different_are_rejected(scaled: SampleBatch[Any], drawn: SampleBatch[Any]) -> None:
     one, other = ReplayBuffer(200), ReplayBuffer(200)
     sampler = MixedSampler({"one": one, "other": other})
     one.extend(scaled)
@@ -421,7 +425,7 @@ def test_sources_of_a_sampler_that_become_different_are_rejected(
         sampler.sample(8)
 
 
-def test_rows_of_unknown_unit_accompany_any(scaled: SampleBatch[Any]) -> None:
+def test_rows_of_unknown_unit_may_be_joined_to_any_unit(scaled: SampleBatch[Any]) -> None:
     plain = scaled.copy()
     plain.action_unit = None
     joined = concat_samples([plain, scaled])
@@ -444,7 +448,7 @@ def test_rows_of_unknown_unit_accompany_any(scaled: SampleBatch[Any]) -> None:
         lambda: CachedReplayBuffer(ReplayBuffer(200), 2, 300),
     ],
 )
-def test_buffers_of_collectors_have_their_unit(make: Callable[[], Any]) -> None:
+def test_buffers_of_collectors_record_the_unit(make: Callable[[], Any]) -> None:
     buffer = make()
     collector = Collector(steer, "Pendulum-v1", buffer, num_envs=2, map_action="scale", seed=1)
     with collector:
@@ -471,7 +475,9 @@ def _buffer_forms(buffer: Any, folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("make", [ReplayBuffer, lambda size: PrioritizedReplayBuffer(size, alpha=0.6, beta=0.4)])
-def test_the_unit_accompanies_every_form_of_a_buffer(make: Any, scaled: SampleBatch[Any], tmp_path: Path) -> None:
+def test_every_copy_and_file_of_a_buffer_preserves_the_unit(
+    make: Any, scaled: SampleBatch[Any], tmp_path: Path
+) -> None:
     buffer = make(200)
     buffer.extend(scaled)
     forms = _buffer_forms(buffer, tmp_path) if make is ReplayBuffer else [("copy", copy.deepcopy(buffer))]
@@ -479,7 +485,7 @@ def test_the_unit_accompanies_every_form_of_a_buffer(make: Any, scaled: SampleBa
     assert not lost
 
 
-def test_a_folder_keeps_the_unit(scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path) -> None:
+def test_a_folder_preserves_the_unit(scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path) -> None:
     with ReplayBuffer(200, storage=tmp_path / "rows") as buffer:
         buffer.extend(scaled.drop("infos"))
     with ReplayBuffer.open(tmp_path / "rows") as again:
@@ -488,7 +494,7 @@ def test_a_folder_keeps_the_unit(scaled: SampleBatch[Any], drawn: SampleBatch[An
             again.extend(drawn.drop("infos"))
 
 
-def test_a_dataset_keeps_the_unit(scaled: SampleBatch[Any], tmp_path: Path) -> None:
+def test_a_dataset_preserves_the_unit(scaled: SampleBatch[Any], tmp_path: Path) -> None:
     plain = scaled.copy()
     plain.action_unit = None
     dataset = Dataset(tmp_path / "steps")
@@ -506,7 +512,7 @@ def test_a_dataset_keeps_the_unit(scaled: SampleBatch[Any], tmp_path: Path) -> N
     assert buffer.action_unit == _SCALE
 
 
-def test_a_dataset_of_several_policies_keeps_their_units(
+def test_a_dataset_of_several_policies_preserves_their_units(
     scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path
 ) -> None:
     dataset = Dataset(tmp_path / "steps")
@@ -563,7 +569,7 @@ def test_descriptions_are_exact(unit: ActionUnit) -> None:
         {"mapping": "scale", "dtype": "float32", "low": -1.0, "high": 1.0, "more": 1},
     ],
 )
-def test_descriptions_from_outside_are_checked(plain: Any) -> None:
+def test_untrusted_descriptions_are_validated(plain: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         ActionUnit.from_description(plain)
 

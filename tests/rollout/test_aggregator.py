@@ -41,7 +41,7 @@ def pair(first: int, count: int, eps_id: int = 0, *, done: bool = False) -> Mult
     return MultiAgentBatch({"left": left, "right": right}, count)
 
 
-def test_a_fragment_is_shared_out_in_lockstep() -> None:
+def test_a_fragment_is_split_in_lockstep() -> None:
     aggregator = Aggregator(6)
     aggregator.add(pair(0, 5))
     aggregator.add(pair(5, 2))
@@ -61,7 +61,7 @@ def test_a_size_counts_agents_steps_or_environment_steps(mode: Any, counts: list
     assert [batch.count for batch in aggregator.batches()] == counts
 
 
-def test_one_copy_of_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_byte_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fragments = [
         MultiAgentBatch({"a": SampleBatch(obs=np.ones((2000, 32)), eps_id=np.full(2000, i), t=np.arange(2000))}, 2000)
         for i in range(5)
@@ -103,7 +103,7 @@ def test_a_batch_does_not_change_with_the_fragment() -> None:
     assert batch == pair(0, 2)
 
 
-def test_a_step_that_fits_no_batch_is_one_by_itself() -> None:
+def test_a_step_larger_than_the_size_is_a_separate_batch() -> None:
     aggregator = Aggregator(1)
     aggregator.add(MultiAgentBatch({}, 0))
     aggregator.add(SampleBatch())
@@ -120,14 +120,14 @@ def test_a_step_that_fits_no_batch_is_one_by_itself() -> None:
     ],
     ids=["no ids", "steps that no row tells of", "padded"],
 )
-def test_fragments_whose_steps_are_not_told_stay_together(fragment: MultiAgentBatch) -> None:
+def test_fragments_without_step_numbers_are_not_split(fragment: MultiAgentBatch) -> None:
     aggregator = Aggregator(2)
     aggregator.add(fragment)
     aggregator.add(fragment)
     assert list(aggregator.batches()) == [fragment, fragment]
 
 
-def test_sequences_are_mended_where_they_are_cut() -> None:
+def test_split_sequences_get_new_lengths_and_states() -> None:
     recurrent = SampleBatch(obs=[1, 2, 3, 4, 5], state_in_0=[[0.5], [1.5]], seq_lens=[2, 3])
     aggregator = Aggregator(3)
     aggregator.add(recurrent)
@@ -137,7 +137,7 @@ def test_sequences_are_mended_where_they_are_cut() -> None:
     assert [batch["obs"].tolist() for batch in batches] == [[1, 2, 3], [4, 5, 1], [2, 3, 4], [5]]
 
 
-def test_a_fragment_that_does_not_fit_is_rejected_at_the_door() -> None:
+def test_an_incompatible_fragment_is_rejected_immediately() -> None:
     aggregator = Aggregator(3)
     aggregator.add(pair(0, 1))
     before = aggregator.env_steps, aggregator.agent_steps, aggregator.nbytes, aggregator.fragments
@@ -157,7 +157,7 @@ def test_a_fragment_that_does_not_fit_is_rejected_at_the_door() -> None:
     assert aggregator.build_and_reset() == bad
 
 
-def test_wider_numbers_join_if_nothing_is_lost() -> None:
+def test_wider_dtypes_are_joined_without_loss() -> None:
     aggregator = Aggregator(10)
     for values in (np.array([1], np.int8), np.array([300], np.int16), np.array([2], np.int8)):
         aggregator.add(SampleBatch(a=values))
@@ -166,7 +166,7 @@ def test_wider_numbers_join_if_nothing_is_lost() -> None:
     assert aggregator.build_and_reset() == SampleBatch(a=np.array([1, 300, 2], np.int16))
 
 
-def test_complete_episodes_wait_for_their_end() -> None:
+def test_unfinished_episodes_are_retained_until_they_end() -> None:
     aggregator = Aggregator(8, complete_episodes=True)
     aggregator.add(pair(0, 2, eps_id=7))
     aggregator.add(pair(0, 1, eps_id=9))
@@ -230,7 +230,7 @@ def test_fragments_that_do_not_identify_episodes_are_rejected(
     assert (aggregator.fragments, aggregator.env_steps, aggregator.nbytes) == (0, 0, 0)
 
 
-def test_steps_that_no_row_tells_of_are_counted_all_the_same() -> None:
+def test_environment_steps_without_rows_are_counted() -> None:
     aggregator = Aggregator(4, "env_steps", complete_episodes=True)
     aggregator.add(MultiAgentBatch({}, 2))
     aggregator.add(MultiAgentBatch({"a": steps(0, 2, done=True)}, 3))
@@ -251,7 +251,7 @@ def test_episodes_may_have_ids_of_any_kind() -> None:
             assert list(aggregator.batches()) == fragments
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_reported() -> None:
     with pytest.raises(ValueError, match="a whole number from 1, got 0"):
         Aggregator(0)
     with pytest.raises(ValueError, match="'steps'"):
@@ -277,11 +277,11 @@ def collected(seed: int, batch_size: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_same_steps_go_into_the_same_batches_for_any_episodes_ids() -> None:
+def test_batches_do_not_depend_on_episode_ids() -> None:
     assert collected(1, 50) == collected(1, 50)
 
 
-def test_episodes_are_counted_once_however_they_are_cut() -> None:
+def test_episodes_are_counted_once_for_any_fragment_boundaries() -> None:
     collector, aggregator = MultiAgentCollector("random", arena.Relay(), seed=0), Aggregator()
     for env_steps in (3, 5, 1, 2, 9, 12):
         aggregator.add(collector.collect(n_step=env_steps).batch)
@@ -303,7 +303,7 @@ def test_without_a_size_everything_is_one_batch() -> None:
     assert aggregator.build_and_reset() == MultiAgentBatch({}, 0)
 
 
-def test_fragments_whose_rows_happen_to_have_one_shape_are_joined_to_ragged_ones() -> None:
+def test_fragments_of_one_row_shape_are_joined_to_ragged_ones() -> None:
     aggregator = Aggregator(None)
     parts = ([[1], [2, 3]], np.array([[4, 5]]), [[], []], [[], [6]])
     for rows in parts:
@@ -317,8 +317,8 @@ def test_fragments_whose_rows_happen_to_have_one_shape_are_joined_to_ragged_ones
 
 
 @given(st.data())
-def test_small_train_batches_are_those_of_a_general_cut(data: st.DataObject) -> None:
-    """Batches that are copied out of a fragment together have the rows that a cut one by one gives them."""
+def test_small_train_batches_agree_with_the_general_split(data: st.DataObject) -> None:
+    """Batches copied together from one fragment have the same rows as batches split one by one."""
     fragments: list[Any] = []
     for number in range(data.draw(st.integers(1, 3))):
         length, agents = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
@@ -350,7 +350,7 @@ def test_small_train_batches_are_those_of_a_general_cut(data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_finished_episodes_by_number_are_those_of_sorted_rows(seed: int) -> None:
+def test_finished_episodes_agree_with_sorted_rows(seed: int) -> None:
     rng = np.random.default_rng(seed)
     policies = {}
     flags = str(rng.choice(["eps_done", "dones", "terminateds", "none"]))
@@ -376,7 +376,7 @@ def test_finished_episodes_by_number_are_those_of_sorted_rows(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_distinct_ids_are_those_of_numpy(seed: int) -> None:
+def test_distinct_ids_agree_with_numpy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 200))
     dtype = rng.choice(["i8", "u8", "i4", "f8"])

@@ -1,4 +1,4 @@
-"""A collector of environments that are ready keeps every step that was made, once, and waits for nobody it need not."""
+"""An asynchronous collector stores every step once and does not wait for slow environments."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def joined(batches: list[SampleBatch]) -> SampleBatch:
 # Who waits for whom
 
 
-def test_nobody_waits_for_an_environment_that_takes_long() -> None:
+def test_a_slow_environment_does_not_delay_the_others() -> None:
     buffer = VectorReplayBuffer(9000, 3)
     with gated(stay, [4, 4, 4], [0], buffer=buffer) as (collector, gate, steps):
         counted = sum(collector.collect(n_step=30).n_collected_steps for _ in range(3))
@@ -91,7 +91,7 @@ def test_nobody_waits_for_an_environment_that_takes_long() -> None:
         assert ring[:].obs[:, 2].tolist()[: len(ring) - 1] == [t % 4 for t in range(len(ring) - 1)]
 
 
-def test_environments_make_steps_as_fast_as_they_can() -> None:
+def test_environments_step_at_their_own_speed() -> None:
     makers = [lambda n=n, s=s: gyms.Watched(n, 5, pause_s=s) for n, s in enumerate([0.05, 0.002, 0.002])]
     with Async(stay, makers) as collector:
         counts = np.bincount(collector.collect(n_step=100).batch["env_id"], minlength=3)
@@ -100,7 +100,7 @@ def test_environments_make_steps_as_fast_as_they_can() -> None:
     assert counts[0] * 5 < counts[2]
 
 
-def test_the_policy_is_asked_once_enough_are_ready() -> None:
+def test_the_policy_is_called_when_enough_environments_are_ready() -> None:
     for shut, wait_num, expected in (([0], 2, [3, 2, 2, 2]), ([], 3, [3, 3, 3]), ([0, 1], 1, [3, 1, 1, 1])):
         seen: list[int] = []
 
@@ -113,7 +113,7 @@ def test_the_policy_is_asked_once_enough_are_ready() -> None:
             assert seen == expected
 
 
-def test_after_some_time_fewer_are_enough() -> None:
+def test_after_a_timeout_fewer_ready_environments_are_enough() -> None:
     seen = []
 
     def policy(obs: Any) -> Any:
@@ -133,7 +133,7 @@ def test_after_some_time_fewer_are_enough() -> None:
 # The same as Collector
 
 
-def test_trajectories_are_those_of_a_collector_that_waits_for_all() -> None:
+def test_trajectories_agree_with_a_synchronous_collector() -> None:
     with Collector(lean, SyncVectorEnv(cart_poles(3)), seed=4) as collector:
         expected = collector.collect(n_step=300).batch
     with Async(lean, cart_poles(3), seed=4) as collector:
@@ -152,7 +152,7 @@ def test_trajectories_are_those_of_a_collector_that_waits_for_all() -> None:
     assert found["truncateds"].any()
 
 
-def test_one_step_of_all_is_one_step_of_all() -> None:
+def test_one_step_per_environment_steps_all_environments() -> None:
     columns = []
     for made in (Collector(lean, SyncVectorEnv(cart_poles(3)), seed=4), Async(lean, cart_poles(3), seed=4, wait_num=3)):
         with made as collector:
@@ -169,7 +169,7 @@ def test_one_step_of_all_is_one_step_of_all() -> None:
 
 
 @pytest.mark.parametrize(("lengths", "wanted"), [([2, 5, 9], 3), ([2, 5, 9], 7), ([7, 2], 1)])
-def test_every_episode_that_is_started_is_preserved_and_no_more_are_started(lengths: list[int], wanted: int) -> None:
+def test_every_started_episode_is_returned_and_no_more_are_started(lengths: list[int], wanted: int) -> None:
     steps = CONTEXT.RawArray("i", len(lengths))
     env = ladders(lengths, gyms.Watched, steps=steps)
     with Async(stay, env) as collector:
@@ -185,7 +185,7 @@ def test_every_episode_that_is_started_is_preserved_and_no_more_are_started(leng
         assert sum(steps) == collector.collect_step
 
 
-def test_episodes_that_are_in_progress_are_among_those_wanted_or_wait() -> None:
+def test_episodes_in_progress_count_as_requested_or_are_retained() -> None:
     with gated(stay, [6, 6, 6], [2]) as (collector, gate, steps):
         first = collector.collect(n_step=4).batch
         second = collector.collect(n_episode=2)
@@ -221,7 +221,7 @@ def test_long_episodes_count_as_much_as_short_ones() -> None:
     assert abs((lens == 1).mean() - 0.5) < 0.09
 
 
-def test_statistics_are_those_of_the_batch() -> None:
+def test_statistics_agree_with_the_batch() -> None:
     with Async(spaces.Discrete(2), cart_poles(3), seed=2) as collector:
         first = collector.collect(n_step=100)
         stats = collector.collect(n_step=200)
@@ -240,7 +240,7 @@ def test_statistics_are_those_of_the_batch() -> None:
         assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
 
 
-def test_every_step_occurs_once_whatever_is_called() -> None:
+def test_every_step_occurs_once_for_any_sequence_of_calls() -> None:
     rng = np.random.default_rng(3)
     lengths = [1, 4, 7]
     steps = CONTEXT.RawArray("i", 3)
@@ -375,7 +375,7 @@ class Speaking(gyms.Ladder):
         return super().step(action)
 
 
-def test_spaces_that_gymnasium_knows_nothing_about() -> None:
+def test_custom_spaces_are_supported() -> None:
     def policy(batch: Batch) -> Batch:
         return Batch(act=np.array(["up"] * len(batch.obs), object))
 
@@ -429,7 +429,7 @@ def test_images_of_a_step_and_of_the_reset_after_it_are_not_mixed_up() -> None:
 # Environments
 
 
-def test_one_function_or_id_makes_all_environments() -> None:
+def test_one_function_or_id_creates_all_environments() -> None:
     for env in ("CartPole-v1", partial(gymnasium.make, "CartPole-v1")):
         with Async(lean, env, num_envs=3) as collector:
             assert collector.num_envs == 3
@@ -441,7 +441,7 @@ def test_one_function_or_id_makes_all_environments() -> None:
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_functions_can_be_sent_to_other_processes_however_these_start(start_method: str) -> None:
+def test_functions_are_sent_to_processes_of_any_start_method(start_method: str) -> None:
     length = 3
     makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=length), partial(gymnasium.make, "CartPole-v1")]
     with AsyncCollector(lean, makers, start_method=start_method, seed=1, wait_num=2) as collector:
@@ -458,7 +458,7 @@ def test_a_function_that_cannot_be_sent_is_rejected(monkeypatch: pytest.MonkeyPa
         assert collector.num_envs == 1
 
 
-def test_environments_that_are_created_already_are_rejected() -> None:
+def test_existing_environments_are_rejected() -> None:
     sync = SyncVectorEnv([gyms.Walk])
     together = AsyncVectorEnv([gyms.Walk], context="fork")
     for env, words in (
@@ -506,7 +506,7 @@ STATES = {
 
 @pytest.mark.parametrize("form", STATES)
 def test_a_recurrent_state_is_preserved_for_each_environment(form: str) -> None:
-    """The state counts the steps, so the one that was given is `t`, and the one that was returned `t + 1`."""
+    """The state counts the steps: the policy receives `t` and returns `t + 1`."""
     make, read, names = STATES[form]
 
     def policy(batch: Batch, state: Any) -> dict[str, Any]:
@@ -530,7 +530,7 @@ def test_a_recurrent_state_is_preserved_for_each_environment(form: str) -> None:
         assert np.asarray(rows[name]).tolist() == rows["obs"][:, 2].tolist()
 
 
-def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
+def test_a_policy_receives_infos_environment_ids_and_times() -> None:
     seen = []
 
     def policy(batch: Batch) -> Batch:
@@ -550,7 +550,7 @@ def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
     assert {env for env, _, _ in seen} == {0, 1}
 
 
-def test_what_a_policy_wants_kept_is_preserved_and_may_widen() -> None:
+def test_extra_outputs_of_a_policy_are_recorded_and_may_widen() -> None:
     calls = itertools.count()
 
     def policy(batch: Batch) -> Batch:
@@ -567,7 +567,7 @@ def test_what_a_policy_wants_kept_is_preserved_and_may_widen() -> None:
     assert batch["action_logp"].tolist() == (-batch["t"]).tolist()
 
 
-def test_a_state_does_not_outlast_steps_at_random() -> None:
+def test_random_steps_reset_the_recurrent_state() -> None:
     seen = []
 
     def policy(obs: Any, state: Any) -> Any:
@@ -581,7 +581,7 @@ def test_a_state_does_not_outlast_steps_at_random() -> None:
     assert seen == [[0, 0], [1, 1], [0, 0], [1, 1]]
 
 
-def test_kept_values_must_be_kept_at_every_step() -> None:
+def test_extra_outputs_must_be_returned_in_every_step() -> None:
     calls = itertools.count()
 
     def policy(obs: Any) -> Any:
@@ -594,7 +594,7 @@ def test_kept_values_must_be_kept_at_every_step() -> None:
         collector.collect(n_step=20)
 
 
-def test_noise_mapping_and_random_actions() -> None:
+def test_noise_action_mapping_and_random_actions_are_applied() -> None:
     class Noisy:
         def __call__(self, batch: Batch) -> Batch:
             return Batch(act=np.full((len(batch.obs), 2), 3.0))
@@ -636,7 +636,7 @@ def test_a_buffer_is_filled_with_the_steps_of_each_environment() -> None:
         assert held.info.step.tolist() == held.obs_next[:, 2].tolist()
 
 
-def test_episodes_that_are_cut_off_are_truncated_in_the_buffer() -> None:
+def test_abandoned_episodes_are_truncated_in_the_buffer() -> None:
     buffer = VectorReplayBuffer(60, 2)
     with Async(stay, ladders([9, 9]), buffer) as collector:
         counted = collector.collect(n_step=6).n_collected_steps
@@ -652,7 +652,7 @@ def test_episodes_that_are_cut_off_are_truncated_in_the_buffer() -> None:
         Async(stay, ladders([2, 3]), ReplayBuffer(50))
 
 
-def test_resets_pass_arguments_on() -> None:
+def test_arguments_of_reset_are_passed_to_environments() -> None:
     class Told(gyms.Ladder):
         """A ladder that begins at what it was told."""
 
@@ -676,7 +676,7 @@ def test_resets_pass_arguments_on() -> None:
 
 
 @pytest.mark.parametrize("buffered", [False, True])
-def test_the_step_hook_sees_decisions_and_transitions_and_may_add_columns(buffered: bool) -> None:
+def test_the_step_hook_receives_transitions_and_may_add_columns(buffered: bool) -> None:
     rows = []
 
     def hook(action_batch: Batch, rollout_batch: Batch) -> None:
@@ -728,7 +728,7 @@ def test_rendering() -> None:
 
 
 @pytest.mark.parametrize("amounts", [{}, {"n_step": 3, "n_episode": 1}, {"n_step": 0}, {"n_episode": -1}])
-def test_exactly_one_amount_is_asked_for(amounts: dict[str, int]) -> None:
+def test_exactly_one_amount_must_be_requested(amounts: dict[str, int]) -> None:
     with (
         Async(stay, ladders([2])) as collector,
         pytest.raises(ValueError, match=r"exactly one of n_step and|must be a whole number from 0"),
@@ -761,7 +761,7 @@ def test_a_number_of_actions_that_does_not_fit_is_rejected() -> None:
         collector.collect(n_step=2)
 
 
-def test_a_closed_collector_rejects() -> None:
+def test_a_closed_collector_rejects_calls() -> None:
     for begun in (False, True):
         collector = Async(stay, ladders([2]))
         if begun:
@@ -773,7 +773,7 @@ def test_a_closed_collector_rejects() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError])
-def test_a_policy_that_raises_costs_no_step(error: type[BaseException]) -> None:
+def test_an_error_in_a_policy_loses_no_step(error: type[BaseException]) -> None:
     steps = CONTEXT.RawArray("i", 2)
     calls = itertools.count()
     buffer = VectorReplayBuffer(900, 2)
@@ -798,7 +798,7 @@ def test_a_policy_that_raises_costs_no_step(error: type[BaseException]) -> None:
         assert ring[:].done[begins - 1].all()
 
 
-def test_steps_from_before_an_interrupt_are_in_the_next_batch() -> None:
+def test_steps_before_an_interrupt_are_in_the_next_batch() -> None:
     calls = itertools.count()
 
     def policy(obs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A collector keeps every step that was made, once, in the right place."""
+"""A collector stores every environment step once and in order."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class SaysItTwice(gymnasium.vector.VectorWrapper):
 
 
 @pytest.mark.parametrize("wanted", [1, 4, 20, 61])
-def test_a_reset_that_is_said_to_end_an_episode_ends_none(wanted: int) -> None:
+def test_repeated_end_flags_of_a_reset_are_ignored(wanted: int) -> None:
     lengths = [2, 3, 1]
     collector = Collector(stay, SaysItTwice(ladders(lengths)))
     for _ in range(3):
@@ -125,7 +125,7 @@ def without_ids(batch: SampleBatch) -> dict[str, Any]:
     return {name: batch[name].tolist() for name in COLUMNS if name != "eps_id"}
 
 
-def test_every_mode_and_kind_of_vector_environment_gives_the_same_data() -> None:
+def test_every_autoreset_mode_and_vector_class_gives_the_same_data() -> None:
     def lean(obs: Any) -> Any:
         return (obs[:, 2] + obs[:, 3] > 0).astype(int)
 
@@ -142,7 +142,7 @@ def test_every_mode_and_kind_of_vector_environment_gives_the_same_data() -> None
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_seed_determines_everything_but_the_episodes_ids(count: int) -> None:
+def test_a_seed_determines_everything_except_episode_ids(count: int) -> None:
     def collect(seed: int | None) -> SampleBatch:
         env = cart_poles(count)
         return Collector(env.single_action_space, env, seed=seed).collect(n_step=120).batch
@@ -154,7 +154,7 @@ def test_a_seed_determines_everything_but_the_episodes_ids(count: int) -> None:
     assert not set(one["eps_id"].tolist()) & set(two["eps_id"].tolist())
 
 
-def test_environments_have_the_same_seeds_however_many_there_are() -> None:
+def test_seeds_do_not_depend_on_the_number_of_environments() -> None:
     starts = []
     for count in (1, 2, 5):
         batch = Collector(stay, cart_poles(count), seed=2).collect(n_step=count).batch
@@ -180,7 +180,7 @@ def test_a_single_environment_is_counted_exactly() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("lengths", "wanted"), [([2, 5, 9], 3), ([2, 5, 9], 4), ([2, 5, 9], 9), ([7, 2], 1)])
-def test_every_episode_that_is_started_is_preserved(mode: str, lengths: list[int], wanted: int) -> None:
+def test_every_started_episode_is_returned(mode: str, lengths: list[int], wanted: int) -> None:
     with Collector(stay, ladders(lengths, mode)) as collector:
         stats = collector.collect(n_episode=wanted)
         assert stats.n_collected_episodes == wanted
@@ -218,7 +218,7 @@ def test_long_episodes_count_as_much_as_short_ones() -> None:
     assert abs((lens == 1).mean() - 0.5) < 0.06
 
 
-def test_statistics_are_those_of_the_batch() -> None:
+def test_statistics_agree_with_the_batch() -> None:
     collector = Collector(RandomPolicy(gymnasium.spaces.Discrete(2), seed=1), cart_poles(3), seed=2)
     first = collector.collect(n_step=100)
     stats = collector.collect(n_step=200)
@@ -242,7 +242,7 @@ def test_statistics_are_those_of_the_batch() -> None:
     assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
 
 
-def test_statistics_go_into_logs_completely() -> None:
+def test_statistics_are_converted_completely_to_dicts() -> None:
     stats = dataclasses.asdict(Collector(stay, ladders([2, 4]), VectorReplayBuffer(20, 2)).collect(n_episode=3))
     assert stats["lens_stat"] == {"mean": 8 / 3, "std": pytest.approx(8**0.5 / 3), "max": 4.0, "min": 2.0}
     assert stats["returns_stat"].keys() == stats["lens_stat"].keys()
@@ -266,7 +266,7 @@ def test_nested_observations_and_actions() -> None:
     assert batch["actions"]["feet"][0].dtype == np.float32
 
 
-def test_nested_observations_reach_policy_and_buffer_as_batches() -> None:
+def test_policies_and_buffers_receive_nested_observations_as_batches() -> None:
     seen = []
 
     def policy(batch: Batch) -> Batch:
@@ -282,7 +282,7 @@ def test_nested_observations_reach_policy_and_buffer_as_batches() -> None:
     assert buffer[:].act.feet["1"].tolist() == [1] * 4
 
 
-def test_infos_belong_to_the_steps_with_which_they_came() -> None:
+def test_infos_belong_to_the_steps_that_returned_them() -> None:
     for mode in MODES:
         batch = Collector(stay, ladders([2, 3], mode, says=True)).collect(n_step=12).batch
         said = [{"step": t + 1, "name": f"step {t + 1}"} for t in batch["t"].tolist()]
@@ -292,7 +292,7 @@ def test_infos_belong_to_the_steps_with_which_they_came() -> None:
     assert plain[0] is not plain[1]
 
 
-def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
+def test_a_policy_receives_infos_environment_ids_and_times() -> None:
     seen = []
 
     def policy(batch: Batch, state: Any) -> Batch:
@@ -309,7 +309,7 @@ def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
 # Policies
 
 
-def test_what_a_policy_wants_kept_is_preserved() -> None:
+def test_extra_outputs_of_a_policy_are_recorded() -> None:
     def policy(batch: Batch) -> Batch:
         rows = len(batch.obs)
         kept = Batch(value=torch.ones(rows), deep=Batch(logits=np.zeros((rows, 3))))
@@ -326,7 +326,7 @@ def test_what_a_policy_wants_kept_is_preserved() -> None:
     assert buffer[:].action_logp.tolist() == [-1.0] * 4
 
 
-def test_what_the_policy_writes_to_afterwards_is_preserved_as_it_was() -> None:
+def test_arrays_that_a_policy_reuses_are_copied() -> None:
     actions = np.zeros(2, int)
 
     def policy(obs: Any) -> Any:
@@ -340,7 +340,7 @@ def test_what_the_policy_writes_to_afterwards_is_preserved_as_it_was() -> None:
 @pytest.mark.parametrize("form", ["array", "tensor", "tuple", "batch"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_recurrent_state_restarts_with_each_episode(mode: str, form: str) -> None:
-    """The state counts the steps, so the one that was given is `t`, and the one that was returned `t + 1`."""
+    """The state counts the steps: the policy receives `t` and returns `t + 1`."""
     make = {
         "array": lambda count: count[:, None],
         "tensor": lambda count: torch.from_numpy(count[:, None].copy()),
@@ -414,7 +414,7 @@ def test_exploration_noise() -> None:
         Collector(stay, gyms.Walk(), exploration_noise=True)
 
 
-def test_actions_are_mapped_for_the_environment_and_kept_as_they_were() -> None:
+def test_actions_are_mapped_for_the_environment_and_stored_unmapped() -> None:
     class Mapping:
         def __call__(self, batch: Batch) -> Batch:
             return Batch(act=np.full((len(batch.obs), 2), 3.0))
@@ -436,7 +436,7 @@ def test_actions_are_mapped_for_the_environment_and_kept_as_they_were() -> None:
     assert all(env.action_space.contains(made) for made in env.made)
 
 
-def test_scaling_reaches_both_bounds_and_nothing_beyond() -> None:
+def test_scaled_actions_cover_exactly_the_bounds() -> None:
     for value, made in ((-1.0, [-2, 0]), (0.0, [0, 5]), (1.0, [2, 10]), (7.0, [2, 10])):
         env = gyms.Walk()
         Collector(lambda obs, value=value: np.full((1, 2), value), env, map_action="scale").collect(n_step=1)
@@ -455,7 +455,7 @@ def test_invalid_mappings_are_rejected(how: Any, env: Any, words: str) -> None:
         Collector(stay, env, map_action=how)
 
 
-def test_random_actions_do_not_ask_the_policy() -> None:
+def test_random_actions_do_not_call_the_policy() -> None:
     def policy(obs: Any) -> Any:
         raise AssertionError
 
@@ -464,7 +464,7 @@ def test_random_actions_do_not_ask_the_policy() -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", gymnasium.spaces.Discrete(3)])
-def test_random_actions_of_an_environment_do_not_depend_on_how_many_others_there_are(policy: Any) -> None:
+def test_random_actions_do_not_depend_on_other_environments(policy: Any) -> None:
     whole = Collector(policy, ladders([4, 4, 4]), seed=2).collect(n_step=1200).batch
     alone = Collector(policy, ladders([4]), seed=2, worker_index=2).collect(n_step=400).batch
     assert alone["actions"].tolist() == whole["actions"][whole["env_id"] == 2][:400].tolist()
@@ -476,7 +476,7 @@ def test_a_number_of_actions_that_does_not_fit_is_rejected() -> None:
         Collector(lambda obs: np.zeros(3, int), ladders([2, 2])).collect(n_step=2)
 
 
-def test_actions_may_widen_but_not_lose() -> None:
+def test_actions_may_widen_their_dtype_without_loss() -> None:
     def of(*dtypes: Any) -> Any:
         kinds = iter(dtypes)
         return lambda obs: np.ones(len(obs), next(kinds))
@@ -488,7 +488,7 @@ def test_actions_may_widen_but_not_lose() -> None:
         Collector(lambda obs: np.zeros(next(shapes)), ladders([9, 9])).collect(n_step=4)
 
 
-def test_kept_values_must_be_kept_at_every_step() -> None:
+def test_extra_outputs_must_be_returned_in_every_step() -> None:
     kept = iter([{"policy": {"a": np.zeros(2)}}, {}])
     collector = Collector(lambda obs: {"act": np.zeros(2, int), **next(kept)}, ladders([9, 9]))
     with pytest.raises(ColumnMismatchError, match=r"some without 'policy\.a'"):
@@ -518,7 +518,7 @@ def test_a_buffer_is_filled_with_the_same_steps(mode: str) -> None:
     assert held.info.step.tolist() == [info["step"] for info in batch["infos"]]
 
 
-def test_plain_buffers_and_larger_ones() -> None:
+def test_plain_buffers_and_buffers_with_extra_rings_are_filled() -> None:
     plain = ReplayBuffer(50)
     Collector(stay, gyms.Ladder(0, 4), plain).collect(n_step=10)
     assert plain[:].obs[:, 2].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -543,7 +543,7 @@ def test_observations_that_are_stacked_twice_are_rejected(envs: str) -> None:
     assert buffer.sample(4)[0].obs.shape == (4, 3, 4)
 
 
-def test_reset_empties_buffer_and_counts_by_default() -> None:
+def test_reset_clears_buffer_and_counts_by_default() -> None:
     buffer = VectorReplayBuffer(40, 2)
     env = ladders([9, 9])
     collector = Collector(stay, env, buffer, seed=1)
@@ -565,7 +565,7 @@ def test_reset_empties_buffer_and_counts_by_default() -> None:
     assert (len(buffer), collector.collect_step) == (0, 0)
 
 
-def test_episodes_that_are_cut_off_are_truncated_in_the_buffer() -> None:
+def test_abandoned_episodes_are_truncated_in_the_buffer() -> None:
     buffer = VectorReplayBuffer(40, 2)
     collector = Collector(stay, ladders([4, 9], "SameStep"), buffer)
     collector.collect(n_step=6)
@@ -580,7 +580,7 @@ def test_episodes_that_are_cut_off_are_truncated_in_the_buffer() -> None:
 # Hooks
 
 
-def test_the_step_hook_sees_decisions_and_transitions_and_may_add_columns() -> None:
+def test_the_step_hook_receives_transitions_and_may_add_columns() -> None:
     seen: list[Any] = []
 
     def hook(action_batch: Batch, rollout_batch: Batch) -> None:
@@ -642,7 +642,7 @@ def test_the_episode_hook_adds_columns_to_buffers(mode: str) -> None:
             assert held.to_go[start : stop + 1].tolist() == expected
 
 
-def test_what_an_episode_hook_did_not_see_is_missing_in_the_buffer() -> None:
+def test_rows_unseen_by_an_episode_hook_have_missing_values() -> None:
     buffer = VectorReplayBuffer(16, 2)
     hook = lambda episode: {"steps": np.full(len(episode), len(episode))}  # noqa: E731
     Collector(stay, ladders([2, 5]), buffer, on_episode_done_hook=hook).collect(n_step=4)
@@ -653,7 +653,7 @@ def test_what_an_episode_hook_did_not_see_is_missing_in_the_buffer() -> None:
     assert len(buffer) == 2
 
 
-def test_the_episode_hook_gets_what_the_buffer_still_has_and_nothing_of_what_was_cut_off() -> None:
+def test_the_episode_hook_receives_stored_steps_of_finished_episodes() -> None:
     seen = []
     buffer = VectorReplayBuffer(8, 2)
     hook = lambda episode: seen.append(episode.obs[:, :].tolist())  # noqa: E731
@@ -680,7 +680,7 @@ def test_hooks_are_applied_to_the_trajectories_of_every_batch() -> None:
         Collector(stay, ladders([3]), VectorReplayBuffer(10, 1), hooks=hooks)
 
 
-def test_an_episode_hook_must_give_a_row_for_each_step() -> None:
+def test_an_episode_hook_must_return_one_row_per_step() -> None:
     collector = Collector(stay, ladders([2, 3]), on_episode_done_hook=lambda episode: {"x": [1.0]})
     with pytest.raises(ColumnLengthError, match="column 'x' must have 2 rows, got 1"):
         collector.collect(n_step=8)
@@ -690,7 +690,7 @@ def test_an_episode_hook_must_give_a_row_for_each_step() -> None:
 
 
 @pytest.mark.parametrize("amounts", [{}, {"n_step": 3, "n_episode": 1}, {"n_step": 0}, {"n_episode": -1}])
-def test_exactly_one_amount_is_asked_for(amounts: dict[str, int]) -> None:
+def test_exactly_one_amount_must_be_requested(amounts: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"exactly one of n_step and n_episode|must be a whole number from 0"):
         Collector(stay, gyms.Ladder(0)).collect(**amounts)
 
@@ -701,7 +701,7 @@ def test_rendering() -> None:
     assert env.renders == 3
 
 
-def test_a_closed_collector_rejects() -> None:
+def test_a_closed_collector_rejects_calls() -> None:
     for begun in (False, True):
         collector = Collector(stay, gyms.Ladder(0))
         if begun:
@@ -711,7 +711,7 @@ def test_a_closed_collector_rejects() -> None:
             collector.collect(n_step=1)
 
 
-def test_errors_of_environments_reach_the_caller_and_reset_them() -> None:
+def test_errors_of_environments_are_raised_and_reset_them() -> None:
     env = gyms.Failing(0, 50)
     collector = Collector(stay, env)
     with pytest.raises(RuntimeError, match="the rung broke"):
@@ -724,7 +724,7 @@ def test_errors_of_environments_reach_the_caller_and_reset_them() -> None:
 
 
 @pytest.mark.parametrize("buffer", [None, VectorReplayBuffer(9, 1)])
-def test_a_policy_that_raises_after_a_reset_does_so_to_the_caller(buffer: Any) -> None:
+def test_an_error_in_a_policy_after_a_reset_is_raised(buffer: Any) -> None:
     asked = itertools.count()
 
     def failing(obs: Any) -> Any:
@@ -740,6 +740,6 @@ def test_a_policy_that_raises_after_a_reset_does_so_to_the_caller(buffer: Any) -
     assert collector.collect(n_step=2).n_collected_steps == 2
 
 
-def test_environments_that_are_neither_are_rejected() -> None:
+def test_other_objects_than_environments_are_rejected() -> None:
     with pytest.raises(EnvironmentSpecError, match="got a int"):
         Collector(stay, 7)

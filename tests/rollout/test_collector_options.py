@@ -1,4 +1,4 @@
-"""Options that all collectors share: infos or none, arguments of environments, policies that change seats."""
+"""Options of all collectors: infos, environment arguments, policies that swap agents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLLECTORS = {
 
 
 @pytest.mark.parametrize("make", COLLECTORS.values(), ids=COLLECTORS)
-def test_infos_may_be_left_out(make: Any) -> None:
+def test_infos_may_be_omitted(make: Any) -> None:
     for infos in (True, False):
         with make(gyms.Ladder, env_kwargs=TALKING, infos=infos) as collector:
             batch = collector.collect(n_step=10).batch
@@ -87,7 +87,7 @@ def test_observations_of_varying_shape_are_a_ragged_column(make: Any, nested: bo
     assert isinstance(pick(batches[0].as_batch()["obs"]), RaggedColumn)
 
 
-def test_infos_of_several_agents_may_be_left_out() -> None:
+def test_infos_of_several_agents_may_be_omitted() -> None:
     for infos in (True, False):
         for env in (arena.Relay, arena.Bazaar):
             batch = MultiAgentCollector("random", env, infos=infos).collect(n_step=10).batch
@@ -95,7 +95,7 @@ def test_infos_of_several_agents_may_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("kind", [Collector, AsyncCollector])
-def test_buffers_may_go_without_infos(kind: Any) -> None:
+def test_buffers_may_omit_infos(kind: Any) -> None:
     for infos in (True, False):
         buffer = VectorReplayBuffer(20, 1)
         with kind("random", [gyms.Ladder], buffer, env_kwargs=TALKING, infos=infos) as collector:
@@ -117,7 +117,7 @@ def test_environments_of_several_agents_are_created_with_arguments() -> None:
         assert collector.collect(n_step=4).batch["agent"].count == 16
 
 
-def test_arguments_for_environments_that_are_created_are_rejected() -> None:
+def test_arguments_for_existing_environments_are_rejected() -> None:
     words = "env_kwargs must be given with a function or id as env, got a"
     with pytest.raises(ArgumentError, match=words):
         Collector("random", gyms.Ladder(0), env_kwargs=TALKING)
@@ -131,7 +131,7 @@ def seats(agent: str, episode: Episode) -> str:
 
 
 @pytest.mark.parametrize("env", [arena.Relay, arena.Bazaar])
-def test_a_mapping_may_see_the_episode(env: Any) -> None:
+def test_a_policy_mapping_may_accept_the_episode(env: Any) -> None:
     asked: list[tuple[str, Episode]] = []
 
     def mapping(agent: str, episode: Episode) -> str:
@@ -151,7 +151,7 @@ def test_a_mapping_may_see_the_episode(env: Any) -> None:
     assert {len(np.unique(steps["agent_index"])) for steps in batch.policy_batches.values()} == {3}
 
 
-def test_workers_change_seats_and_make_policies_for_both() -> None:
+def test_workers_swap_seats_and_create_both_policies() -> None:
     policies = {"main": arena.steady, "rival": "random"}
     with RolloutWorkers(
         policies, arena.Relay, num_workers=1, policy_mapping=seats, start_method="fork", seed=1
@@ -162,7 +162,7 @@ def test_workers_change_seats_and_make_policies_for_both() -> None:
         assert np.unique(steps["agent_index"]).tolist() == [0, 1, 2]
 
 
-def test_a_buffer_takes_seats_that_change() -> None:
+def test_a_buffer_accepts_agents_that_swap_policies() -> None:
     buffer = MultiAgentReplayBuffer(200)
     MultiAgentCollector("random", arena.Relay, buffer, policy_mapping=seats).collect(n_episode=4)
     batch = buffer.sample(0).batch
@@ -182,7 +182,7 @@ def test_a_buffer_takes_seats_that_change() -> None:
         {"runner_0": "a"}.get,
     ],
 )
-def test_functions_get_the_episode_if_they_have_a_place_for_it(mapping: Any) -> None:
+def test_functions_receive_the_episode_if_they_have_a_parameter_for_it(mapping: Any) -> None:
     batch = MultiAgentCollector("random", arena.Relay, policy_mapping=mapping).collect(n_step=1).batch
     assert list(batch.policy_batches) == ["a"]
 
@@ -196,7 +196,7 @@ EVERY_KIND = {
 
 
 @pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
-def test_every_collector_takes_seeds_of_numpy(make: Any, env: Any) -> None:
+def test_every_collector_accepts_numpy_seeds(make: Any, env: Any) -> None:
     drawn = []
     for seed in (np.random.SeedSequence(3), np.random.SeedSequence(3), 3):
         with make(env, seed=seed) as collector:
@@ -208,7 +208,7 @@ def test_every_collector_takes_seeds_of_numpy(make: Any, env: Any) -> None:
 
 @pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("seed", [-1, "3", 0.5])
-def test_every_collector_names_a_seed_that_is_none(make: Any, env: Any, seed: Any) -> None:
+def test_every_collector_rejects_an_invalid_seed(make: Any, env: Any, seed: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^seed must be a non-negative integer, a SeedSequence or None, got"):
         make(env, seed=seed)
 
@@ -223,7 +223,7 @@ def test_every_collector_rejects_options_that_have_no_effect(make: Any, env: Any
 
 
 @pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
-def test_every_collector_rejects_what_is_no_buffer_before_it_steps(make: Any, env: Any) -> None:
+def test_every_collector_rejects_an_invalid_buffer_before_it_steps(make: Any, env: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^buffer must be a .*ReplayBuffer or a ReplayClient .*, got a list$"):
         make(env, buffer=[])
 
@@ -236,7 +236,7 @@ def test_buffers_of_one_agent_and_of_several_are_distinguished() -> None:
             kind("random", [LADDER], MultiAgentReplayBuffer(9))
 
 
-def test_as_many_environments_of_several_agents_as_given() -> None:
+def test_num_envs_must_equal_the_number_of_environments() -> None:
     with pytest.raises(ArgumentError, match="num_envs must be 1, the number of environments in env, a Relay, got 2"):
         MultiAgentCollector("random", arena.Relay(), num_envs=2)
     with pytest.raises(ArgumentError, match="num_envs must be 2, the number of environments in env, a list, got 3"):
@@ -252,7 +252,7 @@ def test_as_many_environments_of_several_agents_as_given() -> None:
         (None, "env must be a PettingZoo environment .*NoneType"),
     ],
 )
-def test_no_environment_of_several_agents_is_named_so(env: Any, words: str) -> None:
+def test_other_objects_than_multi_agent_environments_are_rejected(env: Any, words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
         MultiAgentCollector("random", env)
 
@@ -264,7 +264,7 @@ def test_an_environment_of_several_agents_is_stepped_once() -> None:
 
 
 @pytest.mark.parametrize("make", [Collector, MultiAgentCollector])
-def test_a_policy_that_cannot_be_asked_is_named(make: Any) -> None:
+def test_a_policy_that_cannot_be_called_is_reported(make: Any) -> None:
     env = LADDER if make is Collector else arena.Relay
     for policy, words in (("randon", "or 'random', got 'randon'"), (np.ndarray, "got the class ndarray")):
         given = {"policy": policy, "env": env}
@@ -325,7 +325,7 @@ def given_and_kept(batch: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("make", "env"), STEERED.values(), ids=STEERED)
 @pytest.mark.parametrize("map_action", [None, "clip", "scale", np.negative], ids=str)
-def test_random_actions_are_those_of_the_environment(make: Any, env: Any, map_action: Any) -> None:
+def test_random_actions_are_sampled_from_the_environment_space(make: Any, env: Any, map_action: Any) -> None:
     with make(env, seed=1, map_action=map_action) as collector:
         given, kept = given_and_kept(collector.collect(n_step=300).batch)
     assert -3 <= given.min() < -2.5
@@ -339,7 +339,7 @@ def test_random_actions_are_those_of_the_environment(make: Any, env: Any, map_ac
         assert np.array_equal(kept, given)
 
 
-def test_random_steps_before_training_keep_what_the_policy_would_give() -> None:
+def test_random_actions_are_stored_in_the_unit_of_the_policy() -> None:
     with Collector(lambda obs: obs * 0, Steered, seed=1, map_action="scale") as collector:
         given, kept = given_and_kept(collector.collect(n_step=300, random=True).batch)
     assert -3 <= given.min() < -2.5
@@ -359,7 +359,7 @@ def test_each_policy_may_scale_its_random_actions() -> None:
         assert np.array_equal(batch["left"]["actions"], batches[0]["left"]["actions"])
 
 
-def test_scaled_random_actions_continue_where_they_were() -> None:
+def test_scaled_random_actions_resume_from_a_state() -> None:
     def make() -> MultiAgentCollector:
         return MultiAgentCollector("random", SteeredTogether, seed=3, map_action="scale")
 
@@ -398,7 +398,7 @@ def make_cart_pole() -> Any:
     ids=plain_repr,
 )
 @pytest.mark.parametrize("make", [Collector, AsyncCollector, MultiAgentCollector])
-def test_swapped_policy_and_environment_are_named(make: Any, env: Any, policy: Any) -> None:
+def test_swapped_policy_and_environment_are_reported(make: Any, env: Any, policy: Any) -> None:
     words = rf"^{make.__name__} must be given \(policy, env, buffer\), got env first and policy second$"
     with pytest.raises(ArgumentError, match=words):
         make(env, policy)
@@ -420,7 +420,7 @@ class Seeded(arena.Relay):
         self.pictures += 1
 
 
-def test_collectors_of_several_agents_take_all_arguments_of_collect() -> None:
+def test_multi_agent_collectors_accept_all_arguments_of_collect() -> None:
     environments = [Seeded(), Seeded()]
     collector = MultiAgentCollector(lambda obs: np.zeros(len(obs), int), environments, seed=1)
     first = collector.collect(n_step=6, render=0.0)
@@ -461,7 +461,7 @@ class Bounded:
         return (act - 1) / 4
 
 
-def test_random_actions_of_several_agents_are_preserved_as_the_policy_would_give_them() -> None:
+def test_random_actions_of_several_agents_are_stored_in_policy_units() -> None:
     with MultiAgentCollector(Bounded(), SteeredTogether, seed=3) as collector:
         given, kept = given_and_kept(collector.collect(n_step=50, random=True).batch)
     assert -3 <= given.min() < -2.5

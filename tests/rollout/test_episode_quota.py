@@ -1,4 +1,4 @@
-"""Which episodes count, and that steps taken down many at once are those taken down one by one."""
+"""Counting of episodes; steps recorded together equal steps recorded one by one."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ amounts_of = st.lists(st.tuples(st.sampled_from(["n_step", "n_episode"]), st.int
     wanted=st.integers(1, 9),
     cuts=st.lists(st.integers(1, 40), max_size=3),
 )
-def test_each_episode_that_is_started_counts_to_its_end(
-    ends: list[tuple[bool, ...]], wanted: int, cuts: list[int]
-) -> None:
+def test_each_started_episode_counts_until_its_end(ends: list[tuple[bool, ...]], wanted: int, cuts: list[int]) -> None:
     flags = np.array(ends, bool).reshape(len(ends), -1)
     count = flags.shape[1]
     quota = EpisodeQuota(count, wanted)
@@ -69,7 +67,7 @@ def test_each_episode_that_is_started_counts_to_its_end(
     truncates=st.booleans(),
     slots=st.sampled_from([None, 3, 50]),
 )
-def test_many_at_once_or_one_by_one(
+def test_steps_recorded_together_equal_single_steps(
     lengths: list[int],
     mode: str,
     amounts: list[tuple[str, int]],
@@ -130,7 +128,7 @@ def test_steps_of_all_environments_are_counted_as_steps_of_some(ends: list[list[
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
-def test_runs_of_one_environment_are_counted_as_its_single_steps(chunks: list[list[bool]]) -> None:
+def test_ranges_of_one_environment_are_counted_like_single_steps(chunks: list[list[bool]]) -> None:
     by_run, by_step = EpisodeCount(1), EpisodeCount(1)
     episodes: dict[int, int] = {}
     for chunk in chunks:

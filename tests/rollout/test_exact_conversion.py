@@ -301,7 +301,7 @@ def test_parallel_agents_are_checked(place: int, value: Any, message: str, polic
 
 
 @pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED[1:])
-def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str) -> None:
+def test_turn_based_agents_are_checked(place: int, value: Any, message: str) -> None:
     collector = MultiAgentCollector("random", OddBazaar(place, value), seed=1)
     with pytest.raises(EnvironmentSpecError, match=f"{message}.* agent 'trader_.' from environment 0 in step 5"):
         collector.collect(n_step=40)
@@ -324,7 +324,7 @@ def test_after_a_rejected_step_a_new_episode_starts(make: Callable[[], Any]) -> 
 
 
 @pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.float32(1)])
-def test_observations_of_another_shape_are_rejected_before_the_policy_sees_them(value: Any) -> None:
+def test_observations_of_another_shape_are_rejected_before_policies(value: Any) -> None:
     collector = MultiAgentCollector(arena.steady, OddRelay(0, value), seed=1)
     with pytest.raises(SampleBatchError, match=r"obs' must have rows of shape \(2,\)"):
         collector.collect(n_step=40)
@@ -347,7 +347,7 @@ def test_a_step_is_recorded_for_all_policies_or_for_none() -> None:
     assert "second" not in batch.policy_batches
 
 
-def test_numbers_that_are_flags_are_treated_as_flags() -> None:
+def test_integers_are_accepted_as_flags() -> None:
     batch = MultiAgentCollector("random", OddRelay(2, np.int8(1)), seed=1).collect(n_episode=1).batch["runner"]
     ends = batch["terminateds"] & (batch["agent_index"] == 2)
     assert batch["t"][ends].tolist() == [5]
@@ -388,7 +388,7 @@ def test_policies_are_checked_when_their_actions_change(decision: dict[str, Any]
         collector.collect(n_step=2)
 
 
-def test_a_row_too_few_and_one_too_many_are_not_joined() -> None:
+def test_a_missing_and_an_extra_row_are_not_combined() -> None:
     counts = iter([2, 1, 3, 2])
     policy = lambda obs: {"act": np.zeros(2, int), "policy": {"x": np.arange(next(counts))}}  # noqa: E731
     collector = Collector(policy, SyncVectorEnv([Odd, Odd]))
@@ -419,13 +419,13 @@ def work(herd: Herd, envs: int) -> RolloutWorkers:
 
 
 @pytest.mark.parametrize(("place", "value", "must"), REFUSED)
-def test_workers_name_which_value_of_several_environments_was_rejected(place: int, value: Any, must: str) -> None:
+def test_workers_report_the_rejected_value_and_its_environment(place: int, value: Any, must: str) -> None:
     match = f"column '{NAMES[place]}' must {must}.* from environment 1 in step 5"
     with pytest.raises(SampleBatchError, match=match), work(Herd(place, value), 3) as workers:
         list(workers.fragments(n_step=30, fragment_length=30))
 
 
-def test_workers_keep_floats_wider_than_their_space() -> None:
+def test_workers_preserve_floats_wider_than_their_space() -> None:
     wide = np.array([0.1, 1e300, np.nan])
     with work(Herd(0, wide), 3) as workers:
         (batch,) = list(workers.fragments(n_step=30, fragment_length=30))

@@ -1,4 +1,4 @@
-"""The collector keeps every step of every agent, in the right place."""
+"""A multi-agent collector stores every step of every agent in order."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_agents_join_and_leave() -> None:
     assert not environment.closed
 
 
-def test_late_agents_line_up_in_lockstep() -> None:
+def test_agents_that_join_late_are_aligned_in_lockstep() -> None:
     batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=8).batch
     who_acts = [sorted(part.policy_batches) for part in batch.timeslices(1)]
     assert [[name[-1] for name in names] for names in who_acts] == [
@@ -135,7 +135,7 @@ def plain(batch: MultiAgentBatch) -> dict[tuple[Any, ...], list[Any]]:
     return found
 
 
-def test_a_seed_determines_everything_but_the_episodes_ids() -> None:
+def test_a_seed_determines_everything_except_episode_ids() -> None:
     def collect(seed: int | None) -> MultiAgentBatch:
         return MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=seed).collect(n_step=120).batch
 
@@ -148,7 +148,7 @@ def test_a_seed_determines_everything_but_the_episodes_ids() -> None:
 
 
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Bazaar"])
-def test_what_happens_in_an_environment_does_not_depend_on_the_others(name: str) -> None:
+def test_environments_do_not_depend_on_each_other(name: str) -> None:
     whole = MultiAgentCollector("random", name, num_envs=4, seed=5)
     halves = [MultiAgentCollector("random", name, num_envs=2, seed=5, worker_index=half) for half in range(2)]
     one = plain(concat_samples([whole.collect(n_episode=4).batch, whole.collect(n_episode=4).batch]))
@@ -158,7 +158,7 @@ def test_what_happens_in_an_environment_does_not_depend_on_the_others(name: str)
     assert one == two
 
 
-def test_agents_draw_independent_actions() -> None:
+def test_agents_sample_independent_actions() -> None:
     batch = (
         MultiAgentCollector("random", make_environment("mpe2/simple_spread_v3"), seed=1)
         .collect(n_step=100)
@@ -169,7 +169,7 @@ def test_agents_draw_independent_actions() -> None:
     assert set(actions.flat) == {0, 1, 2, 3, 4}
 
 
-def test_agents_with_different_spaces_get_a_policy_each() -> None:
+def test_agents_with_different_spaces_have_separate_policies() -> None:
     batch = MultiAgentCollector("random", arena.Mixed(), seed=0).collect(n_step=4).batch
     assert {policy: steps["obs"].shape for policy, steps in batch.policy_batches.items()} == {
         "robot_0": (4, 2),
@@ -184,17 +184,17 @@ def test_agents_with_different_spaces_get_a_policy_each() -> None:
     ("make", "words"),
     [(arena.Forgetful, "a reward for every agent.*'runner_0'"), (arena.Deserted, "must have agents after reset")],
 )
-def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
+def test_an_environment_that_violates_its_interface_is_reported(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
         MultiAgentCollector("random", make()).collect(n_step=10)
 
 
-def test_an_environment_that_raises_does_so_to_the_caller() -> None:
+def test_an_error_of_an_environment_is_raised() -> None:
     with pytest.raises(RuntimeError, match="baton"):
         MultiAgentCollector("random", arena.Failing()).collect(n_step=40)
 
 
-def test_steps_are_shared_out_evenly_over_environments() -> None:
+def test_steps_are_distributed_evenly_over_environments() -> None:
     collector = MultiAgentCollector("random", arena.Relay, num_envs=3, seed=0, worker_index=2)
     fragments = [collector.collect(n_step=steps).batch for steps in (4, 4, 1)]
     assert [fragment.count for fragment in fragments] == [4, 4, 1]
@@ -224,7 +224,7 @@ def lengths(batch: MultiAgentBatch) -> list[tuple[int, int]]:
     return sorted((int(one["env_id"][0]), len(one)) for one in found.values())
 
 
-def test_episodes_are_those_that_start_first() -> None:
+def test_episodes_that_start_first_are_returned() -> None:
     collector = MultiAgentCollector("random", Uneven, num_envs=2, seed=0)
     batch = collector.collect(n_episode=5).batch
     # Both are at their third episode when four have ended; the fifth to begin is the first environment's.
@@ -235,7 +235,7 @@ def test_episodes_are_those_that_start_first() -> None:
     assert lengths(collector.collect(n_episode=2).batch) == [(0, 5), (1, 3)]
 
 
-def test_episodes_in_progress_are_first() -> None:
+def test_episodes_in_progress_are_completed_first() -> None:
     collector = MultiAgentCollector("random", Uneven, num_envs=2, seed=0)
     first = collector.collect(n_step=7).batch
     assert lengths(first) == [(0, 1), (0, 1), (0, 2), (1, 1), (1, 2)]
@@ -254,7 +254,7 @@ def test_a_reset_starts_new_episodes() -> None:
     assert not set(before["eps_id"].tolist()) & set(after["eps_id"].tolist())
 
 
-def test_a_reset_empties_the_buffer_by_default() -> None:
+def test_a_reset_clears_the_buffer_by_default() -> None:
     buffer = MultiAgentReplayBuffer(1000)
     collector = MultiAgentCollector("random", arena.Relay, buffer=buffer, num_envs=2, seed=0)
     collector.collect(n_step=6)
@@ -267,7 +267,7 @@ def test_a_reset_empties_the_buffer_by_default() -> None:
     assert len(buffer) > 0
 
 
-def test_environments_are_closed_when_asked_for() -> None:
+def test_environments_are_closed_on_request() -> None:
     collector = MultiAgentCollector("random", arena.Relay, num_envs=2, seed=0)
     collector.collect(n_step=2)
     assert not any(environment.closed for environment in collector.environments)
@@ -276,12 +276,12 @@ def test_environments_are_closed_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"n_step": 1, "n_episode": 1}, {"n_step": 0}, {"n_episode": -1}])
-def test_steps_or_episodes_must_be_asked_for(given: dict[str, int]) -> None:
+def test_steps_or_episodes_must_be_requested(given: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=r"exactly one of n_step and n_episode|must be a whole number"):
         MultiAgentCollector("random", arena.Relay()).collect(**given)
 
 
-def test_steps_go_to_a_buffer_if_there_is_one() -> None:
+def test_steps_are_stored_in_a_buffer_if_one_is_given() -> None:
     buffer = MultiAgentReplayBuffer(1000)
     with MultiAgentCollector("random", "mpe2/simple_tag_v3", buffer=buffer, num_envs=2, seed=1) as collector:
         stats = [collector.collect(n_step=30), collector.collect(n_episode=2)]
@@ -297,7 +297,7 @@ def test_steps_go_to_a_buffer_if_there_is_one() -> None:
         MultiAgentCollector("random", arena.Relay, buffer=buffer, hooks=[lambda trajectory, others: None])
 
 
-def test_reports_have_the_episodes_of_each_policy_wherever_calls_cut_them() -> None:
+def test_reports_count_episodes_of_each_policy_over_several_calls() -> None:
     with MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=1) as collector:
         stats = [collector.collect(n_step=30), collector.collect(n_step=30), collector.collect(n_episode=2)]
     whole = concat_samples([one.batch for one in stats])
@@ -314,7 +314,7 @@ def test_reports_have_the_episodes_of_each_policy_wherever_calls_cut_them() -> N
     ]
 
 
-def test_actions_are_mapped_by_policy_and_kept_as_they_were() -> None:
+def test_actions_are_mapped_by_policy_and_stored_unmapped() -> None:
     taken: list[Any] = []
 
     class Watched(arena.Relay):
@@ -332,7 +332,7 @@ def test_actions_are_mapped_by_policy_and_kept_as_they_were() -> None:
         MultiAgentCollector({"runner": arena.steady}, Watched(), map_action={"walker": lambda act: act})
 
 
-def test_a_closed_collector_rejects() -> None:
+def test_a_closed_collector_rejects_calls() -> None:
     environment = arena.Relay()
     with MultiAgentCollector("random", environment) as collector:
         collector.collect(n_step=1)
@@ -341,7 +341,7 @@ def test_a_closed_collector_rejects() -> None:
         collector.collect(n_step=1)
 
 
-def test_environments_of_one_agent_belong_to_another_collector() -> None:
+def test_environments_of_one_agent_are_rejected_with_advice() -> None:
     with pytest.raises(EnvironmentSpecError, match="use a Collector"):
         MultiAgentCollector("random", "CartPole-v1")
     with pytest.raises(ValueError, match="envs must be a whole number from 1"):

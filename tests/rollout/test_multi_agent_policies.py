@@ -1,4 +1,4 @@
-"""Policies act for several agents at once, in several environments, and remember each of them."""
+"""Policies act for several agents in several environments, with one recurrent state per agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counting:
         return Batch(act=np.zeros(len(batch.obs), int))
 
 
-def test_a_policy_is_asked_once_for_all_its_agents_in_all_environments() -> None:
+def test_a_policy_is_called_once_for_its_agents_in_all_environments() -> None:
     adversaries, runners = Counting(), Counting()
     collector = MultiAgentCollector(
         {"adversary": adversaries, "agent": runners}, "mpe2/simple_tag_v3", num_envs=4, seed=0
@@ -41,7 +41,7 @@ def test_a_policy_is_asked_once_for_all_its_agents_in_all_environments() -> None
     assert not batch["adversary"]["actions"].any()
 
 
-def test_one_policy_for_all_and_agents_that_take_turns() -> None:
+def test_one_policy_for_all_turn_based_agents() -> None:
     everyone = Counting()
     collector = MultiAgentCollector(everyone, arena.Relay, num_envs=2, seed=0)
     assert collector.collect(n_step=16).batch.agent_steps() == 24
@@ -65,7 +65,7 @@ def test_actions_follow_the_observations_of_the_agent() -> None:
     assert batch["actions"].tolist() == decide(batch["obs"]).tolist()
 
 
-def test_a_torch_module_acts_as_it_is() -> None:
+def test_a_torch_module_is_accepted_as_a_policy() -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(18, 5)
     collector = MultiAgentCollector({"agent": net}, "mpe2/simple_spread_v3", num_envs=2, seed=0)
@@ -92,7 +92,7 @@ def ages(batch: MultiAgentBatch, column: str) -> None:
             seen[tuple(key)] += 1
 
 
-def test_every_agent_has_a_memory_of_its_own() -> None:
+def test_every_agent_has_a_separate_recurrent_state() -> None:
     collector = MultiAgentCollector(Remembering(), arena.Relay, num_envs=3, seed=0)
     ages(concat_samples([collector.collect(n_step=n).batch for n in (5, 20, 47)]), "state_in_0")
 
@@ -119,12 +119,12 @@ class Reviving(arena.Relay):
         return observations, rewards, terminations, truncations, infos
 
 
-def test_an_agent_that_comes_back_remembers_nothing() -> None:
+def test_an_agent_that_rejoins_has_a_new_recurrent_state() -> None:
     batch = MultiAgentCollector(Remembering(), Reviving, seed=0).collect(n_step=8).batch["runner"]
     assert batch["state_in_0"][batch["agent_index"] == 0].tolist() == [0, 1, 0, 1]
 
 
-def test_what_a_policy_says_beside_actions_is_preserved() -> None:
+def test_extra_outputs_of_a_policy_are_recorded() -> None:
     def telling(batch: Batch) -> Batch:
         n = len(batch.obs)
         said = Batch(value=batch.obs[:, 0] * 2, deep=Batch(who=batch.obs[:, 1]))
@@ -151,7 +151,7 @@ class Scaled:
         return (act + 1) / 2
 
 
-def test_actions_are_preserved_as_the_policy_gave_them() -> None:
+def test_actions_are_stored_with_the_dtype_of_the_policy() -> None:
     made = []
 
     class Watched:
@@ -170,14 +170,14 @@ def test_actions_are_preserved_as_the_policy_gave_them() -> None:
     assert (np.stack(made) == np.float32(0.25)).all()
 
 
-def test_spaces_and_the_word_random_draw_actions() -> None:
+def test_spaces_and_the_string_random_sample_actions() -> None:
     policies = {"adversary": Discrete(2), "agent": "random"}
     batch = MultiAgentCollector(policies, "mpe2/simple_tag_v3", seed=0).collect(n_step=60).batch
     assert set(batch["adversary"]["actions"].tolist()) == {0, 1}
     assert set(batch["agent"]["actions"].tolist()) == {0, 1, 2, 3, 4}
 
 
-def test_a_space_that_draws_in_its_own_way_is_drawn_from() -> None:
+def test_custom_sample_methods_of_spaces_are_used() -> None:
     class Odd(Discrete):
         def sample(self, *args: Any, **given: Any) -> Any:
             return 2 * super().sample(*args, **given) % 5
@@ -191,7 +191,7 @@ def test_a_space_that_draws_in_its_own_way_is_drawn_from() -> None:
     assert set(batch["actions"].tolist()) == {0, 2}
 
 
-def test_agents_draw_alike_in_any_number_of_environments() -> None:
+def test_random_actions_do_not_depend_on_the_number_of_environments() -> None:
     def drawn(num_envs: int, **given: Any) -> list[int]:
         collector = MultiAgentCollector("random", "mpe2/simple_spread_v3", num_envs=num_envs, seed=3, **given)
         batch = collector.collect(n_step=100 * num_envs).batch["agent"]
@@ -211,12 +211,12 @@ def test_agents_draw_alike_in_any_number_of_environments() -> None:
         ({"policy": lambda obs: np.zeros(7, int)}, PolicySpecError, "each of 1"),
     ],
 )
-def test_policies_that_cannot_act_are_named(options: Any, error: type[Exception], words: str) -> None:
+def test_policies_that_cannot_act_are_reported(options: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         MultiAgentCollector(**{"policy": "random", "env": arena.Relay} | options).collect(n_step=2)
 
 
-def test_environments_of_many_kinds_of_making() -> None:
+def test_environments_are_created_from_every_supported_value() -> None:
     makes: list[Any] = [
         "mpe2/simple_spread_v3",
         partial(simple_spread_v3.parallel_env, N=3),
@@ -239,7 +239,7 @@ class Talking(arena.Relay):
         return *rest, {agent: infos[agent] for agent in actions}  # type: ignore[return-value]
 
 
-def test_agents_may_tell_different_things() -> None:
+def test_agents_may_have_different_infos() -> None:
     heard: list[Any] = []
 
     def listen(batch: Batch) -> Batch:
@@ -270,7 +270,7 @@ def flipped(act: np.ndarray, batch: Batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("envs", [1, 3])
-def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
+def test_noise_is_added_for_the_requested_policies(envs: int) -> None:
     def acted(noise: Any) -> dict[str, set[tuple[bool, int]]]:
         collector = MultiAgentCollector(
             Exploring(), "mpe2/simple_tag_v3", num_envs=envs, seed=0, exploration_noise=noise
@@ -289,7 +289,7 @@ def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
     assert acted({"agent": flipped, "adversary": True}) == {"adversary": own, "agent": given}
 
 
-def test_noise_is_for_policies_that_exist_and_decide() -> None:
+def test_noise_for_missing_or_random_policies_is_rejected() -> None:
     def collector(noise: Any, **policies: Any) -> MultiAgentCollector:
         given = {"adversary": "random", "agent": Exploring()}
         return MultiAgentCollector(given | policies, "mpe2/simple_tag_v3", seed=0, exploration_noise=noise)

@@ -10,7 +10,7 @@ from benchmarks import loops  # noqa: E402
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_ppo_ends_in_the_parameters_of_the_loop_with_arrays(seed: int) -> None:
+def test_ppo_learns_the_same_parameters_as_a_loop_with_arrays(seed: int) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -24,7 +24,7 @@ def test_ppo_ends_in_the_parameters_of_the_loop_with_arrays(seed: int) -> None:
         assert not torch.equal(parameter, first)
 
 
-def test_episodes_that_are_cut_off_are_bootstrapped_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_episodes_are_bootstrapped_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     make = loops.gymnasium.make_vec
     # Episodes of at most 12 steps, most of which end by this limit.
     monkeypatch.setattr(

@@ -60,7 +60,7 @@ def parts(steps: SampleBatch) -> list[SampleBatch]:
 
 
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay"])
-def test_advantages_agree_with_those_worked_out_by_hand(name: str) -> None:
+def test_advantages_agree_with_manual_results(name: str) -> None:
     hooks = [GAE(value, gamma=GAMMA, lambda_=LAMBDA)]
     collector = MultiAgentCollector("random", name, num_envs=2, seed=0, hooks=hooks)
     trajectories = 0
@@ -75,7 +75,7 @@ def test_advantages_agree_with_those_worked_out_by_hand(name: str) -> None:
     assert trajectories > 20
 
 
-def test_one_step_estimates_do_not_depend_on_where_fragments_are_cut() -> None:
+def test_one_step_estimates_do_not_depend_on_fragment_boundaries() -> None:
     def collected(*cuts: int) -> np.ndarray:
         collector = MultiAgentCollector("random", "arena:Relay", seed=0, hooks=[GAE(value, gamma=GAMMA, lambda_=0.0)])
         found = [collector.collect(n_step=cut).batch["runner"] for cut in cuts]
@@ -93,7 +93,7 @@ def test_one_step_estimates_do_not_depend_on_where_fragments_are_cut() -> None:
     )
 
 
-def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
+def test_value_estimates_are_computed_once_and_keep_their_dtype() -> None:
     asked = []
 
     def estimate(obs: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
 
 
 @pytest.mark.parametrize("given", [{"values": {"adversry": value}}, {"bootstrap": {"adversry": value}}])
-def test_estimates_for_a_policy_that_is_not_there_are_rejected(given: dict[str, Any]) -> None:
+def test_value_estimates_for_a_missing_policy_are_rejected(given: dict[str, Any]) -> None:
     policies = {"adversary": "random", "agent": "random"}
     words = "GAE must name policies, got 'adversry'; did you mean 'adversary'"
     hooks = [GAE(**given)]
@@ -126,12 +126,12 @@ def test_estimates_for_a_policy_that_is_not_there_are_rejected(given: dict[str, 
         postprocess(SampleBatch(eps_id=[7]), [GAE(**given)])
 
 
-def test_a_batch_may_lack_steps_of_a_policy_that_exists() -> None:
+def test_a_batch_may_lack_steps_of_an_existing_policy() -> None:
     batch = MultiAgentBatch({"adversary": SampleBatch(eps_id=[7], rewards=[1.0])}, 1)
     assert postprocess(batch, [GAE({"agent": value})])["adversary"].column_names == ("eps_id", "rewards")
 
 
-def test_modules_and_columns_estimate_too() -> None:
+def test_modules_and_columns_provide_value_estimates() -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(2, 1)
     by_module = (
@@ -167,7 +167,7 @@ def test_modules_and_columns_estimate_too() -> None:
         MultiAgentCollector("random", "arena:Relay", hooks=[GAE()]).collect(n_step=8)
 
 
-def test_nested_observations_come_to_functions_as_batches() -> None:
+def test_functions_receive_nested_observations_as_batches() -> None:
     batch = (
         MultiAgentCollector("random", "arena:Nested", seed=0, hooks=[GAE(lambda obs: obs.where[:, 0] + obs.who)])
         .collect(n_step=5)
@@ -180,7 +180,7 @@ def test_nested_observations_come_to_functions_as_batches() -> None:
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 20])
-def test_nstep_returns_agree_with_those_worked_out_by_hand(n_step: int) -> None:
+def test_nstep_returns_agree_with_manual_results(n_step: int) -> None:
     plain = MultiAgentCollector("random", "arena:Nested", num_envs=2, seed=0)
     summed = MultiAgentCollector(
         "random", "arena:Nested", num_envs=2, seed=0, hooks=[NStepReturns(n_step, gamma=GAMMA)]
@@ -205,7 +205,7 @@ def test_nstep_returns_agree_with_those_worked_out_by_hand(n_step: int) -> None:
                 assert found["rewards"][i] == own["rewards"][i]
 
 
-def test_hooks_see_the_other_agents_of_the_episode() -> None:
+def test_hooks_receive_the_other_agents_of_the_episode() -> None:
     seen = []
 
     def team(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> SampleBatch:
@@ -228,7 +228,7 @@ def test_hooks_see_the_other_agents_of_the_episode() -> None:
     assert batch.count == 30
 
 
-def test_hooks_follow_one_another_and_see_what_the_one_before_did() -> None:
+def test_each_hook_receives_the_result_of_the_previous_one() -> None:
     def drop_first(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> SampleBatch:
         return trajectory.steps[1:]
 
@@ -252,7 +252,7 @@ def test_episodes_may_have_ids_of_any_kind() -> None:
     assert seen == [("x", 2), ("y", 1)] * 2
 
 
-def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
+def test_built_in_hooks_accept_single_trajectories() -> None:
     batch = MultiAgentCollector("random", "arena:Relay", seed=0).collect(n_step=21).batch
     for hook in (GAE(value), NStepReturns(3)):
 
@@ -262,7 +262,7 @@ def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
         assert postprocess(batch, [hook]) == postprocess(batch, [one_by_one])
 
 
-def test_the_batch_itself_stays_as_it_is() -> None:
+def test_the_original_batch_is_unchanged() -> None:
     batch = MultiAgentCollector("random", "arena:Relay", seed=0).collect(n_step=8).batch
     before = batch.copy()
     done = postprocess(batch, [GAE(value), NStepReturns(3)])
@@ -273,7 +273,7 @@ def test_the_batch_itself_stays_as_it_is() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), max_size=20), st.randoms(use_true_random=False))
-def test_trajectories_are_put_in_order(keys: list[tuple[int, int]], random: Any) -> None:
+def test_trajectories_are_sorted_by_time(keys: list[tuple[int, int]], random: Any) -> None:
     rows = [(eps_id, agent, keys[:i].count((eps_id, agent))) for i, (eps_id, agent) in enumerate(keys)]
     random.shuffle(rows)
     steps = SampleBatch({name: np.array([row[i] for row in rows], int) for i, name in enumerate(NAMES)})
@@ -304,14 +304,14 @@ NAMES = ("eps_id", "agent_index", "t")
         (SampleBatch(eps_id=[1, 1], seq_lens=[2]).right_zero_pad(3), GAE(value), SequenceError, "padded"),
     ],
 )
-def test_what_cannot_be_postprocessed_is_named(
+def test_batches_that_cannot_be_postprocessed_are_reported(
     steps: SampleBatch, hook: Callable[..., Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         postprocess(steps, [hook])
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_reported() -> None:
     with pytest.raises(ValueError, match="n_step must be a whole number from 1"):
         NStepReturns(0)
 
@@ -346,7 +346,7 @@ def test_estimates_of_another_shape_than_rewards_are_rejected(ends: list[bool]) 
 
 
 @pytest.mark.parametrize("hooks", [GAE(), "GAE", {"p": GAE()}, [3]], ids=["one", "word", "dict", "number"])
-def test_hooks_that_are_no_sequence_of_functions_are_rejected(hooks: Any) -> None:
+def test_hooks_must_be_a_sequence_of_functions(hooks: Any) -> None:
     batch = SampleBatch(eps_id=[1], rewards=[1.0])
     with pytest.raises(ArgumentError, match="hooks must be"):
         postprocess(batch, hooks)
@@ -358,7 +358,7 @@ def test_hooks_that_are_no_sequence_of_functions_are_rejected(hooks: Any) -> Non
         RolloutWorkers("random", "CartPole-v1", hooks=hooks)
 
 
-def test_advantages_without_values_say_what_to_give() -> None:
+def test_missing_value_estimates_are_reported_with_the_fix() -> None:
     steps = SampleBatch(
         eps_id=[1, 1], t=[0, 1], rewards=[1.0, 1.0], terminateds=[False, True], truncateds=[False, False]
     )

@@ -32,7 +32,7 @@ def nested(x: Any, y: Any) -> NestedRows:
     return NestedRows({"x": None, "y": None}, [np.asarray(x), np.asarray(y)])
 
 
-def test_steps_in_time_order_leave_in_stream_order() -> None:
+def test_steps_recorded_in_time_order_are_returned_in_stream_order() -> None:
     recorder = Recorder()
     for t in range(3):
         append(recorder, t, np.array([t, 10 + t]))
@@ -65,7 +65,7 @@ def test_later_steps_widen_earlier_ones_without_loss() -> None:
     ],
     ids=["dtypes", "shapes", "kinds", "nested, then not", "not, then nested", "structures", "shapes of leaves"],
 )
-def test_a_step_that_does_not_fit_is_rejected_by_name_and_leaves_earlier_ones(before: Any, odd: Any) -> None:
+def test_an_incompatible_step_is_rejected_without_other_changes(before: Any, odd: Any) -> None:
     recorder = Recorder()
     append(recorder, 0, before)
     with pytest.raises(ColumnMismatchError, match="'obs"):
@@ -75,7 +75,7 @@ def test_a_step_that_does_not_fit_is_rejected_by_name_and_leaves_earlier_ones(be
     assert batch["rewards"].tolist() == [0.0, 0.0]
 
 
-def test_leaves_of_nested_columns_are_widened_each_by_itself() -> None:
+def test_leaves_of_nested_columns_are_widened_separately() -> None:
     recorder = Recorder()
     append(recorder, 0, nested([1, 2], [3, 4]))
     append(recorder, 1, nested([1, 2], [0.5, 1.5]))
@@ -110,7 +110,7 @@ def test_rows_of_several_policies_are_written_together_or_not_at_all() -> None:
 @given(
     chunks=st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=4), seed=st.integers(0, 99)
 )
-def test_one_environment_is_counted_as_among_several(chunks: list[list[bool]], seed: int) -> None:
+def test_one_environment_is_counted_like_one_of_several(chunks: list[list[bool]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     one, several = EpisodeCount(1), EpisodeCount(2)
     ids: list[dict[int, int]] = [{}, {}]

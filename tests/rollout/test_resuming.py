@@ -177,7 +177,7 @@ def test_environments_that_cannot_be_saved_are_reset_with_other_seeds() -> None:
     assert again.collect(n_step=8).batch["obs"].tolist() == after["obs"].tolist()
 
 
-def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
+def test_environments_are_not_unpickled_without_permission(mark: Path) -> None:
     collector = MAKERS["Pendulum"]()
     state = collector.state_dict()
     state["environments"][0]["saved"]["pickles"] = [pickle.dumps(Mark(mark))]
@@ -229,7 +229,7 @@ def test_states_that_do_not_fit_are_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["CartPole", "simple_spread"])
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copies_and_pickles_name_the_state(name: str, take: Any) -> None:
+def test_copies_and_pickles_are_rejected_with_advice(name: str, take: Any) -> None:
     with pytest.raises(SampleBatchError, match="pass its state_dict"):
         take(MAKERS[name]())
     assert isinstance(MAKERS[name](), BaseCollector)

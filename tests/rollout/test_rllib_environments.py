@@ -82,7 +82,7 @@ def rows(batch: Any, policy: str = "a") -> dict[tuple[int, int], dict[str, Any]]
     }
 
 
-def test_agents_that_act_at_once() -> None:
+def test_agents_that_act_simultaneously() -> None:
     both = {"a_0": 0.0, "a_1": 1.0}
     env = scripted(
         both,
@@ -152,7 +152,7 @@ def chain(length: int) -> Any:
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 7])
-def test_fragments_take_complete_environment_steps(n_step: int) -> None:
+def test_fragments_contain_complete_environment_steps(n_step: int) -> None:
     with MultiAgentCollector(count_up, [chain(1), chain(6)]) as collector:
         batches = [collector.collect(n_step=n_step).batch for _ in range(12)]
     assert [batch.count for batch in batches] == [n_step] * 12
@@ -196,7 +196,7 @@ def test_values_that_do_not_fit_are_rejected_and_a_new_episode_starts(script: di
         assert collector.collect(n_step=1).batch["a"]["t"].tolist() == [0, 0]
 
 
-def test_environments_of_rllib_itself() -> None:
+def test_environments_of_rllib_are_collected() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         games = importlib.import_module("ray.rllib.examples.envs.classes.multi_agent")
@@ -226,14 +226,14 @@ def test_workers_step_environments_of_rllib(backend: Any) -> None:
     assert {int(env) for fragment in fragments for env in fragment["a"]["env_id"]} == {0, 1}
 
 
-def test_collectors_of_one_agent_name_the_one_for_several() -> None:
+def test_single_agent_collectors_recommend_the_multi_agent_one() -> None:
     from samplebatch import Collector
 
     with pytest.raises(EnvironmentSpecError, match="with several agents; use a MultiAgentCollector"):
         Collector("random", chain(2))
 
 
-def test_takes_reports_what_policies_of_several_agents_get() -> None:
+def test_takes_selects_the_arguments_of_policies_of_several_agents() -> None:
     seen: list[Any] = []
 
     def policy(s: Any, said: Any) -> Any:

@@ -39,7 +39,7 @@ def test_cut_episodes_count_as_complete_ones(name: str) -> None:
     assert len(returns) == sum(len(policy.returns) for policy in running.statistics().policies.values())
 
 
-def test_rewards_of_several_parts_are_preserved_apart() -> None:
+def test_rewards_of_several_parts_are_summed_separately() -> None:
     running = RunningStatistics()
     for t in range(3):
         steps = SampleBatch(eps_id=[7], t=[t], agent_index=[0], rewards=[[1.0, 10.0 * t]], dones=[t == 2])
@@ -48,7 +48,7 @@ def test_rewards_of_several_parts_are_preserved_apart() -> None:
     assert last.policies["default_policy"].lengths.tolist() == [3]
 
 
-def test_fragments_without_episodes_count_nothing() -> None:
+def test_fragments_without_episodes_are_not_counted() -> None:
     running = RunningStatistics()
     assert running.add(SampleBatch(obs=[1, 2])) == EpisodeStatistics(0, 0, {})
     assert running.add(SampleBatch(eps_id=[1], dones=[True])).episodes == 0
@@ -56,7 +56,7 @@ def test_fragments_without_episodes_count_nothing() -> None:
     assert running.statistics() == EpisodeStatistics(0, 0, {})
 
 
-def test_episodes_that_were_cut_off_are_forgotten_once_their_environment_starts_another() -> None:
+def test_abandoned_episodes_are_removed_when_a_new_one_starts() -> None:
     returns = RunningStatistics()
 
     def add(env_id: list[int], eps_id: list[int], done: bool = False) -> EpisodeStatistics:

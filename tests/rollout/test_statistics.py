@@ -16,7 +16,7 @@ from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.statistics import SequenceSummaryStats, episode_statistics, finished_episodes
 
 
-def test_the_relay_adds_up() -> None:
+def test_statistics_of_the_relay_environment_are_correct() -> None:
     batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
     found = episode_statistics(batch)
     assert found is not None
@@ -39,7 +39,7 @@ def test_a_policy_whose_episodes_all_continue_has_no_mean() -> None:
     assert len(finished_episodes(batch)) == 0
 
 
-def test_batches_that_do_not_identify_have_no_statistics() -> None:
+def test_batches_without_episode_ids_have_no_statistics() -> None:
     plain = SampleBatch(obs=[1, 2], rewards=[1.0, 2.0])
     assert episode_statistics(plain) is None
     assert len(finished_episodes(plain)) == 0

@@ -65,7 +65,7 @@ def collected(batch: MultiAgentBatch, agents: list[str]) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("cuts", [[9], [1] * 9, [3, 4, 2], [8, 1]])
-def test_turns_are_told_as_the_book_tells_them(cuts: list[int]) -> None:
+def test_collected_turns_agree_with_the_recorded_game(cuts: list[int]) -> None:
     expected = watched(arena.Bazaar, lambda observation: observation["action_mask"].index(True))
     collector = MultiAgentCollector("random", arena.Bazaar, seed=0)
     fragments = [collector.collect(n_step=cut).batch for cut in cuts]
@@ -78,7 +78,7 @@ def test_turns_are_told_as_the_book_tells_them(cuts: list[int]) -> None:
     assert [t for part in times for t in part] == list(range(9))
 
 
-def test_returns_are_all_that_was_paid() -> None:
+def test_returns_include_all_rewards_of_an_agent() -> None:
     rows = watched(arena.Bazaar, lambda observation: observation["action_mask"].index(True))
     paid: dict[str, float] = {}
     for row in rows:
@@ -98,7 +98,7 @@ def test_turns_keep_their_order_in_lockstep() -> None:
     assert [part.count for part in batch.timeslices(4)] == [4, 4, 1]
 
 
-def test_an_agent_that_is_long_out_of_turn_holds_steps_back_not_up() -> None:
+def test_steps_wait_for_an_inactive_agent_without_blocking() -> None:
     collector = MultiAgentCollector("random", arena.Bazaar, num_envs=3, seed=0)
     aggregator = Aggregator(complete_episodes=True)
     for env_steps in (1, 2, 5, 7, 12):
@@ -112,7 +112,7 @@ def test_an_agent_that_is_long_out_of_turn_holds_steps_back_not_up() -> None:
 
 
 @pytest.mark.parametrize("name", ["pettingzoo/classic/tictactoe_v3", "pettingzoo/classic/connect_four_v3"])
-def test_games_are_played_by_the_rules(name: str) -> None:
+def test_actions_in_games_respect_the_masks(name: str) -> None:
     batch = MultiAgentCollector("random", name, num_envs=2, seed=3).collect(n_episode=6).batch
     (steps,) = batch.policy_batches.values()
     masks, actions = steps["obs"]["action_mask"], steps["actions"]
@@ -128,7 +128,7 @@ def test_games_are_played_by_the_rules(name: str) -> None:
         assert own["dones"][order].tolist() == [False] * (len(own) - 2) + [True, True]
 
 
-def test_the_same_game_by_either_interface() -> None:
+def test_both_interfaces_give_the_same_game() -> None:
     def steps_of(name: str) -> SampleBatch:
         collector = MultiAgentCollector(lambda obs: obs % 3, make_environment(name), seed=2)
         return collector.collect(n_episode=1).batch["player"]
@@ -154,12 +154,12 @@ class Mute(arena.Bazaar):
         (Mute, "observation for the agent whose turn it is, got none for 'trader_0'"),
     ],
 )
-def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
+def test_an_environment_that_violates_its_interface_is_reported(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
         MultiAgentCollector("random", make(), seed=0).collect(n_step=20)
 
 
-def test_agents_who_act_together_and_in_turns_are_collected_side_by_side() -> None:
+def test_simultaneous_and_turn_based_agents_are_collected_together() -> None:
     mixed = MultiAgentCollector("random", [arena.Bazaar(), arena.Relay()], seed=0)
     fragments = [mixed.collect(n_step=n).batch for n in (1, 5, 7, 3)]
     assert [fragment.count for fragment in fragments] == [1, 5, 7, 3]
@@ -168,7 +168,7 @@ def test_agents_who_act_together_and_in_turns_are_collected_side_by_side() -> No
     assert (whole["trader"]["obs"]["observation"][:, 0] == whole["trader"]["t"]).all()
 
 
-def test_steps_from_before_a_failure_are_enough_for_a_call_that_wants_fewer() -> None:
+def test_steps_before_a_failure_satisfy_a_smaller_request() -> None:
     stages = [arena.Bazaar(), arena.Failing()]
     collector = MultiAgentCollector("random", stages, seed=0)
     with pytest.raises(RuntimeError, match="baton"):

@@ -111,7 +111,7 @@ MultiAgentCollector("random", make())
 
 
 @pytest.mark.long
-def test_a_script_of_a_user_under_strict_mypy(tmp_path: Path) -> None:
+def test_a_user_script_passes_strict_mypy(tmp_path: Path) -> None:
     revealed, errors = check_types(SOURCE, tmp_path)
     assert len(revealed) == 8
     assert revealed[0] == "SampleBatch[ndarray[tuple[Any, ...], dtype[Any]]] | Any"
