@@ -74,7 +74,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("certificate", "key", "sentence"), FAULTS)
-def test_a_server_names_which_file_it_cannot_encrypt_with(
+def test_a_server_reports_the_invalid_certificate_or_key_file(
     files: Path, monkeypatch: pytest.MonkeyPatch, certificate: str, key: str, sentence: str
 ) -> None:
     monkeypatch.chdir(files)
@@ -84,7 +84,7 @@ def test_a_server_names_which_file_it_cannot_encrypt_with(
 
 
 @pytest.mark.parametrize(("place", "found"), [(0, "No such file or directory"), (1, "Is a directory")])
-def test_a_file_that_cannot_be_read_is_named_with_its_argument(files: Path, place: int, found: str) -> None:
+def test_an_unreadable_file_is_reported_with_its_argument(files: Path, place: int, found: str) -> None:
     paths = [str(files / "cert.pem"), str(files / "key.pem")]
     paths[place] = str(files if place else files / "nowhere.pem")
     with pytest.raises(OSError, match=rf"tls\[{place}\] must be a file that can be read, got {found}") as caught:
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read_is_named_with_its_argument(files: Path, plac
     assert caught.value.filename == paths[place]
 
 
-def test_a_key_is_not_called_damaged_for_being_short(tmp_path: Path) -> None:
+def test_a_short_key_is_accepted_when_it_is_read(tmp_path: Path) -> None:
     openssl(tmp_path, "req -x509 -newkey rsa:1024 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost")
     certificate, key = read_pair((tmp_path / "cert.pem", tmp_path / "key.pem"))
     assert certificate == (tmp_path / "cert.pem").read_bytes()
@@ -126,7 +126,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(files: Path) ->
         ),
     ],
 )
-def test_the_command_names_its_options(files: Path, certificate: str, key: str, sentence: str) -> None:
+def test_the_command_reports_its_options_in_errors(files: Path, certificate: str, key: str, sentence: str) -> None:
     command = [sys.executable, "-m", "samplebatch", "serve", "-t", "replay=uniform:9"]
     environment = {**os.environ, "COLUMNS": "300", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(

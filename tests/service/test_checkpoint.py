@@ -134,7 +134,7 @@ def test_a_fragment_that_is_in_a_checkpoint_is_not_inserted_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("taken", [7, [["w", "s"]], [["w", "s", -1]], [["w", "s", "x"]]])
-def test_numbers_of_fragments_that_are_none_are_rejected(taken: Any) -> None:
+def test_invalid_fragment_numbers_are_rejected(taken: Any) -> None:
     table = make("uniform")
     with pytest.raises((FormatError, ArgumentError)):
         table.load_state_dict(table.state_dict() | {"taken": taken})
@@ -179,7 +179,7 @@ def _change_state(folder: Path, kind: str, **parts: Any) -> None:
         ("fifo", {"fragments": {"files": [], "about": [], "places": [[0, 0]]}}),
     ],
 )
-def test_a_checkpoint_that_does_not_name_its_files_is_rejected(
+def test_a_checkpoint_that_does_not_list_its_files_is_rejected(
     kind: str, parts: dict[str, Any], tmp_path: Path
 ) -> None:
     _change_state(tmp_path, kind, **parts)
@@ -210,10 +210,10 @@ def test_a_checkpoint_that_does_not_describe_its_tables_is_rejected(tmp_path: Pa
 @pytest.mark.parametrize(
     "options", [{}, {"kind": "prioritized"}, {"streams": 3}, {"compress": ["obs", "obs_next"]}], ids=str
 )
-def test_rows_are_those_of_one_moment_however_many_are_written_over(
+def test_a_checkpoint_is_consistent_while_rows_are_overwritten(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of a few rows, between each of which the whole table is written over, or some of it."""
+    """The checkpoint is written in small parts; rows of the table are overwritten between the parts."""
     monkeypatch.setattr(buffer_file, "_LIVE_PART_NBYTES", 500)
     table = ReplayTable("t", capacity=60, seed=2, **options)
     for number in range(10):
@@ -283,8 +283,8 @@ def test_a_table_continues_without_copies_after_a_failure(tmp_path: Path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000000001", "lock"]
 
 
-def test_writers_wait_no_longer_than_a_part_takes(tmp_path: Path) -> None:
-    """An insert while 200 MB are written waits a fraction of the time of the checkpoint."""
+def test_writers_are_blocked_for_at_most_one_part(tmp_path: Path) -> None:
+    """An insert during a checkpoint of 200 MB waits for a fraction of the checkpoint's duration."""
     table = ReplayTable("t", capacity=200_000, seed=0)
     obs = np.zeros((2000, 128), np.float64)
     flags = np.zeros(2000, bool)
@@ -312,7 +312,7 @@ def test_writers_wait_no_longer_than_a_part_takes(tmp_path: Path) -> None:
 # Folders
 
 
-def test_the_newest_are_preserved(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints, table = Checkpoints(tmp_path, keep=2), make("fifo")
     for number in range(4):
         insert(table, number)
@@ -330,7 +330,7 @@ def test_without_a_checkpoint_nothing_is_restored(tmp_path: Path) -> None:
     assert len(table) == 0
 
 
-def test_what_a_writer_that_was_killed_has_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint-00ff").mkdir()
     (tmp_path / ".checkpoint-00ff" / "0.arrow").write_bytes(b"half")
     checkpoints, table = Checkpoints(tmp_path), make("fifo")
@@ -386,8 +386,8 @@ time.sleep(600)
 """
 
 
-def test_a_folder_is_used_by_one_process_until_it_is_killed(tmp_path: Path) -> None:
-    """The lock goes with its owner, though a forked child of it lives on."""
+def test_a_folder_is_locked_until_its_process_ends(tmp_path: Path) -> None:
+    """The lock is released when its owner ends, even if a forked child of the owner still runs."""
     owner = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=os.environ
     )
@@ -495,7 +495,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_reports_the_cause(name: str,
         (ArgumentError("a sentence"), "^a sentence$"),
     ],
 )
-def test_a_client_learns_the_reason_a_checkpoint_failed(failure: Exception, told: str) -> None:
+def test_a_client_receives_the_reason_a_checkpoint_failed(failure: Exception, told: str) -> None:
     def fail() -> None:
         raise failure
 
@@ -593,7 +593,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "changes"), IMPOSSIBLE, ids=str)
-def test_values_that_no_table_has_are_rejected(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_values_impossible_for_a_table_are_rejected(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     table = make(name)
     fill(table)
     with pytest.raises(SampleBatchError):
@@ -602,15 +602,15 @@ def test_values_that_no_table_has_are_rejected(name: str, changes: dict[str, Any
 
 
 @pytest.mark.parametrize("limits", [{"inserted": -1}, {"sampled": 10**30}, {"origin": [-1, 0]}, {"min_size": 10**6}])
-def test_limits_that_no_table_has_are_rejected(limits: dict[str, Any]) -> None:
+def test_limits_impossible_for_a_table_are_rejected(limits: dict[str, Any]) -> None:
     table = make("uniform")
     state = table.state_dict()
     with pytest.raises(SampleBatchError):
         table.load_state_dict(state | {"limiter": state["limiter"] | limits})
 
 
-def test_clients_follow_weights_over_restarts(tmp_path: Path) -> None:
-    """An actor polls, while a learner publishes; the service is restarted with and without its checkpoint."""
+def test_clients_receive_new_weights_after_restarts(tmp_path: Path) -> None:
+    """An actor polls while a learner publishes; the service is restarted with and without a checkpoint."""
     table, published = make("fifo"), PublishedWeights()
     with Checkpoints(tmp_path) as checkpoints:
         with ReplayServer([table], weights=published) as server:
@@ -701,7 +701,7 @@ def test_tables_that_differ_are_rejected(tmp_path: Path) -> None:
         assert len(other) == 0
 
 
-def test_pickled_objects_are_restored_only_if_that_is_allowed(tmp_path: Path) -> None:
+def test_pickled_objects_are_restored_only_if_allowed(tmp_path: Path) -> None:
     def make_queue() -> ReplayTable:
         return ReplayTable("q", kind="fifo", capacity=8)
 
@@ -719,7 +719,7 @@ DECLARED = "obs:float64+new_obs:float64+actions:int64+rewards:float64+terminated
 
 
 @pytest.mark.parametrize("kind", ["uniform", "fifo"])
-def test_declared_columns_outlive_a_restart(kind: Any, tmp_path: Path) -> None:
+def test_declared_columns_are_restored_after_a_restart(kind: Any, tmp_path: Path) -> None:
     declared = DECLARED + ("+eps_id:int64+t:int64" if kind == "fifo" else "")
     table = ReplayTable("t", kind=kind, capacity=20, columns=declared)
     table.extend(episode(0, range(5)))

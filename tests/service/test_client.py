@@ -131,7 +131,7 @@ def test_priorities_are_returned_with_their_generations() -> None:
                 buffer.update_weight(indices, batch.rew + turn, generation=batch.generation)
 
 
-def test_priorities_of_rows_that_were_written_over_are_dropped() -> None:
+def test_priorities_of_overwritten_rows_are_dropped() -> None:
     table = ReplayTable("replay", kind="prioritized", capacity=4, alpha=1.0, seed=3)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
         client.extend(episode(0, range(4)))
@@ -144,7 +144,7 @@ def test_priorities_of_rows_that_were_written_over_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("fragment_steps", [1, 4])
-def test_priorities_and_fragments_reach_the_table_in_their_order(fragment_steps: int) -> None:
+def test_priorities_and_fragments_are_applied_in_their_order(fragment_steps: int) -> None:
     local = PrioritizedReplayBuffer(64, alpha=0.6, beta=0.4, random_seed=3)
     table = ReplayTable("prio", kind="prioritized", capacity=64, seed=3)
     with (
@@ -170,7 +170,7 @@ def test_priorities_and_fragments_reach_the_table_in_their_order(fragment_steps:
 @pytest.mark.parametrize("shards", [0, 2])
 @pytest.mark.parametrize("form", ["sequence", "steps", "one"])
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_sequences_take_a_priority_each(shards: int, form: str, burn_in: int) -> None:
+def test_each_sequence_has_one_priority(shards: int, form: str, burn_in: int) -> None:
     tables = [ReplayTable("prio", kind="prioritized", capacity=64, alpha=1.0, seed=3) for _ in range(max(shards, 1))]
     local = PrioritizedReplayBuffer(64, alpha=1.0, beta=0.4)
     with ExitStack() as stack:
@@ -228,7 +228,7 @@ def test_flush_and_close_wait_for_priorities(prefetch: int) -> None:
         assert table.info()["weight"] == pytest.approx(55.0)
 
 
-def test_a_fragment_after_priorities_is_not_blocked_by_samples_ahead() -> None:
+def test_prefetched_samples_do_not_block_fragments_after_priorities() -> None:
     limits = RateLimiter(8, samples_per_insert=1.0, error_buffer=8.0)
     table = ReplayTable("prio", kind="prioritized", capacity=64, limiter=limits)
     with (
@@ -248,7 +248,7 @@ def test_a_fragment_after_priorities_is_not_blocked_by_samples_ahead() -> None:
         assert info["sampled"] >= 80
 
 
-def test_a_bad_update_is_reported_by_the_next_method_that_looks(server: ReplayServer) -> None:
+def test_a_bad_priority_update_is_raised_by_the_next_call(server: ReplayServer) -> None:
     with ReplayClient(server.uri, "prio") as client:
         client.extend(episode(0, range(4)))
         _, indices = client.sample(2)
@@ -260,7 +260,7 @@ def test_a_bad_update_is_reported_by_the_next_method_that_looks(server: ReplaySe
             client.update_weight(indices, [1.0, 2.0, 3.0])
 
 
-def test_samples_drawn_ahead_are_those_drawn_one_by_one() -> None:
+def test_prefetched_samples_equal_samples_drawn_one_by_one() -> None:
     found: list[list[list[int]]] = []
     # The last one is more than a request may ask for.
     for prefetch in (0, 4, MAX_ASKED + 100):
@@ -270,7 +270,7 @@ def test_samples_drawn_ahead_are_those_drawn_one_by_one() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_a_seed_of_a_sample_does_not_touch_the_tables_generator(client: ReplayClient) -> None:
+def test_a_seeded_sample_does_not_change_the_generator_of_the_table(client: ReplayClient) -> None:
     fill(client)
     assert client.sample(8, seed=5)[1].tolist() == client.sample(8, seed=5)[1].tolist()
 
@@ -296,7 +296,7 @@ def test_steps_are_added_one_by_one_and_by_environment() -> None:
 
 
 @pytest.mark.parametrize("client", ["queue"], indirect=True)
-def test_a_queue_is_a_channel_that_each_fragment_passes_through_once(client: ReplayClient) -> None:
+def test_a_queue_returns_each_fragment_once(client: ReplayClient) -> None:
     for number in range(6):
         client.extend(fragment(number, rows=number + 1))
     client.flush()
@@ -311,7 +311,7 @@ def test_a_queue_is_a_channel_that_each_fragment_passes_through_once(client: Rep
 
 
 @pytest.mark.parametrize("client", ["queue"], indirect=True)
-def test_fragments_of_several_agents_arrive_as_they_were_sent(client: ReplayClient) -> None:
+def test_fragments_of_several_agents_are_received_unchanged(client: ReplayClient) -> None:
     sent = [
         MultiAgentBatch({"cat": fragment(n, rows=n + 1), "dog": SampleBatch(bark=np.ones((n + 2, 3)))}, n + 2)
         for n in range(3)
@@ -332,7 +332,7 @@ def test_fragments_are_read_by_key(client: ReplayClient) -> None:
     assert client.sample(1, key="one")[0]["number"].tolist() == [1, 1]
 
 
-def test_columns_that_are_added_later_and_columns_of_objects_reach_learners(client: ReplayClient) -> None:
+def test_learners_receive_late_columns_and_object_columns(client: ReplayClient) -> None:
     client.extend(episode(0, range(3)))
     before, _ = client.sample(4)
     client.extend(episode(1, range(3), bonus=7.0))
@@ -345,7 +345,7 @@ def test_columns_that_are_added_later_and_columns_of_objects_reach_learners(clie
     assert set(client.sample(256)[0].word.tolist()) == {"a", "b", None}
 
 
-def test_samples_of_a_service_have_ragged_columns_as_those_of_a_local_buffer() -> None:
+def test_samples_of_a_service_have_the_ragged_columns_of_a_buffer() -> None:
     steps = episode(0, range(10))
     steps["obs"] = steps["new_obs"] = [np.full(t % 4, float(t)) for t in range(10)]
     ragged = ("obs", "obs_next")
@@ -360,7 +360,7 @@ def test_samples_of_a_service_have_ragged_columns_as_those_of_a_local_buffer() -
             assert_alike(sample, local.sample(16, **request))
 
 
-def test_large_samples_are_those_of_a_local_buffer_too() -> None:
+def test_large_samples_equal_those_of_a_local_buffer() -> None:
     local = ReplayBuffer(1000, random_seed=3)
     rows = episode(0, range(100))
     rows["obs"] = np.random.default_rng(0).integers(0, 255, (100, 32, 32, 4), np.uint8)
@@ -382,7 +382,7 @@ def test_samples_are_tensors_on_demand(client: ReplayClient) -> None:
     assert isinstance(indices, np.ndarray)
 
 
-def test_weights_go_the_other_way(client: ReplayClient) -> None:
+def test_weights_are_published_and_received(client: ReplayClient) -> None:
     torch = pytest.importorskip("torch")
     weights = {"layer": {"w": np.eye(2), "b": torch.ones(3, dtype=torch.bfloat16)}, "step": torch.tensor(7)}
     assert client.latest(name="mine") is None
@@ -397,7 +397,7 @@ def test_weights_go_the_other_way(client: ReplayClient) -> None:
     assert client.publish({"step": 8}, name="mine") == 2
 
 
-def test_weights_of_every_buildable_dtype_arrive(client: ReplayClient) -> None:
+def test_weights_of_every_supported_dtype_are_received(client: ReplayClient) -> None:
     torch = pytest.importorskip("torch")
     names = [name for name in TORCH_NBYTES if hasattr(torch, name)]
     weights = {name: torch.zeros(64, dtype=torch.uint8) for name in names}
@@ -432,7 +432,7 @@ def test_weights_that_are_too_deep_are_rejected(client: ReplayClient) -> None:
             client.publish(refused)
 
 
-def test_limits_are_changed_and_who_is_blocked_is_reported(client: ReplayClient, server: ReplayServer) -> None:
+def test_limits_are_changed_and_blocked_clients_are_reported(client: ReplayClient, server: ReplayServer) -> None:
     client.extend(episode(0, range(4)))
     client.set_limits(min_size=10)
     with (
@@ -498,7 +498,7 @@ def test_environments_of_several_rings_must_be_numbered(values: Any, writer: str
         assert len(table) == 0
 
 
-def test_refusals_name_the_argument(client: ReplayClient, server: ReplayServer) -> None:
+def test_rejected_calls_report_the_argument(client: ReplayClient, server: ReplayServer) -> None:
     with pytest.raises(ArgumentError, match="gamma must be a number from 0 to 1"):
         client.sample(4, n_step=3, gamma=7.0)
     with pytest.raises(ArgumentError, match="did you mean 'replay'"):
@@ -517,7 +517,7 @@ def test_a_client_can_be_sent_to_other_processes_by_its_address(client: ReplayCl
         assert len(other) == 120
 
 
-def test_a_closed_client_is_not_used_again(server: ReplayServer) -> None:
+def test_a_closed_client_rejects_calls(server: ReplayServer) -> None:
     client = ReplayClient(server.uri, "replay")
     client.close()
     client.close()
@@ -525,7 +525,7 @@ def test_a_closed_client_is_not_used_again(server: ReplayServer) -> None:
         client.sample(1)
 
 
-def test_only_who_has_the_token_is_served() -> None:
+def test_only_clients_with_the_token_are_served() -> None:
     with ReplayServer([new_table()], token="open-sesame") as server:
         with ReplayClient(server.uri, "replay", token="open-sesame") as client:
             fill(client)
@@ -551,7 +551,7 @@ def leave_by_an_error(client: Any) -> None:
         raise KeyError
 
 
-def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_blocked() -> None:
+def test_an_error_exits_the_client_without_waiting_for_fragments() -> None:
     tables = [ReplayTable("queue", kind="queue", capacity=1) for _ in range(2)]
     with ReplayServer(tables[:1]) as server, ReplayServer(tables[1:]) as unused:
         shards = ReplayClient([server.uri, unused.uri], "queue", shares=[1.0, 1e-9])
@@ -562,7 +562,7 @@ def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_
             assert time.monotonic() - began < 20.0
 
 
-def test_a_fragment_is_sent_though_an_earlier_one_is_rejected_while_it_waits_for_room() -> None:
+def test_a_rejected_fragment_does_not_prevent_the_next_one() -> None:
     with (
         ReplayServer([ReplayTable("replay", capacity=10)]) as server,
         ReplayClient(server.uri, "replay", max_unacknowledged=1) as client,
@@ -594,7 +594,7 @@ def test_closing_ends_the_wait_of_a_thread_for_a_sample(client: ReplayClient, pr
     assert "the client must be open, got a closed one" in str(found[0])
 
 
-def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_blocked(server: ReplayServer) -> None:
+def test_an_error_does_not_wait_for_a_thread_with_blocked_fragments(server: ReplayServer) -> None:
     found: list[BaseException] = []
 
     def write() -> None:
@@ -617,7 +617,7 @@ def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_blocked(server:
     assert [type(error) for error in found] == [ServiceError]
 
 
-def test_samples_that_exist_do_not_wait_for_others_that_were_asked_for_with_them() -> None:
+def test_available_samples_do_not_wait_for_later_requests() -> None:
     table = ReplayTable("once", capacity=100, max_times_sampled=1)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "once", timeout_s=0.3) as client:
         client.extend(episode(0, range(24)))
@@ -631,7 +631,7 @@ def test_samples_that_exist_do_not_wait_for_others_that_were_asked_for_with_them
         assert sorted(found) == list(range(24))
 
 
-def test_values_of_several_environments_may_be_written_over_once_they_are_added(
+def test_added_values_of_several_environments_may_be_overwritten(
     client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = []
@@ -665,7 +665,7 @@ def _put(client: ReplayClient, steps: SampleBatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_samples_of_steps_have_the_unit_of_their_actions(kind: str) -> None:
+def test_samples_of_steps_preserve_the_action_unit(kind: str) -> None:
     with (
         ReplayServer([ReplayTable("unit", kind=kind, capacity=1000)]) as server,
         ReplayClient(server.uri, "unit") as client,
@@ -680,7 +680,7 @@ def test_samples_of_steps_have_the_unit_of_their_actions(kind: str) -> None:
             _put(client, _pendulum_steps(scale=False, seed=2))
 
 
-def test_fragments_of_a_table_are_of_one_unit() -> None:
+def test_fragments_of_a_table_must_have_one_action_unit() -> None:
     with ReplayServer([ReplayTable("unit", kind="queue", capacity=20)]) as server:
         with ReplayClient(server.uri, "unit") as client:
             _put(client, _pendulum_steps(scale=True))

@@ -28,7 +28,7 @@ def buffer_of(table: ReplayTable) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_a_collector_fills_a_table_as_it_fills_a_local_buffer(num_envs: int) -> None:
+def test_a_collector_fills_a_table_like_a_local_buffer(num_envs: int) -> None:
     table = ReplayTable("replay", capacity=600, streams=num_envs, seed=5)
     local = ReplayBuffer(600, random_seed=5) if num_envs == 1 else VectorReplayBuffer(600, num_envs, random_seed=5)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
@@ -44,7 +44,7 @@ def test_a_collector_fills_a_table_as_it_fills_a_local_buffer(num_envs: int) -> 
 
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
-def test_workers_write_straight_to_the_service(backend: Any) -> None:
+def test_workers_write_directly_to_the_service(backend: Any) -> None:
     table, local = ReplayTable("replay", capacity=400, streams=4), VectorReplayBuffer(400, 4)
     reports = []
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
@@ -93,7 +93,7 @@ def test_each_environment_is_collected_into_one_of_several_services(way: Any, sh
         assert {name: whole[name].tolist() for name in _STEPS} == {name: wanted[name].tolist() for name in _STEPS}
 
 
-def test_what_iteration_yields_has_the_columns_of_statistics_alone() -> None:
+def test_iteration_yields_batches_with_statistics_columns_only() -> None:
     table = ReplayTable("queue", kind="queue", capacity=50)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
         with RolloutWorkers("random", "CartPole-v1", client, backend="inline") as workers:
@@ -129,7 +129,7 @@ def test_infos_are_columns_of_a_table_of_steps() -> None:
         assert client.sample(64)[0].info.lives.max() == 3
 
 
-def test_nothing_is_dropped_from_a_service_for_its_age() -> None:
+def test_max_lag_is_rejected_for_replay_clients() -> None:
     with ReplayServer([ReplayTable("replay", capacity=10)]) as server:
         client = ReplayClient(server.uri, "replay")
         with pytest.raises(ArgumentError, match="max_lag must be None"):

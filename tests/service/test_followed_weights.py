@@ -69,7 +69,7 @@ def test_a_collector_follows_a_subscription_at_its_next_collection() -> None:
     subscription.close()
 
 
-def test_policies_of_several_agents_follow_by_their_ids() -> None:
+def test_policies_of_several_agents_follow_weights_by_their_ids() -> None:
     publisher, subscription = broadcast(1 << 20)
     policies = {"adversary": Steady(), "agent": Steady()}
     with publisher, MultiAgentCollector(policies, "mpe2/simple_tag_v3", weights=subscription) as collector:
@@ -96,7 +96,7 @@ class Counting:
         return self.answer
 
 
-def test_collecting_sends_no_message_while_nothing_has_changed() -> None:
+def test_collecting_sends_no_message_if_weights_are_unchanged() -> None:
     source: Any = Counting()
     followed = FollowedWeights(source, poll_s=3600.0)
     for _ in range(1000):
@@ -107,7 +107,7 @@ def test_collecting_sends_no_message_while_nothing_has_changed() -> None:
     followed.close()
 
 
-def test_a_lost_service_is_reported_by_the_next_collection_and_found_again() -> None:
+def test_a_lost_service_is_reported_and_reconnected() -> None:
     server = ReplayServer([queue()]).start()
     port = int(server.uri.rpartition(":")[2])
     client = ReplayClient(server.uri, "queue", reconnect_s=0.1)

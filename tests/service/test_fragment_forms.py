@@ -38,7 +38,7 @@ def test_fragments_are_restored_exactly(make: Any) -> None:
         assert decoder.decode(rows, None) == fragment_rows(fragment)
 
 
-def test_forms_that_take_turns_are_distinguished_and_bounded() -> None:
+def test_alternating_layouts_are_distinguished_and_bounded() -> None:
     encoder = FragmentEncoder()
     makers = [lambda: SampleBatch({"obs.x": np.zeros(2)}), lambda: SampleBatch({"obs": {"x": np.zeros(2)}})]
     for turn in range(6):
@@ -49,7 +49,7 @@ def test_forms_that_take_turns_are_distinguished_and_bounded() -> None:
     assert len(encoder._forms) == _MAX_FORMS
 
 
-def test_a_description_of_the_batch_goes_before_the_known_one() -> None:
+def test_a_description_in_the_batch_overrides_the_cached_one() -> None:
     decoder = FragmentDecoder()
     rows = FragmentEncoder().encode(SampleBatch({"obs": {"x": np.zeros(2)}}))
     other = FragmentEncoder().encode(SampleBatch({"obs.x": np.zeros(2)}))

@@ -69,7 +69,7 @@ ACTIONS = st.lists(
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("remover", REMOVERS)
 @given(actions=ACTIONS, max_times=st.integers(0, 3))
-def test_every_sampler_and_remover_does_as_the_model(
+def test_every_sampler_and_remover_agrees_with_the_model(
     kind: Any, remover: str, actions: list[tuple[str, int, int]], max_times: int
 ) -> None:
     table = ReplayTable(
@@ -159,12 +159,12 @@ def test_prioritized_fragments_are_drawn_and_weighted_as_steps_are() -> None:
     np.testing.assert_allclose(sample.weights, (priorities[0] / priorities[sample.indices]) ** 0.5, rtol=1e-5)
 
 
-def test_fifo_and_lifo_give_the_oldest_and_the_newest() -> None:
+def test_fifo_and_lifo_return_the_oldest_and_the_newest() -> None:
     assert filled("fifo").sample(3).indices.tolist() == [0, 1, 2]
     assert filled("lifo").sample(3).indices.tolist() == [7, 6, 5]
 
 
-def test_several_fragments_are_joined_and_their_lengths_told() -> None:
+def test_several_fragments_are_joined_with_their_lengths() -> None:
     table = ReplayTable("t", kind="fifo", capacity=8)
     for number, rows in enumerate((1, 3, 2)):
         table.extend(fragment(number, rows))
@@ -181,14 +181,14 @@ def test_a_single_fragment_is_not_copied() -> None:
     assert np.shares_memory(table.sample(1).batch["number"], rows["number"])
 
 
-def test_fragments_of_several_agents_come_out_as_they_went_in() -> None:
+def test_fragments_of_several_agents_are_returned_unchanged() -> None:
     rows = MultiAgentBatch({"p": fragment(0, 3), 1: fragment(1, 2)}, 3)
     table = ReplayTable("t", kind="queue", capacity=8)
     assert table.extend(rows).inserted == 5
     assert table.sample(1).batch == rows
 
 
-def test_a_key_means_its_newest_fragment() -> None:
+def test_a_key_selects_its_newest_fragment() -> None:
     table = filled("key")
     table.extend(fragment(9), keys="k3")
     assert len(table) == 8
@@ -221,14 +221,14 @@ def test_draws_of_several_fragments_wait_for_all_of_them() -> None:
         table.sample(2, timeout_s=0)
 
 
-def test_a_new_limit_of_times_removes_those_that_were_sampled_as_often() -> None:
+def test_a_new_sampling_limit_removes_fragments_that_reached_it() -> None:
     table = filled("fifo", 4)
     table.sample(2)
     table.set_limits(max_times_sampled=1)
     assert numbers_of(table) == [2, 3]
 
 
-def test_the_heap_of_a_remover_stays_small() -> None:
+def test_the_heap_of_a_remover_has_bounded_size() -> None:
     table = filled("fifo", 4, remover="most_sampled")
     for _ in range(2000):
         table.sample(1)
@@ -365,7 +365,7 @@ def test_invalid_priorities_are_rejected() -> None:
         filled("fifo", 4).update_weight([0], [1.0])
 
 
-def test_rows_of_one_shape_go_to_a_table_of_ragged_rows() -> None:
+def test_rows_of_one_shape_are_inserted_into_ragged_tables() -> None:
     table = ReplayTable("t", kind="fifo", capacity=8)
     for rows in ([[1], [2, 3]], np.array([[4, 5]]), [[], []]):
         table.extend(SampleBatch(ids=rows))
@@ -380,7 +380,7 @@ def test_rows_of_one_shape_go_to_a_table_of_ragged_rows() -> None:
         table.extend(SampleBatch(ids=[[0.5]]))
 
 
-def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_the_way_out() -> None:
+def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_a_fix() -> None:
     table = ReplayTable("t", kind="fifo", capacity=8)
     table.extend(SampleBatch(ids=[[1, 2]]))
     with pytest.raises(ColumnMismatchError, match="rows of varying shape are declared in every fragment: ragged="):
@@ -390,7 +390,7 @@ def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_the_way_out() -> 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("times", [0, 3])
 @pytest.mark.parametrize("column", ["numbers", "objects", "policies"])
-def test_fragments_are_measured_before_they_are_handed_out(kind: str, times: int, column: str) -> None:
+def test_fragments_are_measured_before_they_are_sent(kind: str, times: int, column: str) -> None:
     def rows(number: int) -> Any:
         size = 30_000 if number == 9 else 1
         if column == "objects":
@@ -422,7 +422,7 @@ def test_fragments_are_measured_before_they_are_handed_out(kind: str, times: int
 
 
 @pytest.mark.parametrize("ending", ["close", "gone", "reset"])
-def test_others_get_the_lock_while_a_large_sample_is_drawn(ending: str) -> None:
+def test_the_lock_is_released_while_a_large_sample_is_gathered(ending: str) -> None:
     table = ReplayTable("t", items="fragments", capacity=10, seed=1)
     for number in range(10):
         table.extend(fragment(number))

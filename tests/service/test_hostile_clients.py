@@ -169,7 +169,7 @@ def put(raw: Any, rows: pa.RecordBatch, metadata: bytes | None = None, path: Any
         (b'{"table": "queue", "timeout_s": 0.05}', "sampling requires 1 items, and there are 0"),
     ],
 )
-def test_bad_tickets(raw: Any, ticket: bytes, why: str) -> None:
+def test_invalid_tickets_are_rejected(raw: Any, ticket: bytes, why: str) -> None:
     with pytest.raises(flight.FlightError, match=why) as caught:
         get(raw, ticket)
     assert "Traceback" not in str(caught.value)
@@ -192,7 +192,7 @@ def test_bad_tickets(raw: Any, ticket: bytes, why: str) -> None:
         (b'{"writer": "me"}', "must have no entry 'writer'"),
     ],
 )
-def test_bad_metadata_of_fragments(raw: Any, metadata: bytes, why: str) -> None:
+def test_invalid_metadata_of_fragments_is_rejected(raw: Any, metadata: bytes, why: str) -> None:
     with pytest.raises(flight.FlightError, match=why):
         put(raw, ROWS, metadata)
 
@@ -214,7 +214,7 @@ def test_bad_metadata_of_fragments(raw: Any, metadata: bytes, why: str) -> None:
         ),
     ],
 )
-def test_bad_fragments(raw: Any, rows: pa.RecordBatch, why: str) -> None:
+def test_invalid_fragments_are_rejected(raw: Any, rows: pa.RecordBatch, why: str) -> None:
     with pytest.raises(flight.FlightError, match=why) as caught:
         put(raw, rows)
     assert "Traceback" not in str(caught.value)
@@ -246,7 +246,7 @@ def test_rows_without_bytes_are_rejected(raw: Any, table: str) -> None:
              flight.FlightDescriptor.for_command(b"{}"), flight.FlightDescriptor.for_path("nowhere")],
     ids=["none", "long", "command", "unknown"],
 )  # fmt: skip
-def test_bad_paths(raw: Any, path: Any) -> None:
+def test_invalid_paths_are_rejected(raw: Any, path: Any) -> None:
     with pytest.raises(flight.FlightError, match=r"a path must be a table|there are 'replay', 'queue'"):
         put(raw, ROWS, path=path)
     with pytest.raises(flight.FlightError):
@@ -264,7 +264,7 @@ def test_bad_paths(raw: Any, path: Any) -> None:
         (["replay", "", "\u6f22" * 86], "stream must have at most 256 bytes in UTF-8, got 258"),
     ],
 )
-def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str) -> None:
+def test_names_that_are_too_long_are_rejected(raw: Any, path: list[str], why: str) -> None:
     with pytest.raises(flight.FlightError, match=why):
         put(raw, ROWS, path=flight.FlightDescriptor.for_path(*path))
     longest = flight.FlightDescriptor.for_path("replay", "w" * 256, "\u6f22" * 85)
@@ -305,14 +305,14 @@ def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str)
         ("a" * 100_000, b"", "action must be known, got 'aaa"),
     ],
 )
-def test_bad_actions(raw: Any, action: str, body: bytes, why: str) -> None:
+def test_invalid_actions_are_rejected(raw: Any, action: str, body: bytes, why: str) -> None:
     with pytest.raises(flight.FlightError, match=why) as caught:
         list(raw.do_action(flight.Action(action, body)))
     assert "Traceback" not in str(caught.value)
 
 
 @pytest.mark.parametrize("case", BAD_WEIGHTS)
-def test_the_service_rejects_weights_that_no_client_can_build(raw: Any, case: str) -> None:
+def test_weights_that_clients_cannot_construct_are_rejected(raw: Any, case: str) -> None:
     with pytest.raises(flight.FlightServerError, match=r"weights must|an array of weights must"):
         list(raw.do_action(flight.Action("publish", BAD_WEIGHTS[case])))
 
@@ -336,13 +336,13 @@ def damaged(raw: bytes, old: bytes, new: bytes) -> pa.RecordBatch:
     return read_stream(raw.replace(old, new))
 
 
-def test_names_that_are_no_text(raw: Any) -> None:
+def test_column_names_of_invalid_utf_8_are_rejected(raw: Any) -> None:
     rows = damaged(write_stream(ROWS), b"rewards", b"reward\xc3")
     with pytest.raises(flight.FlightServerError, match="must have column names in UTF-8"):
         put(raw, rows)
 
 
-def test_a_schema_that_lacks_parts(raw: Any) -> None:
+def test_a_schema_that_lacks_parts_is_rejected(raw: Any) -> None:
     weights = bytearray(pack_weights({"w": np.zeros(2)}, "net").to_pybytes())
     refused = []
     # The table of a field begins with how far its own layout lies before it.
@@ -356,7 +356,7 @@ def test_a_schema_that_lacks_parts(raw: Any) -> None:
     assert not [sentence for sentence in refused if "the service failed with" in sentence]
 
 
-def test_a_session_continues_after_what_it_cannot_do(raw: Any) -> None:
+def test_a_session_continues_after_invalid_requests(raw: Any) -> None:
     writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(b'{"table": "replay", "batch_size": 2}'))
     writer.begin(pa.schema([("x", pa.int64())]))
     writer.write_batch(pa.record_batch({"x": [1]}))
@@ -377,7 +377,7 @@ def test_a_session_continues_after_what_it_cannot_do(raw: Any) -> None:
 
 
 @pytest.mark.parametrize("guess", ["0" * 64, "", "\u00e9" * 64])
-def test_a_secret_that_is_guessed_shares_no_memory(raw: Any, guess: str) -> None:
+def test_a_guessed_nonce_does_not_share_memory(raw: Any, guess: str) -> None:
     command = json.dumps({"table": "replay", "batch_size": 2, "nonce": guess}).encode()
     writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(command))
     writer.write_metadata(b"{}")
@@ -385,7 +385,7 @@ def test_a_secret_that_is_guessed_shares_no_memory(raw: Any, guess: str) -> None
     reader.cancel()
 
 
-def test_streams_that_are_closed_half_way(raw: Any) -> None:
+def test_streams_may_close_at_any_point(raw: Any) -> None:
     writer, reader = raw.do_put(PATH, ROWS.schema)
     writer.done_writing()
     assert reader.read() is None
@@ -404,14 +404,14 @@ def test_streams_that_are_closed_half_way(raw: Any) -> None:
     del reader
 
 
-def test_acknowledgements_that_nobody_reads_hold_back_their_writer_alone(raw: Any) -> None:
+def test_unread_acknowledgements_block_only_their_writer(raw: Any) -> None:
     writer, _ = raw.do_put(PATH, ROWS.schema)
     for _ in range(200):
         writer.write_batch(ROWS)
     assert list(raw.do_action(flight.Action("info", b"")))
 
 
-def test_a_client_too_learns_what_is_too_large(server: ReplayServer) -> None:
+def test_a_client_receives_size_limit_errors(server: ReplayServer) -> None:
     with ReplayClient(server.uri, "replay") as client:
         with pytest.raises(CapacityError, match="a sample must have at most 65536 bytes"):
             client.sample(10_000)
@@ -447,7 +447,7 @@ def changed(columns: dict[str, Any]) -> SampleBatch[Any]:
 @pytest.mark.parametrize("change", STRANGE)
 @pytest.mark.parametrize("kind", ["uniform", "fifo"])
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_first_fragment_of_a_stranger_does_not_fix_declared_columns(kind: Any, number: int, change: str) -> None:
+def test_the_first_fragment_does_not_change_declared_columns(kind: Any, number: int, change: str) -> None:
     columns, message = STRANGE[change]
     strange: Any = changed(columns)
     sound: Any = SOUND
@@ -472,7 +472,7 @@ def test_the_first_fragment_of_a_stranger_does_not_fix_declared_columns(kind: An
             assert writer.info()["columns"] == table.info()["columns"]
 
 
-def test_a_table_takes_only_the_policies_that_it_declares() -> None:
+def test_a_table_accepts_only_declared_policies() -> None:
     table = ReplayTable("t", kind="fifo", capacity=4, columns={"left": {"obs": "int64"}, 1: {"obs": "float64"}})
     rows = SampleBatch(obs=[1, 2])
     for fragment, message in (
@@ -512,7 +512,7 @@ def test_columns_of_every_kind_can_be_declared() -> None:
         table.extend(SampleBatch({**rows, "infos": [1, 2]}))
 
 
-def test_infos_of_steps_may_be_missing_and_are_as_declared() -> None:
+def test_infos_of_steps_are_optional_and_match_their_declaration() -> None:
     table = ReplayTable("t", capacity=64, columns=f"{STEP_COLUMNS}+info.lives:int64")
     table.extend(SOUND)
     table.extend(changed({"infos": {"lives": np.full(8, 3)}}))

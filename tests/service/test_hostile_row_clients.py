@@ -83,7 +83,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
-def test_bad_rows_are_rejected_and_store_nothing(raw: Any, case: str) -> None:
+def test_invalid_rows_are_rejected_and_store_nothing(raw: Any, case: str) -> None:
     rows, why = BAD_ROWS[case]
     with pytest.raises((flight.FlightError, pa.ArrowException), match=why) as caught:
         put(raw, rows)
@@ -102,7 +102,7 @@ def test_bad_rows_are_rejected_and_store_nothing(raw: Any, case: str) -> None:
         (b'{"number": 1, "batch": "{}"}', "batch metadata"),
     ],
 )
-def test_bad_metadata_is_rejected(raw: Any, metadata: bytes, why: str) -> None:
+def test_invalid_metadata_is_rejected(raw: Any, metadata: bytes, why: str) -> None:
     with pytest.raises(flight.FlightError, match=why) as caught:
         put(raw, record(key=[11], x=[1]), metadata)
     assert "Traceback" not in str(caught.value)
@@ -150,7 +150,7 @@ def test_bad_metadata_is_rejected(raw: Any, metadata: bytes, why: str) -> None:
         ({"ask": "settle", "reader": "r"}, "must have a number"),
     ],
 )
-def test_bad_requests_are_answered_and_the_session_continues(raw: Any, request_: Any, why: str) -> None:
+def test_invalid_requests_are_rejected_and_the_session_continues(raw: Any, request_: Any, why: str) -> None:
     writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(b'{"table": "rows"}'))
 
     def ask(body: bytes) -> Any:

@@ -127,7 +127,7 @@ def test_a_client_inserts_and_updates_priorities_after_an_interrupted_sample() -
 @pytest.mark.parametrize("elements", [1, 1_000_000])
 @pytest.mark.parametrize("call", ["extend", "flush"])
 def test_fragments_of_an_interrupted_client_are_inserted_once(call: str, elements: int) -> None:
-    """Writing a large fragment waits for the service, too."""
+    """Writing a large fragment also waits for the service."""
     table = ReplayTable("queue", kind="queue", capacity=2)
     inserts = f"[client.extend(SampleBatch(obs=np.full((1, {elements}), i, np.uint8))) for i in range(%s)]"
     # Five fragments are fewer than a client may have in flight.
@@ -248,7 +248,7 @@ print(cpu, resident, [thread.name for thread in threading.enumerate()])
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("table", ["blocked", "replay"])
-def test_a_killed_service_ends_waiting_with_an_error_and_without_work(table: str, prefetch: int) -> None:
+def test_a_killed_service_raises_an_error_in_waiting_clients(table: str, prefetch: int) -> None:
     """The client waits for a sample, or has an idle session, when its service is killed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True, env=environment)
@@ -300,7 +300,7 @@ def test_threads_of_a_deleted_client_end() -> None:
         wait_until(lambda: not reading())
 
 
-def test_a_call_of_another_thread_is_not_handed_over() -> None:
+def test_an_interrupted_call_is_not_resumed_by_another_thread() -> None:
     calls, names = InterruptibleCalls(), []
     thread = threading.Thread(target=lambda: calls.call(lambda: names.append(threading.current_thread())))
     thread.start()

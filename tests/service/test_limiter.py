@@ -16,7 +16,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(["insert", "sample"]), st.intege
 
 
 @given(OPERATIONS, RATIOS, st.integers(1, 20), st.floats(1.0, 4.0))
-def test_requests_are_admitted_as_reverb_admits_their_first_item(
+def test_requests_are_admitted_like_the_first_item_in_reverb(
     operations: list[tuple[str, int]], ratio: float, min_size: int, slack: float
 ) -> None:
     buffer = slack * max(1.0, ratio)
@@ -41,7 +41,7 @@ def test_requests_are_admitted_as_reverb_admits_their_first_item(
     assert (limiter.inserted, limiter.sampled) == (inserted, sampled)
 
 
-def test_without_a_ratio_only_the_least_size_blocks() -> None:
+def test_without_a_ratio_only_the_minimum_size_blocks() -> None:
     limiter = RateLimiter(3)
     limiter.count_samples(1_000_000)
     assert limiter.why_not_sample(2) == "sampling requires 3 items, and there are 2"
@@ -61,7 +61,7 @@ def test_a_new_ratio_counts_from_the_change() -> None:
     assert limiter.why_not_sample(1002) == "samples are 8 ahead, with a limit of 8: 16 were drawn for 1002 inserts"
 
 
-def test_a_new_error_buffer_keeps_the_count() -> None:
+def test_a_new_error_buffer_does_not_reset_the_count() -> None:
     limiter = RateLimiter(1, samples_per_insert=1.0, error_buffer=2.0)
     limiter.count_inserts(11)
     limiter.set_limits(11, {"error_buffer": 20.0})
@@ -102,7 +102,7 @@ def test_a_reset_counts_from_the_beginning() -> None:
         ({"samples_per_insert": float("nan")}, "samples_per_insert must be a number above 0, got nan"),
     ],
 )
-def test_limits_that_are_none_are_rejected(limits: dict[str, Any], message: str) -> None:
+def test_invalid_limits_are_rejected(limits: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         RateLimiter(**limits)
     limiter = RateLimiter()

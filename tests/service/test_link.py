@@ -30,7 +30,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_pauses_grow_up_to_a_second_and_end_in_time(pauses: list[float]) -> None:
+def test_retry_pauses_grow_to_one_second_and_end_at_the_timeout(pauses: list[float]) -> None:
     patience = Patience(URI, 60.0)
     with pytest.raises(
         ServiceError, match=r"must be reachable, got no answer for 60 s in \d+ attempts: the connection"
@@ -42,7 +42,7 @@ def test_pauses_grow_up_to_a_second_and_end_in_time(pauses: list[float]) -> None
     assert len(pauses) < 130
 
 
-def test_clients_that_are_lost_together_come_back_apart(pauses: list[float]) -> None:
+def test_clients_reconnect_after_random_pauses(pauses: list[float]) -> None:
     for _ in range(50):
         Patience(URI, 60.0).wait(LOST)
     assert all(one != other for one, other in pairwise(pauses))
@@ -50,7 +50,7 @@ def test_clients_that_are_lost_together_come_back_apart(pauses: list[float]) -> 
     assert 0.045 < max(pauses) <= 0.05
 
 
-def test_a_call_that_was_blocked_for_long_is_repeated_when_its_connection_breaks(pauses: list[float]) -> None:
+def test_a_blocked_call_is_repeated_after_a_lost_connection(pauses: list[float]) -> None:
     link, calls = Link(URI, None, None, reconnect_s=60.0), []
 
     def call() -> str:
@@ -64,7 +64,7 @@ def test_a_call_that_was_blocked_for_long_is_repeated_when_its_connection_breaks
     link.close()
 
 
-def test_a_writer_on_a_link_that_always_breaks_tries_some_times_and_reports_how_long() -> None:
+def test_a_writer_reports_how_long_it_retried_a_failing_link() -> None:
     rows = episode(0, range(2))
     rows["frame"] = np.zeros((2, 400, 400), np.uint8)
     with (

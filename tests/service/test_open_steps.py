@@ -44,7 +44,7 @@ def held(table: ReplayTable) -> Any:
     return table._items.buffer[:]  # type: ignore[attr-defined]
 
 
-def test_so_many_steps_make_a_fragment() -> None:
+def test_a_fragment_is_sent_after_the_configured_number_of_steps() -> None:
     with serving() as (_, client):
         for t in range(11):
             client.add(step(t))
@@ -62,7 +62,7 @@ def test_the_end_of_an_episode_sends_its_steps() -> None:
     assert sent == [0, 1, 2, 2, 2, 2]
 
 
-def test_each_environment_has_fragments_of_its_own() -> None:
+def test_each_environment_has_separate_fragments() -> None:
     with serving(streams=3) as (table, client):
         for t in range(5):
             client.add(steps(t, [False, t == 1, False]), buffer_ids=[0, 1, 2])
@@ -74,7 +74,7 @@ def test_each_environment_has_fragments_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("steps_of_a_fragment", [1, 3, 7, 1000])
-def test_the_table_gets_the_steps_that_a_local_buffer_gets(steps_of_a_fragment: int) -> None:
+def test_the_table_receives_the_same_steps_as_a_local_buffer(steps_of_a_fragment: int) -> None:
     local = VectorReplayBuffer(120, 3, random_seed=3)
     rng = np.random.default_rng(1)
     with serving(3, steps_of_a_fragment) as (table, client):
@@ -91,7 +91,7 @@ def test_the_table_gets_the_steps_that_a_local_buffer_gets(steps_of_a_fragment: 
         assert len(table) == len(local)
 
 
-def test_readers_of_the_table_see_all_steps() -> None:
+def test_readers_of_the_table_receive_all_steps() -> None:
     for look in (len, lambda client: client.info()["size"], lambda client: client.sample(4) and 3):
         with serving() as (_, client):
             for t in range(3):
@@ -99,7 +99,7 @@ def test_readers_of_the_table_see_all_steps() -> None:
             assert look(client) == 3
 
 
-def test_closing_sends_the_steps_and_leaving_by_an_error_forgets_them() -> None:
+def test_closing_sends_open_steps_and_an_error_discards_them() -> None:
     with serving() as (table, client):
         client.add(step(0))
         client.close()
@@ -110,7 +110,7 @@ def test_closing_sends_the_steps_and_leaving_by_an_error_forgets_them() -> None:
         assert len(table) == 0
 
 
-def test_fragments_follow_the_steps_before_them() -> None:
+def test_fragments_are_sent_after_earlier_steps() -> None:
     with serving() as (table, client):
         client.add(step(0))
         client.extend(episode(7, range(2)))
@@ -118,7 +118,7 @@ def test_fragments_follow_the_steps_before_them() -> None:
         assert held(table).obs.tolist() == [0, 700, 701]
 
 
-def test_a_step_with_other_columns_starts_another_fragment() -> None:
+def test_a_step_with_other_columns_starts_a_new_fragment() -> None:
     local = ReplayBuffer(120)
     with serving() as (table, client):
         for one in (step(0), step(1), step(2, info={"lives": 3}), step(3, info={"lives": 2})):
@@ -130,7 +130,7 @@ def test_a_step_with_other_columns_starts_another_fragment() -> None:
         assert held(table) == local[:]
 
 
-def test_arrays_may_be_written_over_once_they_are_added() -> None:
+def test_arrays_may_be_overwritten_after_they_are_added() -> None:
     with serving(2) as (table, client):
         rows = steps(0, [False, False])
         for t in range(3):
@@ -140,7 +140,7 @@ def test_arrays_may_be_written_over_once_they_are_added() -> None:
         assert held(table).obs.tolist() == [0, 1, 2, 100, 101, 102]
 
 
-def test_a_step_that_is_rejected_leaves_those_before() -> None:
+def test_a_rejected_step_does_not_change_earlier_steps() -> None:
     with serving() as (table, client):
         client.add(step(0))
         with pytest.raises(ColumnNotFoundError, match="'rew'"):
@@ -150,7 +150,7 @@ def test_a_step_that_is_rejected_leaves_those_before() -> None:
         assert held(table).obs.tolist() == [0, 1]
 
 
-def test_a_step_that_could_not_be_sent_is_not_kept() -> None:
+def test_a_step_that_could_not_be_sent_is_discarded() -> None:
     table = ReplayTable("replay", capacity=120)
     server = ReplayServer([table]).start()
     options: dict[str, Any] = {"fragment_steps": 2, "reconnect_s": 0.2, "max_unacknowledged": 1}
@@ -174,7 +174,7 @@ def test_a_step_that_could_not_be_sent_is_not_kept() -> None:
         client.close()
 
 
-def test_a_fragment_that_the_table_rejects_is_dropped_and_those_after_it_are_not() -> None:
+def test_only_the_fragment_that_the_table_rejects_is_dropped() -> None:
     with serving(steps=2) as (table, client):
         client.add(step(0))
         client.add(step(1))
@@ -196,7 +196,7 @@ def test_a_client_can_be_sent_to_other_processes_without_its_steps() -> None:
         assert held(table).obs.tolist() == [1]
 
 
-def test_several_services_take_fragments_of_steps() -> None:
+def test_several_services_receive_fragments_of_steps() -> None:
     tables = [ReplayTable("replay", capacity=400, streams=8) for _ in range(2)]
     with (
         ReplayServer(tables[:1]) as one,
@@ -216,7 +216,7 @@ def test_numbers_of_steps_are_checked(count: Any) -> None:
 
 
 @pytest.mark.parametrize("fragment_steps", [1, 3])
-def test_names_without_values_are_those_of_a_local_buffer(fragment_steps: int) -> None:
+def test_names_without_values_agree_with_a_local_buffer(fragment_steps: int) -> None:
     local = ReplayBuffer(120, random_seed=3)
     forms: list[dict[str, Any]] = [
         {"obs": {"a": np.ones(2), "b": Batch()}, "info": {"episode": {"r": {}}}},
@@ -232,7 +232,7 @@ def test_names_without_values_are_those_of_a_local_buffer(fragment_steps: int) -
         assert repr(client.sample(64)) == repr(local.sample(64))
 
 
-def test_names_without_values_of_a_batch_are_those_of_a_local_buffer() -> None:
+def test_names_without_values_of_batches_agree_with_a_local_buffer() -> None:
     local = ReplayBuffer(120, random_seed=3)
     flags = {"terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)}
     rows = Batch(

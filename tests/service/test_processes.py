@@ -130,7 +130,7 @@ def test_a_client_continues_when_the_service_is_killed_and_started_again() -> No
         client._end()
 
 
-def test_a_client_reports_how_long_it_has_tried() -> None:
+def test_a_client_reports_how_long_it_has_retried() -> None:
     with running(SERVE, "0") as (server, port):
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
         client.extend(episode(0, range(5)))
@@ -182,7 +182,7 @@ def test_a_stream_continues_when_the_service_is_ended_and_started_again(
         writer._end()
 
 
-def test_a_stream_hands_out_what_has_arrived_before_it_reports_how_long_it_has_tried() -> None:
+def test_a_stream_yields_received_samples_before_it_raises_an_error() -> None:
     with running(SERVE, "0", "filled") as (server, port):
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
         stream = client.stream(8, prefetch=4)
@@ -216,7 +216,7 @@ def test_samples_are_mapped_from_a_service_that_was_started_again() -> None:
         client._end()
 
 
-def test_fragments_that_were_taken_before_the_connection_broke_are_not_inserted_twice() -> None:
+def test_fragments_stored_before_a_lost_connection_are_inserted_once() -> None:
     table = ReplayTable("replay", capacity=1000)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
         for number in range(30):
@@ -270,7 +270,7 @@ def test_a_service_killed_before_acknowledging_inserts_each_fragment_once(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by the paths of descriptors")
-def test_large_samples_are_mapped_and_nothing_is_left_when_the_service_is_killed() -> None:
+def test_memory_of_mapped_samples_is_removed_after_a_killed_service() -> None:
     before = shared_mappings()
     with running(SERVE, "0", "filled") as (server, port):
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.2)
@@ -290,7 +290,7 @@ def test_large_samples_are_mapped_and_nothing_is_left_when_the_service_is_killed
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by the paths of descriptors")
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_memory_of_a_client_that_is_killed_is_free_again(sign: int) -> None:
+def test_memory_of_a_killed_client_is_released(sign: int) -> None:
     with running(SERVE, "0", "filled") as (server, port):
         with running(READ + SLEEP, port) as (reader, is_mapped):
             assert is_mapped == "1"
@@ -301,7 +301,7 @@ def test_memory_of_a_client_that_is_killed_is_free_again(sign: int) -> None:
         wait_until(lambda: shared_descriptors(server.pid) == 1)
 
 
-def test_a_client_that_keeps_its_samples_gets_the_others_by_wire() -> None:
+def test_a_client_that_retains_samples_receives_others_by_network() -> None:
     table = ReplayTable("replay", capacity=400, seed=1)
     images = np.zeros((400, 64, 64), np.uint8)
     table.extend(
@@ -319,7 +319,7 @@ def test_a_client_that_keeps_its_samples_gets_the_others_by_wire() -> None:
 
 
 @pytest.mark.parametrize("way", ["shared", "wire"])
-def test_a_client_that_is_stopped_neither_slows_the_others_nor_takes_their_memory(way: str) -> None:
+def test_a_stopped_client_does_not_affect_other_clients(way: str) -> None:
     step = np.zeros((1, 64, 64), np.uint8)
     flag = np.zeros(1, bool)
     rows = SampleBatch(obs=step, new_obs=step, actions=flag, rewards=flag, terminateds=~flag)
@@ -359,7 +359,7 @@ stream = client.stream(1)
 """
 
 
-def test_a_forked_child_learns_that_it_cannot_use_the_client() -> None:
+def test_a_forked_child_cannot_use_the_client() -> None:
     with ReplayServer([ReplayTable("replay", capacity=10)]) as server, running(FORK, server.uri) as (process, line):
         assert line == "OwnershipError"
         assert process.stdout.read() == "0\n"
@@ -421,7 +421,7 @@ for one in (*streams, client, sharded, metrics, server):
 """
 
 
-def test_a_forked_child_leaves_clients_and_servers_to_its_parent() -> None:
+def test_a_forked_child_does_not_close_clients_of_its_parent() -> None:
     expected = [
         "client.close(); client.close()",
         "client.__exit__(None, None, None); client.__exit__(ValueError, None, None)",
@@ -477,7 +477,7 @@ def test_a_forked_child_does_not_listen_for_a_server_that_was_killed() -> None:
             os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_sample_that_is_blocked_does_not_go_to_a_client_that_has_left() -> None:
+def test_a_blocked_sample_is_not_sent_to_a_closed_client() -> None:
     table = ReplayTable("queue", kind="queue", capacity=10)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
         with running(
@@ -526,7 +526,7 @@ def test_a_server_closes_while_clients_wait_and_streams_are_open() -> None:
         one._end()
 
 
-def test_an_interpreter_ends_though_its_server_and_a_client_of_its_own_are_left_open() -> None:
+def test_an_interpreter_exits_with_an_open_server_and_client() -> None:
     code = """
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 server = ReplayServer([ReplayTable("replay", capacity=10)]).start()

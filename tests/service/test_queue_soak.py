@@ -47,7 +47,7 @@ LINES = [[0.0, 1, 0, 1], [1.0, 2, 1, 2], [2.0, 3, 2, 2], [3.0, 3, 3, 3]]
         ({0: [1.5], 1: [2.5], 7: [3.0]}, {2: 1}, [], "fragment 7 was never sent", {}),
     ],
 )
-def test_the_account_of_a_queue_finds_faults(
+def test_the_queue_check_detects_faults(
     readings: dict[int, list[float]],
     left: dict[int, int],
     losses: list[tuple[float, float]],

@@ -95,7 +95,7 @@ def _is_any_complete(table: RowTable) -> bool:
     return True
 
 
-def test_killed_writers_and_consumers_lose_no_row_and_double_none(tmp_path):
+def test_killed_writers_and_consumers_lose_and_duplicate_no_row(tmp_path):
     run_kills(tmp_path, writers=4, killed=2, keys_before_kill=40)
 
 

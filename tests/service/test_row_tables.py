@@ -67,7 +67,7 @@ def test_rows_are_inserted_once_their_columns_are_complete(rows):
     assert len(rows) == 0
 
 
-def test_columns_of_rows_keep_their_kinds_through_a_service(client):
+def test_a_service_preserves_the_kinds_of_row_columns(client):
     given = {
         "flag": np.array([True, False, True]),
         "small": np.array([1, 2, 3], np.uint8),
@@ -184,7 +184,7 @@ def test_a_complete_random_history_matches_a_dictionary():
 # Waiting
 
 
-def test_a_wait_ends_once_the_columns_arrive(rows):
+def test_a_wait_ends_when_the_columns_are_complete(rows):
     found = []
     waiting = threading.Thread(target=lambda: found.append(rows.wait([4, 5], columns=["reward"], timeout_s=5)))
     waiting.start()
@@ -207,7 +207,7 @@ def test_a_put_continues_while_the_same_client_waits(client):
     assert found[0]["x"].tolist() == [1]
 
 
-def test_a_timeout_names_the_missing_columns_and_how_many_rows_lack_them(rows):
+def test_a_timeout_reports_missing_columns_with_row_counts(rows):
     rows.put([1, 2, 3], {"x": [1, 2, 3]})
     rows.put([1], {"reward": [1.0]})
     with pytest.raises(LimitTimeoutError) as error:
@@ -221,7 +221,7 @@ def test_a_timeout_names_the_missing_columns_and_how_many_rows_lack_them(rows):
     assert rows.take(3, columns=["x"])["x"].tolist() == [1, 2, 3]
 
 
-def test_a_full_table_holds_new_rows_back_but_not_further_columns():
+def test_a_full_table_blocks_new_rows_but_not_new_columns():
     table = RowTable("rows", 2)
     table.put([1, 2], {"x": [1, 2]})
     with pytest.raises(LimitTimeoutError, match="2 of 2 rows, no room for 1 more"):
@@ -264,7 +264,7 @@ def test_a_put_that_is_rejected_stores_nothing(rows, keys, columns, kind, messag
     assert rows.take(2, columns=["x"])["x"].tolist() == [1, 6]
 
 
-def test_an_update_needs_keys_that_exist_or_that_do_not(rows):
+def test_an_update_checks_whether_its_keys_exist(rows):
     rows.put([1], {"x": [1]}, update=False)
     with pytest.raises(RowIndexError, match="got 1 of 2 unknown, first 2"):
         rows.put([1, 2], {"y": [1, 2]}, update=True)
@@ -293,7 +293,7 @@ def test_a_request_that_is_out_of_range_is_rejected(rows, arguments, kind, messa
         rows.take(**arguments)
 
 
-def test_selecting_needs_the_columns_that_the_table_selects_by():
+def test_selection_requires_the_selector_columns_of_the_table():
     table = RowTable("rows", 4)
     table.put([1], {"x": [1]})
     for option, value in (("by_group", True), ("max_tokens", 3), ("max_lag", 0)):
@@ -301,7 +301,7 @@ def test_selecting_needs_the_columns_that_the_table_selects_by():
             table.take(1, columns=["x"], **{option: value})
 
 
-def test_reading_rows_that_are_unknown_or_incomplete_is_rejected(rows):
+def test_reading_unknown_or_incomplete_rows_is_rejected(rows):
     rows.put([1, 2], {"x": [1, 2]})
     rows.put([1], {"y": [1]})
     with pytest.raises(RowIndexError, match="got 1 of 2 unknown, first 7"):
@@ -335,7 +335,7 @@ def test_a_group_waits_for_its_size():
     assert table.take(4, by_group=True, at_least=1)["key"].tolist() == [0, 1, 2]
 
 
-def test_a_group_larger_than_the_budget_is_named(rows):
+def test_a_group_larger_than_the_budget_is_reported(rows):
     rows.put([0, 1, 2], {"uid": [4, 4, 4], "ids": [[1, 2], [3, 4], [5, 6]]})
     with pytest.raises(CapacityError, match="the next group must have at most n = 2 rows, got 3"):
         rows.take(2, columns=["ids"], by_group=True)
@@ -370,7 +370,7 @@ def test_rows_that_lag_too_far_are_evicted_when_weights_are_published():
         assert client.info()["evicted"] == 1
 
 
-def test_samples_are_uniform_without_replacement_and_leave_the_rows(rows):
+def test_samples_are_uniform_without_replacement_and_keep_the_rows(rows):
     rows.put(range(10), {"x": np.arange(10), "uid": np.arange(10) // 5})
     drawn = [sorted(rows.sample(5, columns=["x"], seed=seed)["x"].tolist()) for seed in range(40)]
     assert all(len(set(one)) == 5 for one in drawn)
@@ -413,7 +413,7 @@ def test_a_repeated_put_is_stored_once(table):
     assert table.taken("w", "s") == 1
 
 
-def test_rows_of_a_client_that_dies_while_taking_go_to_another(table):
+def test_rows_of_a_client_killed_while_taking_go_to_another(table):
     with ReplayServer([table]) as server, RowClient(server.uri, "rows", timeout_s=5.0) as client:
         client.put([1, 2], {"x": [1, 2]})
         with RowClient(server.uri, "rows") as dying:
@@ -468,7 +468,7 @@ class Interrupt(Exception):
     ],
     ids=["wait", "take", "sample", "put"],
 )
-def test_a_signal_handler_interrupts_a_call_that_waits(call):
+def test_a_signal_handler_interrupts_a_blocked_call(call):
     def interrupt(*_):
         raise Interrupt
 
@@ -610,7 +610,7 @@ def test_a_writer_continues_while_checkpoints_are_written(tmp_path):
     ("name", "value"),
     [("numbers", [1, 1]), ("numbers", [1]), ("marks", {"trainer": [True]}), ("next_key", -1), ("counts", ["x", 0, 0])],
 )
-def test_a_damaged_state_leaves_the_table_as_it_was(name, value):
+def test_a_damaged_state_does_not_change_the_table(name, value):
     table, other = RowTable("rows", 5), RowTable("rows", 5)
     table.put([1, 2], {"x": [1, 2]})
     other.put([9], {"z": [1]})
@@ -619,7 +619,7 @@ def test_a_damaged_state_leaves_the_table_as_it_was(name, value):
     assert other.take(1, columns=["z"])["key"].tolist() == [9]
 
 
-def test_groups_of_text_stay_apart_when_old_names_are_dropped():
+def test_text_groups_remain_distinct_after_old_names_are_dropped():
     table = RowTable("rows", 20, group="uid")
     table.put([-1, -2], {"uid": ["first", "first"]})
     for step in range(1500):
@@ -653,7 +653,7 @@ def test_a_late_column_does_not_recreate_an_evicted_row():
 
 
 @pytest.mark.parametrize("removal", ["taken", "removed"])
-def test_a_late_column_does_not_recreate_a_row_that_left(rows, removal):
+def test_a_late_column_does_not_recreate_a_removed_row(rows, removal):
     rows.put([1, 2], {"x": [1, 2]})
     if removal == "taken":
         rows.take(1, columns=["x"])
@@ -671,7 +671,7 @@ def test_a_late_column_does_not_recreate_a_row_that_left(rows, removal):
     assert rows.take(2, columns=["x", "y"])["x"].tolist() == [2, 3]
 
 
-def test_a_row_that_one_of_two_consumers_took_gets_late_columns():
+def test_a_row_taken_by_one_of_two_consumers_accepts_late_columns():
     table = RowTable("rows", 4, consumers=["critic", "trainer"])
     table.put([1], {"x": [1]})
     table.take(1, columns=["x"], consumer="critic")

@@ -63,7 +63,7 @@ def sent(writer: SampleWriter, reader: SampleReader, sample: Sample) -> Any:
 
 
 @pytest.mark.parametrize("make", [flat, nested, prioritized])
-def test_samples_of_a_form_that_came_before_are_the_same(make: Any) -> None:
+def test_samples_of_a_cached_layout_are_received_unchanged(make: Any) -> None:
     writer, reader = SampleWriter(), SampleReader()
     for turn in range(4):
         sample = make()
@@ -84,14 +84,14 @@ def test_arrays_are_read_only() -> None:
         assert not indices.flags.writeable
 
 
-def test_a_sample_with_other_names_without_values_is_another_form() -> None:
+def test_a_sample_with_other_names_without_values_has_a_new_layout() -> None:
     writer, reader = SampleWriter(), SampleReader()
     for names in (["info"], ["info"], [], [], ["info"], ["policy"], ["policy"], ["info", "policy"], []):
         sample = sample_of(2, obs=np.arange(2.0), **{name: Batch() for name in names})
         assert list(sent(writer, reader, sample).batch.keys()) == ["obs", *names]
 
 
-def test_sizes_that_change_leave_the_samples_complete() -> None:
+def test_samples_of_changing_size_are_complete() -> None:
     writer, reader = SampleWriter(), SampleReader()
     for rows in (1, 2, 2, 3, 2, 3, 3, 1, 1, *range(1, 40), 2, 2):
         sample = flat(rows)
@@ -109,7 +109,7 @@ def test_sizes_that_change_leave_the_samples_complete() -> None:
     ],
     ids=["objects", "rows that vary", "no rows"],
 )
-def test_samples_that_arrow_must_look_at_have_no_stream_of_their_own(columns: dict[str, Any]) -> None:
+def test_samples_that_require_arrow_use_the_general_stream(columns: dict[str, Any]) -> None:
     rows = len(columns["obs"])
     writer, reader = SampleWriter(), SampleReader()
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_samples_that_arrow_must_look_at_have_no_stream_of_their_own(columns: di
     assert not reader._layouts
 
 
-def test_episodes_and_fragments_have_no_stream_of_their_own() -> None:
+def test_episodes_and_fragments_use_the_general_stream() -> None:
     steps, queue = ReplayTable("replay", capacity=100), ReplayTable("queue", kind="fifo", capacity=9)
     for table in (steps, queue):
         table.extend(episode(0, range(5)))
@@ -128,13 +128,13 @@ def test_episodes_and_fragments_have_no_stream_of_their_own() -> None:
         assert all(isinstance(writer.prepare(sample)[0], RowsStream) for _ in range(3))
 
 
-def test_bytes_that_are_no_stream_are_rejected() -> None:
+def test_bytes_that_are_not_a_stream_are_rejected() -> None:
     stream = np.frombuffer(b"neither head nor tail", np.uint8)
     with pytest.raises(FormatError, match="must be an Arrow stream with a record batch"):
         SampleReader().read(stream)
 
 
-def test_a_stream_that_is_no_sample_is_rejected() -> None:
+def test_a_stream_that_is_not_a_sample_is_rejected() -> None:
     rows = RowsStream(SampleBatch(obs=[1, 2]).to_arrow().to_batches()[0])
     out = np.empty(rows.nbytes, np.uint8)
     rows.write(out)
@@ -151,7 +151,7 @@ def test_several_samples_share_one_message() -> None:
     assert [reader.read(part).batch for part in parts] == [sample.batch for sample in samples]
 
 
-def test_memory_that_was_in_use_before_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninitialized_memory_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = SampleWriter()
     writer.prepare(flat(3))
     streams = [writer.prepare(flat(3))[0] for _ in range(2)]
@@ -165,14 +165,14 @@ def test_memory_that_was_in_use_before_is_not_sent(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("letters", [10, 5000, 200_000])
-def test_a_message_is_cut_behind_json_of_any_length(letters: int) -> None:
+def test_a_message_is_split_after_json_of_any_length(letters: int) -> None:
     told, stream = cut_inline(json.dumps({"numbers": "7" * letters}).encode() + b"\n" + b"stream\n")
     assert json.loads(told) == {"numbers": "7" * letters}
     assert stream.tobytes() == b"stream\n"
 
 
 @pytest.mark.parametrize("sizes", [7, [0], [-1], ["8"], [129], [64, 65]])
-def test_messages_with_sizes_that_are_not_theirs_are_rejected(sizes: Any) -> None:
+def test_messages_with_wrong_sizes_are_rejected(sizes: Any) -> None:
     with pytest.raises(FormatError, match="must have the sizes that their message declares"):
         split_inline(np.zeros(128, np.uint8), sizes)
 
@@ -204,7 +204,7 @@ def objects(rows: int) -> Sample:
     return sample_of(rows, obs=obs, rew=RNG.random(rows), info=np.array(infos, object), policy=Batch())
 
 
-def test_a_reader_of_objects_reads_what_the_general_reader_reads() -> None:
+def test_the_object_reader_agrees_with_the_general_reader() -> None:
     writer, reader = SampleWriter(), SampleReader()
     for rows in (3, 3, 5, 3, 4, 8):
         sample = objects(rows)
@@ -250,7 +250,7 @@ def test_samples_with_one_schema_and_columns_of_other_lengths_are_rejected() -> 
     assert known._plan.read(Lying()) is None  # type: ignore[arg-type]
 
 
-def test_later_samples_keep_the_unit_of_actions() -> None:
+def test_later_samples_preserve_the_action_unit() -> None:
     unit = ActionUnit("scale", -2.0, 2.0)
     for make in (flat, lambda: objects(4)):
         writer, reader = SampleWriter(), SampleReader()
@@ -267,7 +267,7 @@ def bytes_of(rows: pa.RecordBatch) -> Any:
     return out
 
 
-def test_a_reader_that_does_not_know_the_form_reads_the_stream() -> None:
+def test_a_reader_without_the_cached_layout_decodes_the_stream() -> None:
     writer = SampleWriter()
     writer.prepare(large())
     sample = large()
@@ -278,7 +278,7 @@ def test_a_reader_that_does_not_know_the_form_reads_the_stream() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_samples_by_a_layout_are_those_by_arrow(data: st.DataObject) -> None:
+def test_samples_with_a_cached_layout_agree_with_arrow(data: st.DataObject) -> None:
     writer, reader = SampleWriter(), SampleReader()
     names = ["obs", "act", "rew"]
     forms = []
@@ -318,7 +318,7 @@ def learner() -> Iterator[ReplayClient]:
         yield client
 
 
-def test_large_samples_are_not_torn_by_a_writer_while_they_are_sent(learner: ReplayClient) -> None:
+def test_large_samples_are_consistent_while_a_writer_overwrites_rows(learner: ReplayClient) -> None:
     done = threading.Event()
 
     def write() -> None:

@@ -43,7 +43,7 @@ def serving(*shards: ReplayTable, **options: Any) -> Iterator[ReplayClient]:
         yield stack.enter_context(ReplayClient(uris, "replay", seed=0, **options))
 
 
-def test_steps_of_an_environment_stay_together_and_environments_are_spread_by_share() -> None:
+def test_environments_are_assigned_to_services_by_share() -> None:
     one, two = tables(capacity=200_000, streams=300)
     with serving(one, two, shares=[1, 3]) as client:
         for start in range(0, 8, 4):
@@ -72,7 +72,7 @@ def test_ids_that_do_not_distinguish_rows_are_rejected() -> None:
         client.extend(rows)
 
 
-def test_rows_of_add_go_to_the_services_of_their_environments() -> None:
+def test_rows_of_add_are_sent_to_the_service_of_their_environment() -> None:
     with serving(*tables(streams=64)) as client:
         ids = np.arange(40)
         for t in range(5):
@@ -103,7 +103,7 @@ def test_rows_are_drawn_as_often_as_from_one_table() -> None:
         assert abs(square - size) < 4 * np.sqrt(2 * size)
 
 
-def test_priorities_are_returned_to_the_service_that_the_rows_came_from() -> None:
+def test_priorities_are_sent_to_the_service_of_their_rows() -> None:
     shards = tables(kind="prioritized", alpha=1.0, beta=1.0)
     with serving(*shards) as client:
         for number in range(20):
@@ -119,7 +119,7 @@ def test_priorities_are_returned_to_the_service_that_the_rows_came_from() -> Non
             client.update_weight(np.array([5 << 48]), 1.0)
 
 
-def test_a_stream_takes_fragments_of_all_services_once() -> None:
+def test_a_stream_receives_fragments_of_all_services_once() -> None:
     shards = tables(kind="fifo", capacity=100, max_times_sampled=1, streams=1)
     with serving(*shards) as client:
         for number in range(30):
@@ -141,7 +141,7 @@ def test_batches_of_several_policies_are_not_split() -> None:
         assert isinstance(client.sample(1)[0], MultiAgentBatch)
 
 
-def test_weights_are_published_on_all_services_and_the_newest_are_got() -> None:
+def test_weights_are_published_on_all_services_and_read_from_any() -> None:
     with serving(*tables()) as client:
         assert client.latest() is None
         assert client.publish({"w": np.arange(3.0)}) == 1
@@ -152,7 +152,7 @@ def test_weights_are_published_on_all_services_and_the_newest_are_got() -> None:
         assert client.latest(2) is None
 
 
-def test_a_service_that_comes_back_takes_part_in_the_versions_of_weights() -> None:
+def test_a_restarted_service_continues_the_weight_versions() -> None:
     shards = tables()
     with contextlib.ExitStack() as stack:
         first = [stack.enter_context(ReplayServer([table])) for table in shards]
@@ -196,7 +196,7 @@ def test_a_client_can_be_sent_to_another_process_by_pickle() -> None:
             assert (len(other), other.uris) == (5, client.uris)
 
 
-def test_closing_sends_to_every_service_whatever_one_of_them_rejects() -> None:
+def test_closing_sends_to_every_service_despite_rejections() -> None:
     one, two = tables(streams=16)
     with contextlib.ExitStack() as stack:
         uris = [stack.enter_context(ReplayServer([table])).uri for table in (one, two)]
@@ -209,7 +209,7 @@ def test_closing_sends_to_every_service_whatever_one_of_them_rejects() -> None:
         assert all(shard.connection._closed for shard in client._shards.all)
 
 
-def test_limits_and_reset_are_those_of_all_tables() -> None:
+def test_limits_and_reset_apply_to_all_tables() -> None:
     with serving(*tables()) as client:
         client.extend(episode(1, range(5)))
         told = client.set_limits(min_size=3)
@@ -245,7 +245,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def test_writers_and_learners_continue_when_a_service_is_killed_and_take_it_back() -> None:
+def test_writers_and_learners_continue_if_a_service_is_restarted() -> None:
     (one, first), (two, second) = start(), start()
     try:
         with ReplayClient([first, second], "replay", retry_s=0.5, reconnect_s=0.3, seed=1) as client:
@@ -285,7 +285,7 @@ def test_writers_and_learners_continue_when_a_service_is_killed_and_take_it_back
                 kill(process)
 
 
-def test_closing_sends_what_is_there_and_ends_the_wait_of_a_thread_for_a_sample() -> None:
+def test_closing_sends_fragments_and_wakes_waiting_threads() -> None:
     told: list[str] = []
 
     def draw() -> None:

@@ -38,7 +38,7 @@ def full_queue() -> ReplayTable:
     return ReplayTable("queue", kind="queue", capacity=1)
 
 
-def test_a_thread_that_streams_does_not_wait_for_one_that_a_full_queue_blocks() -> None:
+def test_a_streaming_thread_does_not_wait_for_a_blocked_writer() -> None:
     with ReplayServer([full_queue()]) as server:
         client = ReplayClient(server.uri, "queue", max_unacknowledged=1)
         assert stream_while_another_thread_writes(client, 20, lambda: None) == list(range(20))

@@ -44,7 +44,7 @@ def number_of(rows: Any) -> int:
     return int(number)
 
 
-def test_a_stream_has_several_samples_in_progress_in_a_round_trip() -> None:
+def test_a_stream_has_several_samples_in_flight() -> None:
     table = ReplayTable("replay", capacity=100)
     table.extend(episode(0, range(20)))
     with (
@@ -61,7 +61,7 @@ def test_a_stream_has_several_samples_in_progress_in_a_round_trip() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_as_many_large_samples_are_ahead_of_a_learner_that_computes_as_it_asked_for(shared: bool) -> None:
+def test_the_prefetch_queue_is_filled_while_a_learner_computes(shared: bool) -> None:
     table = ReplayTable("replay", capacity=100)
     frames = np.zeros((8, 300, 300), np.uint8)
     table.extend(SampleBatch(obs=frames, actions=[0] * 8, rewards=np.zeros(8), terminateds=[False] * 7 + [True]))
@@ -77,7 +77,7 @@ def test_as_many_large_samples_are_ahead_of_a_learner_that_computes_as_it_asked_
         stream.close()
 
 
-def test_a_writer_has_several_fragments_in_progress_in_a_round_trip() -> None:
+def test_a_writer_has_several_fragments_in_flight() -> None:
     table = ReplayTable("replay", capacity=1000)
     with (
         ReplayServer([table]) as server,
@@ -91,7 +91,7 @@ def test_a_writer_has_several_fragments_in_progress_in_a_round_trip() -> None:
 
 
 @pytest.mark.parametrize("cuts", [{"cut_sent": 60e3}, {"cut_received": 1e3}], ids=["fragments", "acknowledgements"])
-def test_fragments_are_inserted_once_over_a_link_that_breaks(cuts: dict[str, float]) -> None:
+def test_fragments_are_inserted_once_over_a_failing_link(cuts: dict[str, float]) -> None:
     table = ReplayTable("replay", capacity=1000)
     with (
         ReplayServer([table]) as server,
@@ -143,14 +143,14 @@ def carry(fragments: int, cut_bytes: float, delay_s: float, seed: int) -> tuple[
     return wide, narrow
 
 
-def test_a_queue_continues_over_links_that_break_and_hands_out_complete_fragments_once() -> None:
+def test_a_queue_delivers_fragments_once_over_failing_links() -> None:
     writing, reading = carry(40, 60e3, 0.002, seed=3)
     assert min(writing.cuts, reading.cuts) >= 2
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
-def test_a_queue_continues_for_long_over_links_that_break(seed: int) -> None:
+def test_a_queue_works_for_a_long_time_over_failing_links(seed: int) -> None:
     fragments = rounds(40)
     writing, reading = carry(fragments, 500.0 * fragments, DELAY_S / 2, seed=10 * seed)
     assert min(writing.cuts, reading.cuts) >= 5

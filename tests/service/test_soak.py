@@ -61,7 +61,7 @@ LINES = [[0.0, STEPS, 0, 1], [1.0, 2 * STEPS, STEPS, 2], [2.0, 3 * STEPS, STEPS,
         ((1, 1, 1, 1), [], [], "was never sent"),
     ],
 )
-def test_a_soak_finds_faults(
+def test_the_soak_check_detects_faults(
     times: tuple[int, ...], losses: list[tuple[float, float]], kills: list[float], fault: str
 ) -> None:
     faults, _ = account(LINES, np.repeat(times, STEPS), losses, kills)
@@ -73,14 +73,14 @@ def test_a_soak_finds_faults(
     ("times", "removed", "lost"),
     [((0, 1, 1), 0.5, 0), ((0, 0, 1), 1.0, 0), ((0, 0, 0), 2.5, 0), ((0, 0, 1), 0.5, 1), ((1, 0, 1), 2.5, 1)],
 )
-def test_a_soak_knows_what_a_full_ring_has_written_over(times: tuple[int, ...], removed: float, lost: int) -> None:
+def test_the_soak_check_accounts_for_overwritten_rows(times: tuple[int, ...], removed: float, lost: int) -> None:
     faults, sums = account(LINES, np.repeat(times, STEPS), [], [], removed)
     assert [fault.endswith("is lost") for fault in faults] == [True] * lost
     assert sums["acknowledged and written over"] == (times.count(0) - lost) * STEPS
     assert sums["acknowledged and lost"] == lost * STEPS
 
 
-def test_rates_are_of_some_spans_of_time_and_of_all_processes(tmp_path: Path) -> None:
+def test_rates_are_computed_per_interval_over_all_processes(tmp_path: Path) -> None:
     for name, lines in (("a", "0 0\n10 100\n20 100\n"), ("b", "5 0\n15 10\n"), ("c", "")):
         (tmp_path / name).write_text(lines)
     paths = [tmp_path / name for name in "abc"]
@@ -88,7 +88,7 @@ def test_rates_are_of_some_spans_of_time_and_of_all_processes(tmp_path: Path) ->
     assert rate(paths, 1, [(0.0, 5.0), (15.0, 20.0)]) == 5.0
 
 
-def test_a_soak_finds_a_fragment_that_is_there_in_part() -> None:
+def test_the_soak_check_detects_a_partial_fragment() -> None:
     counted = np.ones(3 * STEPS, int)
     counted[2 * STEPS + 1] = 0
     assert account(LINES, counted, [], [])[0] == ["fragment 2 is there in part"]

@@ -73,7 +73,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("name", BUFFERS)
 @pytest.mark.parametrize("options", [{}, {"n_step": 3, "gamma": 0.9}], ids=["steps", "n-step"])
-def test_the_same_seed_gives_the_samples_of_the_local_buffer(name: str, options: dict[str, Any]) -> None:
+def test_the_same_seed_gives_the_samples_of_a_local_buffer(name: str, options: dict[str, Any]) -> None:
     table, buffer = both(name)
     for _ in range(5):
         sample = table.sample(16, **options)
@@ -93,7 +93,7 @@ def test_the_same_seed_gives_the_samples_of_the_local_buffer(name: str, options:
 
 @pytest.mark.parametrize("name", BUFFERS)
 @pytest.mark.parametrize("padded", [True, False])
-def test_sequences_are_those_of_the_local_buffer(name: str, padded: bool) -> None:
+def test_sequences_agree_with_a_local_buffer(name: str, padded: bool) -> None:
     table, buffer = both(name)
     sample = table.sample(8, mode="sequences", length=4, burn_in=1, padded=padded)
     batch, indices = buffer.sample_sequences(8, 4, burn_in=1, padded=padded)
@@ -104,7 +104,7 @@ def test_sequences_are_those_of_the_local_buffer(name: str, padded: bool) -> Non
 
 @pytest.mark.parametrize("name", BUFFERS)
 @pytest.mark.parametrize("unfinished", [True, False])
-def test_episodes_are_those_of_the_local_buffer(name: str, unfinished: bool) -> None:
+def test_episodes_agree_with_a_local_buffer(name: str, unfinished: bool) -> None:
     table, buffer = both(name)
     sample = table.sample(6, mode="episodes", unfinished=unfinished)
     batches, indices = buffer.sample_episodes(6, unfinished=unfinished)
@@ -114,21 +114,21 @@ def test_episodes_are_those_of_the_local_buffer(name: str, unfinished: bool) -> 
     assert sample.batch.obs.tolist() == np.concatenate([batch.obs for batch in batches]).tolist()
 
 
-def test_a_table_samples_n_step_returns_by_itself() -> None:
+def test_a_table_computes_n_step_returns() -> None:
     table = ReplayTable("replay", capacity=40, seed=3, n_step=3, gamma=0.5)
     table.extend(episode(0, range(9)))
     assert set(np.unique(table.sample(64).batch.returns)) == {1.0, 1.5, 1.75}
     assert set(np.unique(table.sample(64, n_step=1).batch.returns)) == {1.0}
 
 
-def test_a_seed_is_for_one_sample_alone() -> None:
+def test_a_seed_applies_to_one_sample_only() -> None:
     table, buffer = both("uniform")
     first = table.sample(16, seed=9).indices.tolist()
     assert table.sample(16, seed=9).indices.tolist() == first
     assert table.sample(16).indices.tolist() == buffer.sample(16)[1].tolist()
 
 
-def test_an_exponent_is_for_one_sample_alone() -> None:
+def test_an_exponent_applies_to_one_sample_only() -> None:
     table, _ = both("prioritized")
     table.update_weight(np.arange(40), np.arange(40) + 1.0)
     weights = [table.sample(16, seed=1, beta=beta).weights for beta in (0.0, 1.0)]
@@ -140,7 +140,7 @@ def test_an_exponent_is_for_one_sample_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["uniform", "prioritized"])
-def test_the_distribution_is_that_of_the_local_buffer(name: str) -> None:
+def test_the_distribution_agrees_with_a_local_buffer(name: str) -> None:
     table, buffer = both(name)
     priorities = np.arange(40) % 7 + 0.5
     if name == "prioritized":
@@ -178,7 +178,7 @@ def test_steps_are_inserted_with_priorities() -> None:
     assert abs(counts[3] - 3000) < 150
 
 
-def test_one_priority_is_that_of_all_steps() -> None:
+def test_a_single_priority_applies_to_all_steps() -> None:
     table = ReplayTable("prio", kind="prioritized", capacity=8, alpha=1.0, beta=1.0, seed=0)
     table.extend(episode(0, range(4)), priorities=3.0)
     table.extend(episode(1, range(4)), priorities=1.0)
@@ -189,7 +189,7 @@ def test_one_priority_is_that_of_all_steps() -> None:
 # Streams
 
 
-def test_fragments_of_each_writer_are_in_one_piece() -> None:
+def test_fragments_of_each_writer_are_contiguous() -> None:
     table = ReplayTable("replay", capacity=80, streams=4, seed=0)
     for start in range(0, 8, 2):
         for writer in ("a", "b"):
@@ -206,7 +206,7 @@ def test_fragments_of_each_writer_are_in_one_piece() -> None:
     assert not sample.batch.truncated.any()
 
 
-def test_the_ring_of_the_oldest_stream_goes_to_a_new_one() -> None:
+def test_a_new_stream_reuses_the_ring_of_the_oldest_stream() -> None:
     table = ReplayTable("replay", capacity=20, streams=2, seed=0)
     for writer in ("a", "b", "a"):
         table.extend(episode(0 if writer == "a" else 1, range(2), done=False), writer=writer)
@@ -237,7 +237,7 @@ def test_no_step_is_sampled_more_often_than_allowed(kind: Any) -> None:
     assert sorted(table.sample(6, timeout_s=0).indices.tolist()) == [40, 40, 40, 41, 41, 41]
 
 
-def test_draws_that_are_left_are_as_likely_as_in_order() -> None:
+def test_remaining_draws_are_equally_likely() -> None:
     first, last = np.zeros(4), np.zeros(4)
     table = ReplayTable("once", capacity=4, max_times_sampled=1, seed=0)
     for _ in range(1000):
@@ -251,7 +251,7 @@ def test_draws_that_are_left_are_as_likely_as_in_order() -> None:
     assert ((last - 250) ** 2 / 250).sum() < 16.3
 
 
-def test_weights_of_the_last_draw_are_those_of_the_priorities() -> None:
+def test_weights_of_the_last_draw_agree_with_the_priorities() -> None:
     table = ReplayTable("once", kind="prioritized", capacity=2, max_times_sampled=1, alpha=1.0, beta=1.0, seed=0)
     table.extend(episode(0, range(2)), priorities=[1.0, 4.0])
     sample = table.sample(2)
@@ -262,7 +262,7 @@ def test_weights_of_the_last_draw_are_those_of_the_priorities() -> None:
         table.sample(1, timeout_s=0)
 
 
-def test_sequences_count_the_steps_that_they_are_drawn_by() -> None:
+def test_sequences_count_their_sampled_steps() -> None:
     table = ReplayTable("once", capacity=40, max_times_sampled=1, seed=0)
     table.extend(episode(0, range(20)))
     sample = table.sample(20, mode="sequences", length=3)
@@ -376,7 +376,7 @@ def test_invalid_inserts_are_rejected(
     assert len(table) == table.info()["inserted"] == 0
 
 
-def test_counted_steps_reject_modes_that_draw_otherwise() -> None:
+def test_max_times_sampled_rejects_unsupported_modes() -> None:
     table = ReplayTable("once", capacity=20, max_times_sampled=2)
     for options in ({"mode": "episodes"}, {"mode": "sequences", "length": 2, "padded": False}):
         with pytest.raises(ArgumentError, match="omit max_times_sampled"):

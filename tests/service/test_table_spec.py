@@ -21,12 +21,12 @@ from samplebatch.service import ReplayTable, RowTable, parse_table
         ("r=uniform:90,streams=4", {"capacity": 92}),
     ],
 )
-def test_a_description_makes_a_table(text: str, expected: dict[str, Any]) -> None:
+def test_a_description_creates_a_table(text: str, expected: dict[str, Any]) -> None:
     info = parse_table(text).info()
     assert {name: info[name] for name in expected} == expected
 
 
-def test_limits_are_those_of_the_description() -> None:
+def test_limits_are_read_from_the_description() -> None:
     limits = parse_table("r=uniform:1e3,min_size=1e2,samples_per_insert=0.5,error_buffer=20,max_times_sampled=3").info()
     assert limits["limits"] == {
         "min_size": 100,
@@ -36,7 +36,7 @@ def test_limits_are_those_of_the_description() -> None:
     }
 
 
-def test_options_are_those_of_the_buffer() -> None:
+def test_options_agree_with_the_buffer() -> None:
     table = parse_table("r=prioritized:1e3,alpha=0.7,beta=1,stack_num=4,compress=obs+obs_next,stratified=true,seed=3")
     assert isinstance(table, ReplayTable)
     items: Any = table._items
@@ -79,7 +79,7 @@ def test_options_are_those_of_the_buffer() -> None:
         ("r=uniform:5,min_size=6", r"table 'r': min_size must be at most the capacity"),
     ],
 )
-def test_descriptions_that_are_none_are_rejected(text: str, message: str) -> None:
+def test_invalid_descriptions_are_rejected(text: str, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         parse_table(text)
 
@@ -89,7 +89,7 @@ def test_exponents_are_rejected_as_buffers_do() -> None:
         parse_table("r=prioritized:5,alpha=-1")
 
 
-def test_a_described_table_is_the_one_that_its_arguments_make() -> None:
+def test_a_described_table_equals_the_table_of_its_arguments() -> None:
     described, made = parse_table("r=uniform:50,seed=3"), ReplayTable("r", capacity=50, seed=3)
     assert described.info() == made.info()
 
@@ -156,7 +156,7 @@ def test_declarations_that_no_column_fits_are_rejected(columns: Any, message: st
             parse_table(f"r=uniform:50,columns={columns}")
 
 
-def test_tables_of_rows_are_described_in_one_word() -> None:
+def test_a_table_of_rows_is_described_by_one_word() -> None:
     text = "r=rows:1e3,consumers=judge+trainer,group=uid,group_size=8,version=v,max_lag=2,length=ids,ragged=ids:int32+m"
     table = parse_table(f"{text},remover=fifo,max_nbytes=1e6,seed=3")
     info = table.info()

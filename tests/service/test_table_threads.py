@@ -50,7 +50,7 @@ def wait_for_held(table: ReplayTable, count: int) -> list[dict[str, Any]]:
     raise AssertionError(f"{count} should be held back, there are {held}")
 
 
-def test_a_sample_waits_until_there_are_items_and_learns_the_reason() -> None:
+def test_a_sample_waits_for_items_and_reports_the_reason() -> None:
     table = ReplayTable("replay", capacity=10, limiter=RateLimiter(3))
     begun = time.time()
     with running(lambda: table.sample(2, reader="learner-0")) as (sampling,):
@@ -67,7 +67,7 @@ def test_a_sample_waits_until_there_are_items_and_learns_the_reason() -> None:
     assert table.info()["held_back"] == []
 
 
-def test_inserts_and_samples_take_turns_within_the_ratio() -> None:
+def test_inserts_and_samples_alternate_within_the_ratio() -> None:
     table = ReplayTable("replay", capacity=100, limiter=RateLimiter(4, samples_per_insert=2.0, error_buffer=8.0))
     furthest: list[float] = []
 
@@ -91,7 +91,7 @@ def test_inserts_and_samples_take_turns_within_the_ratio() -> None:
     assert max(furthest) <= 8 + 8
 
 
-def test_a_full_queue_holds_writers_back_until_it_is_read() -> None:
+def test_a_full_queue_blocks_writers_until_it_is_read() -> None:
     table = ReplayTable("queue", kind="queue", capacity=2)
 
     def insert() -> None:
@@ -209,7 +209,7 @@ def test_a_key_is_replaced_in_a_full_table() -> None:
         table.extend(fragment(4), keys="c", timeout_s=0)
 
 
-def test_a_change_of_limits_wakes_those_who_wait() -> None:
+def test_a_change_of_limits_wakes_waiting_threads() -> None:
     table = ReplayTable("replay", capacity=10, limiter=RateLimiter(8))
     table.extend(episode(0, range(4)))
     with running(lambda: table.sample(2)) as (sampling,):
@@ -219,7 +219,7 @@ def test_a_change_of_limits_wakes_those_who_wait() -> None:
     assert table.info()["limits"]["min_size"] == 4
 
 
-def test_closing_ends_those_who_wait_and_rejects_all_who_come() -> None:
+def test_closing_wakes_waiting_threads_and_rejects_new_requests() -> None:
     table = ReplayTable("queue", kind="queue", capacity=1)
     other = ReplayTable("replay", capacity=4)
     table.extend(fragment(0))
@@ -237,7 +237,7 @@ def test_closing_ends_those_who_wait_and_rejects_all_who_come() -> None:
     assert table.info()["closed"]
 
 
-def test_a_time_that_is_over_is_reported_with_the_reason_and_since_when() -> None:
+def test_a_timeout_is_reported_with_its_reason_and_start_time() -> None:
     table = ReplayTable("replay", capacity=10)
     begun = time.time()
     with pytest.raises(
@@ -266,7 +266,7 @@ def test_unknown_limits_and_limits_that_do_not_fit_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_no_sample_is_torn_by_writers(kind: Any) -> None:
+def test_samples_are_consistent_while_writers_insert(kind: Any) -> None:
     table = ReplayTable("replay", kind=kind, capacity=64, streams=2, seed=0)
     stop = threading.Event()
 

@@ -9,7 +9,7 @@ from samplebatch.service import ReplayClient, protocol
 from samplebatch.service.protocol import TakenNumbers
 
 
-def test_the_stream_that_was_silent_for_the_longest_time_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_stream_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "MAX_STREAMS", 2)
     numbers = TakenNumbers()
     for stream, number in (("a", 1), ("b", 1), ("a", 2), ("c", 1)):
@@ -23,6 +23,6 @@ def test_a_state_of_another_object_is_rejected(state: object) -> None:
         TakenNumbers.from_state(state)
 
 
-def test_a_client_has_a_name_that_the_service_keeps() -> None:
+def test_a_client_name_that_is_too_long_is_rejected() -> None:
     with pytest.raises(CapacityError, match="writer must have at most 256 bytes in UTF-8, got 257"):
         ReplayClient("grpc://127.0.0.1:1", "replay", writer="w" * 257)

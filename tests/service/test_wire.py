@@ -101,7 +101,7 @@ def test_samples_are_record_batches(client: Any) -> None:
     assert [len(rewards) for rewards in found.column("rew").to_pylist()] == [4, 4]
 
 
-def test_a_session_draws_and_takes_priorities_back(client: Any) -> None:
+def test_a_session_samples_and_updates_priorities(client: Any) -> None:
     put(client, "prio")
     command = flight.FlightDescriptor.for_command(json.dumps({"table": "prio", "batch_size": 8}).encode())
     writer, reader = client.do_exchange(command)
@@ -141,7 +141,7 @@ def test_samples_of_a_session_are_streams_in_metadata(client: Any) -> None:
     writer.done_writing()
 
 
-def test_fragments_of_a_session_have_their_numbers(client: Any) -> None:
+def test_fragments_of_a_session_have_sequence_numbers(client: Any) -> None:
     put(client, "queue")
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b'{"table": "queue"}'))
     writer.write_metadata(b"{}")
@@ -164,7 +164,7 @@ def test_large_samples_of_a_session_are_complete(client: Any, uri: str) -> None:
     writer.done_writing()
 
 
-def test_a_queue_hands_out_fragments_with_their_numbers(client: Any) -> None:
+def test_a_queue_returns_fragments_with_sequence_numbers(client: Any) -> None:
     for _ in range(2):
         put(client, "queue")
     stream = client.do_get(flight.Ticket(b'{"table": "queue"}'))
@@ -175,7 +175,7 @@ def test_a_queue_hands_out_fragments_with_their_numbers(client: Any) -> None:
     stream.cancel()
 
 
-def test_weights_are_published_as_the_page_says(client: Any, uri: str) -> None:
+def test_weights_are_published_as_documented(client: Any, uri: str) -> None:
     def publish(data: pa.DataType) -> Any:
         types = {"path": pa.list_(pa.string()), "dtype": pa.string(), "shape": pa.list_(pa.int64()), "data": data}
         schema = pa.schema(types, {"samplebatch.weights": '{"name": "policy"}'})
@@ -219,7 +219,7 @@ def page_bytes(part: str) -> bytes:
     return bytes.fromhex(row.rpartition("| `")[2].removesuffix("` |"))
 
 
-def test_the_bytes_of_the_page_are_understood(client: Any) -> None:
+def test_documented_bytes_are_accepted_by_the_service(client: Any) -> None:
     path = flight.FlightDescriptor.deserialize(page_bytes("descriptor of DoPut"))
     writer, reader = client.do_put(path, ROWS.schema)
     writer.write_with_metadata(ROWS, page_bytes("metadata of its first record batch"))
@@ -243,7 +243,7 @@ def test_the_bytes_of_the_page_are_understood(client: Any) -> None:
         ("descriptor of DoExchange", flight.FlightDescriptor.for_command(b'{"table":"prio","batch_size":2}')),
     ],
 )
-def test_the_bytes_of_the_page_are_those_of_flight(part: str, message: Any) -> None:
+def test_documented_bytes_agree_with_arrow_flight(part: str, message: Any) -> None:
     assert page_bytes(part) == message.serialize()
 
 
@@ -258,7 +258,7 @@ def test_limits_and_state_are_json(client: Any) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
-def test_a_service_with_tls_talks_to_those_who_check_its_certificate(tmp_path: Path) -> None:
+def test_a_tls_service_accepts_clients_that_verify_its_certificate(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "1",
@@ -285,7 +285,7 @@ def test_a_service_with_tls_talks_to_those_who_check_its_certificate(tmp_path: P
             ReplayClient(server.uri.replace("+tls", ""), "replay", token="sesame", reconnect_s=0.1).info()
 
 
-def test_addresses_that_are_none_are_rejected() -> None:
+def test_invalid_addresses_and_tables_are_rejected() -> None:
     with pytest.raises(ServiceError, match="cannot listen at"):
         ReplayServer([ReplayTable("replay", capacity=10)], host="203.0.113.7")
     with pytest.raises(ArgumentError, match="must have a table"):
