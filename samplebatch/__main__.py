@@ -1,4 +1,4 @@
-"""Entry point of `python -m samplebatch`, the same program as the command `samplebatch`."""
+"""Entry point of `python -m samplebatch`, which runs the same program as the command `samplebatch`."""
 
 from samplebatch.cli.application import main
 

@@ -1,4 +1,4 @@
-"""Validation of common arguments; each function returns the argument or raises `ArgumentError` with its name."""
+"""Validation of common arguments; each function returns the argument or raises `ArgumentError`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def whole(name: str, value: object, minimum: int | None = 0) -> int:
 
 
 def count_of(name: str, value: object) -> int:
-    """Validate a count that a file contains and that every reader can represent.
+    """Validate a count that a file contains, which every reader of the file must be able to represent.
 
     Raises ArgumentError if the value is not an integer from 0 to 2**62.
 
@@ -98,7 +98,9 @@ def positive(name: str, value: object) -> float:
 
 
 def choice(name: str, value: object, known: Iterable[str]) -> str:
-    """Return one of several options. Raises ArgumentError with similar names if the value is not one of the options.
+    """Return one of several options.
+
+    Raises ArgumentError if the value is not one of the options; the message suggests similar options.
 
     >>> choice("convention", "rlib", ["rllib", "tianshou"])
     Traceback (most recent call last):
@@ -121,13 +123,13 @@ Result = TypeVar("Result")
 def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], renamed: Mapping[str, str]) -> None:
     """Validate keyword arguments of a class before its `__init__` is called.
 
-    cls: the class. Valid names are the parameters of `cls.__init__`, and those of base classes if `__init__` accepts
-        `**options`.
+    cls: the class. Valid names are the parameters of `cls.__init__` and, if `__init__` accepts `**options`, the
+        parameters of the base classes' `__init__`.
     values, names: positional arguments, and the names of keyword arguments.
-    renamed: argument names in other versions and libraries, mapped to the names in this library.
+    renamed: mapping from argument names in other versions and libraries to the names in this library.
 
-    Raises ArgumentError if an argument is positional, missing or has an unknown name; the message suggests a similar
-    name.
+    Raises ArgumentError if an argument is missing, is positional although `cls` does not accept positional arguments,
+    or has an unknown name. For an unknown name, the message suggests similar names.
 
     >>> class Learner:
     ...     def __init__(self, *, gamma=0.9, lr=0.1): ...
@@ -152,7 +154,7 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
 
 @cache
 def _parameters_of(cls: type) -> tuple[dict[str, Parameter], bool]:
-    """Return a class's named parameters (empty if it accepts any name), and whether positional arguments are valid."""
+    """Return a class's named parameters (empty if any name is valid), and whether positional arguments are valid."""
     parameters: dict[str, Parameter] = {}
     takes_any, takes_positional = True, False
     for base in cls.__mro__:
@@ -186,7 +188,7 @@ def suggest_names(
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Return a decorator that rejects unknown, missing and superfluous arguments, and suggests similar names.
 
-    **renamed: argument names in other libraries, mapped to the names in this library.
+    **renamed: mapping from argument names in other libraries to the names in this library.
 
     >>> @suggest_names(lam="gae_lambda")
     ... def estimate(gae_lambda=0.95): ...
@@ -245,7 +247,7 @@ def _describe_integer(minimum: int | None) -> str:
 
 
 def describe_value(value: object) -> str:
-    """Format a value for an error message: numbers and the first 80 characters of strings, other values by type.
+    """Format a value for an error message: a number, the first 80 characters of a string, or another value's type.
 
     >>> describe_value("v2.1"), describe_value([2, 1]), len(describe_value("v" * 1000))
     ("'v2.1'", 'a list', 85)

@@ -1,8 +1,9 @@
-"""Kernels that run in NumPy until importing the compiled kernels is worth its time.
+"""Kernels that run in NumPy until the total running time justifies importing the compiled kernels.
 
-numba needs up to a second to import. A program that computes few samples or advantages never imports numba: each kernel
-here has a NumPy version that returns identical bits. `samplebatch.kernels` is imported when these versions have run for
-`BUDGET_S` in total, or by the program itself, which avoids the pause during training:
+Importing numba can last up to a second. A program that computes few samples or advantages never imports numba, because
+each kernel in this module has a NumPy version that returns bitwise identical results. `samplebatch.kernels` is imported
+when the NumPy versions have run for `BUDGET_S` seconds in total. A program can also import the module itself, which
+avoids a pause during training:
 
 >>> import samplebatch.kernels
 """
@@ -31,7 +32,7 @@ _spent_s = 0.0
 
 
 def _deferred(plain: F) -> F:
-    """Call `plain` until its compiled version is available, then replace it in this module."""
+    """Call the NumPy version `plain` until the compiled kernel is available, then replace `plain` in this module."""
     name = plain.__name__
 
     @wraps(plain)
@@ -86,7 +87,7 @@ def tree_find(tree: Floats, leaves: int, values: Floats, slots: Indices) -> None
 
 
 def _find_positive(tree: Floats, leaves: int, value: float) -> int:
-    """Return the leaf of a value that is 0, or that rounding errors moved past the last positive leaf."""
+    """Find the leaf for a value that is 0, or that rounding errors have moved beyond the last positive leaf."""
     node = 1
     while node < leaves:
         node *= 2

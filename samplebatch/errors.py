@@ -40,8 +40,8 @@
     ├── AccessError           (PermissionError) replay service rejected the token, or is not trusted
     └── MissingExtraError     (ImportError)  optional dependency not installed
 
-Every message is one sentence: the requirement, the actual value, and the remedy. The message contains the name of the
-column, argument, file or service that caused the error, and never the data of a column.
+Every message is one sentence that states the requirement, the actual value, and the remedy. A message contains the name
+of the column, argument, file or service that caused the error, but never the data of a column.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PolicyNotFoundError(ColumnNotFoundError):
 
 
 class ColumnLengthError(SampleBatchError, ValueError):
-    """The number of rows of a column does not match the batch."""
+    """A column's number of rows does not match the batch."""
 
 
 class ColumnTypeError(SampleBatchError, TypeError):
@@ -122,7 +122,7 @@ class SharedMemoryError(SampleBatchError, MemoryError):
 
 
 class StorageError(SampleBatchError, OSError):
-    """A buffer's folder cannot be used: it is open elsewhere, closed, or the disk is full."""
+    """A buffer's folder cannot be used, because the buffer is closed or open elsewhere, or the disk is full."""
 
 
 class EmptyBufferError(SampleBatchError, ValueError):
@@ -138,19 +138,19 @@ class CapacityError(SampleBatchError, ValueError):
 
 
 class ChannelTimeoutError(SampleBatchError, TimeoutError):
-    """The timeout elapsed before a channel had space for a batch, or a batch to receive."""
+    """The timeout elapsed before a channel had space to send a batch, or before a batch arrived."""
 
 
 class ChannelClosedError(SampleBatchError, BrokenPipeError):
-    """An end of a channel is closed: the end that is used, or the consumer that a batch is sent to."""
+    """A closed end of a channel is used, or a batch is sent to a consumer that has been closed."""
 
 
 class EndOfStreamError(SampleBatchError, EOFError):
-    """The producer has closed its end, and no batch is left to receive."""
+    """The producer has closed its end, and all batches have been received."""
 
 
 class PeerDiedError(SampleBatchError, ConnectionError):
-    """The process at the other end of a channel died without closing that end."""
+    """The process at the other end of a channel died without closing its end."""
 
 
 class NonFiniteLossError(SampleBatchError, FloatingPointError):
@@ -162,7 +162,7 @@ class OwnershipError(SampleBatchError, RuntimeError):
 
 
 class LeaseError(SampleBatchError, BufferError):
-    """Arrays, slices or tensors of a leased batch outlive its lease."""
+    """Arrays, slices or tensors of a leased batch still exist at the end of the lease."""
 
 
 class ReleasedError(SampleBatchError, ValueError):
@@ -189,7 +189,7 @@ class LimitTimeoutError(SampleBatchError, TimeoutError):
     why
         Reason, as a clause.
     since
-        Unix time in seconds at which the request was received.
+        Time at which the request was received, as Unix time in seconds.
     """
 
     def __init__(self, sentence: str, why: str = "", since: float = 0.0) -> None:
@@ -211,7 +211,7 @@ class ServiceError(SampleBatchError, ConnectionError):
 
 
 class AccessError(SampleBatchError, PermissionError):
-    """A replay service rejects a client with a missing or wrong token, or a client rejects its certificate."""
+    """A replay service rejects a client's missing or wrong token, or a client rejects the service's certificate."""
 
 
 class MissingExtraError(SampleBatchError, ImportError):
@@ -219,7 +219,7 @@ class MissingExtraError(SampleBatchError, ImportError):
 
 
 def near_names(name: object, existing: Iterable[object]) -> str:
-    """Format a hint for an unknown name: similar names, otherwise the existing names.
+    """Format a hint for an unknown name, which lists similar names or, if there are none, the existing names.
 
     >>> near_names("reward", ["obs", "rewards"])
     "did you mean 'rewards'?"
@@ -251,7 +251,7 @@ _SYNONYMS = (
 
 
 def no_such_column(name: object, existing: Iterable[str]) -> ColumnNotFoundError:
-    """Return the error for an unknown column."""
+    """Create the error for an unknown column, with a hint at similar names."""
     return ColumnNotFoundError(f"no column {name!r}; {near_names(name, existing)}")
 
 

@@ -1,4 +1,4 @@
-"""Lazy imports: public names of packages, imported on first use."""
+"""Lazy imports of the public names of packages on first use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _ERRORS, _LEARN = "samplebatch.errors", "samplebatch.learn"
 def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Create `__getattr__`, `__dir__` and `__all__` of a package from its imports under `if TYPE_CHECKING:`.
 
-    That block is the only list of a package's public names. Type checkers read the block; this function reads it from
-    the compiled code of the calling module, so source files are not required.
+    The `if TYPE_CHECKING:` block is the only list of a package's public names. Type checkers read the block from the
+    source file; this function reads the block from the compiled code of the calling module, so source files are not
+    required.
 
     more: public names that the package itself defines.
 
-    Returns: `__getattr__`, which imports a name on first use and raises AttributeError with near names for an unknown
-    one; `__dir__`; and `__all__`.
+    Returns: `__getattr__`, `__dir__` and `__all__`. `__getattr__` imports a name on first use; for an unknown name, it
+    raises AttributeError with similar names.
 
     >>> import samplebatch.returns
     >>> samplebatch.returns.__all__[:2], samplebatch.returns.gae.__module__
@@ -61,7 +62,7 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
 
 
 def _other_home(package: str, name: str) -> str:
-    """Return a hint on how to import a name from another module of `samplebatch`; empty if no module has the name."""
+    """Return a hint that another module of `samplebatch` has the name; empty if no module has the name."""
     if package != "samplebatch" or name.startswith("_"):
         return ""
     error = getattr(import_module(_ERRORS), name, None)

@@ -1,16 +1,17 @@
 """Loops that NumPy cannot vectorize efficiently, compiled by numba.
 
 Each kernel has one signature and is compiled when this module is imported. Hence nothing is compiled during training,
-and an unexpected dtype or layout is rejected. The first import on a machine takes 1.6 s. Later processes take 0.26 s,
-mostly for numba, or 0.42 s if SciPy is installed, which numba imports (numba 0.68, server core at 2.7 GHz).
+and arguments with an unexpected dtype or layout are rejected. On a server core at 2.7 GHz with numba 0.68, the first
+import on a machine takes 1.6 s. In later processes, the import takes 0.26 s, mostly for numba, or 0.42 s if SciPy is
+installed, which numba imports.
 
-numba caches the machine code in `__pycache__` beside this file. If that folder is read-only, numba uses the user's
+numba caches the machine code in `__pycache__` beside this file. If `__pycache__` is read-only, numba uses the user's
 cache folder or the folder in `NUMBA_CACHE_DIR`. If no folder is writable, every process compiles the kernels.
-Concurrent compilations replace each other's files atomically with the same code, because each kernel has a single
-signature.
+Each kernel has a single signature, so concurrent compilations replace each other's cache files atomically with
+identical code.
 
-The kernels release the interpreter lock. A kernel validates only what its docstring specifies; the callers in
-`column/`, `returns/`, `buffer/` and `tokens/` validate indices.
+The kernels release Python's global interpreter lock (GIL). A kernel validates only what its docstring specifies; the
+callers in `column/`, `returns/`, `buffer/` and `tokens/` validate indices.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def _input(item: Any, ndim: int = 1) -> Any:
-    """Return the numba type of a read-only array, which accepts memory-mapped and shared memory."""
+    """Return the numba type of a read-only array; the type also accepts arrays in memory-mapped or shared memory."""
     return types.Array(item, ndim, "C", readonly=True)
 
 
@@ -57,9 +58,9 @@ def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
 
 @_compiled(_INDEX, _FLOATS_OUT, _INDEX, _INDEX, _FLOAT, _INDICES, _FLOATS)
 def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices, weights: Floats) -> int:
-    """Write weights to slots of a sum tree, and update all parent sums.
+    """Write weights to slots of a sum tree, and update the sums of all parent nodes.
 
-    Nothing is written unless all slots are in [0, size) and all weights in [0, limit].
+    Nothing is written unless all slots are in [0, size) and all weights are in [0, limit].
 
     tree: shape (2 * leaves,): node k is the sum of nodes 2k and 2k + 1; the second half contains the leaves.
     leaves: a power of two.
@@ -145,7 +146,7 @@ def gae(
     """Estimate advantages in one backward pass over steps in time order.
 
     rewards, terminated, values, next_values: shape (n,); `next_values` at terminated steps is ignored.
-    cut: shape (n,): True if the next row does not continue the episode.
+    cut: shape (n,): True if the next row does not continue the row's episode.
     gamma, gae_lambda: discount per step, and decay of the estimates.
     advantages, returns: outputs, shape (n,); returns are advantages plus values.
     """
@@ -221,14 +222,14 @@ def windows(
     discounts: Floats,
     last: Indices,
 ) -> int:
-    """Sum the discounted rewards of up to n steps from each slot, up to the newest stored step of its episode.
+    """Sum the discounted rewards of up to n steps from each slot, up to the newest stored step of the slot's episode.
 
     rewards: shape (slots, m), m rewards per step.
     terminated, done: shape (slots,).
     edges: shape (rings + 1,): ring r consists of the slots from `edges[r]` to `edges[r + 1]` and wraps around.
-    newest: shape (rings,): slot of each ring's newest step, at which every window ends at the latest.
+    newest: shape (rings,): slot of each ring's newest step, at which each window in the ring ends at the latest.
     slots: shape (n,): first slot of each window.
-    n_step: maximum steps per window, at least 1.
+    n_step: maximum number of steps per window, at least 1.
     gamma: discount per step.
     returns: output, shape (n, m): discounted sums.
     discounts: output, shape (n,): gamma to the number of steps, or 0 if the window's last step is terminated.
@@ -270,13 +271,13 @@ def windows(
 def accumulate_rows(
     values: Floats, offsets: Indices, initial: Floats, decay: float, backwards: bool, sums: Floats
 ) -> None:
-    """Compute decayed cumulative sums of each row, forwards or backwards.
+    """Compute the decayed cumulative sums of each row's elements, forwards or backwards.
 
     values: elements of all rows, shape (m,).
     offsets: offsets of rows, shape (n + 1,).
-    initial: sum before the first element of each row, shape (n,).
+    initial: initial sum of each row, shape (n,).
     decay: factor of the sum per element; 1 for plain sums.
-    backwards: whether sums start at the last elements of rows.
+    backwards: whether the sums start at the last element of each row.
     sums: output, shape (m,).
     """
     for row in range(len(offsets) - 1):
@@ -337,7 +338,7 @@ def count_positions(offsets: Indices, positions: Indices) -> None:
 
 @_compiled(types.void, _BYTES, _INDICES, _INDICES, _BYTES_OUT)
 def copy_rows(source: Bytes, starts: Indices, lengths: Indices, target: Bytes) -> None:
-    """Copy rows of any lengths into contiguous memory, as fast as one copy of all bytes.
+    """Copy rows of any lengths into contiguous memory, as fast as a single copy of all bytes.
 
     source: bytes that contain the rows.
     starts, lengths: first byte and number of bytes of each row, shape (n,), within `source`.
@@ -357,9 +358,9 @@ def copy_rows(source: Bytes, starts: Indices, lengths: Indices, target: Bytes) -
 def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> int:
     """Assign each item to the first bin with sufficient capacity, in order; return the number of bins.
 
-    weights: shape (n,), each from 0 to `capacity`.
+    weights: weight of each item, shape (n,), from 0 to `capacity`.
     capacity: maximum sum of weights per bin.
-    tree: scratch of length 2 * leaves; leaves is a power of two and at least n.
+    tree: scratch array of length 2 * leaves, where leaves is a power of two and at least n.
     bins: output, shape (n,): bin of each item.
     """
     # Each node is the maximum free capacity of the bins below it, so the first fitting bin is found in log(n) steps.
@@ -385,12 +386,15 @@ def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> 
 
 @_compiled(types.void, _FLOATS, _INDICES, _INDEX, types.boolean, _INDICES_OUT, _FLOATS_OUT)
 def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, parts: Indices, totals: Floats) -> None:
-    """Assign items to parts of nearly equal weight: largest first, then exchanges between the extreme parts.
+    """Assign items to parts of nearly equal weight.
 
-    weights: shape (n,), non-negative.
+    Items are first assigned in order of decreasing weight, then exchanged between the heaviest and the lightest part.
+
+    weights: weight of each item, shape (n,), non-negative.
     order: indices of the items by decreasing weight, shape (n,).
     largest: maximum number of items per part.
-    is_equal_size: whether the sizes of parts may differ by at most one; if so, items are exchanged but not moved.
+    is_equal_size: whether the sizes of parts may differ by at most one; if true, items are exchanged between parts, but
+        not moved.
     parts: output, shape (n,): part of each item.
     totals: output, shape (k,): total weight of each part.
     """

@@ -1,8 +1,8 @@
-"""Column names in RLlib, Tianshou and other libraries.
+"""Names of columns in RLlib, Tianshou and other libraries, and functions that classify and rename columns.
 
-The constants are the names of the flat types (`SampleBatch.OBS` is `names.OBS`). `PEERS` maps these names to the names
-in other libraries; dots denote nesting. `TO_NESTED` and `TO_FLAT` map to and from Tianshou's names, the keys of a
-`Batch`.
+The constants are the column names of flat batches (`SampleBatch.OBS` is `names.OBS`). `PEERS` maps these column names
+to the names in other libraries; dots denote nesting. `TO_NESTED` maps these column names to Tianshou's names, which are
+the keys of a `Batch`; `TO_FLAT` is the inverse.
 """
 
 from __future__ import annotations
@@ -167,14 +167,14 @@ _RENAMED: Final[dict[str, Mapping[str, str]]] = {"rllib": TO_FLAT, "tianshou": T
 
 
 def rename(columns: Mapping[str, V], convention: Convention | None) -> dict[str, V]:
-    """Rename columns to one library's names, in the same order; None keeps all names.
+    """Rename columns to the names of one library, and preserve their order; None keeps all names.
 
     Raises
     ------
     ArgumentError
         If the convention is unknown.
     ColumnMismatchError
-        If two columns would have the same name.
+        If two columns would have the same name after renaming.
 
     Examples
     --------
@@ -198,7 +198,7 @@ def rename(columns: Mapping[str, V], convention: Convention | None) -> dict[str,
 
 
 def is_state_in(name: str) -> bool:
-    """Return whether a column contains recurrent states at the start of sequences.
+    """Return whether a column contains the recurrent states before the first steps of sequences.
 
     >>> is_state_in("state_in_0"), is_state_in("state_in_0.h"), is_state_in("state_into")
     (True, True, False)
@@ -207,7 +207,7 @@ def is_state_in(name: str) -> bool:
 
 
 def is_state_out(name: str) -> bool:
-    """Return whether a column contains recurrent states at the end of steps."""
+    """Return whether a column contains the recurrent states after steps."""
     return name.startswith(STATE_OUT) and (len(name) == 9 or name[9] in "_.")
 
 
@@ -221,7 +221,7 @@ def is_per_sequence(name: str) -> bool:
 
 
 def counts_steps(name: str) -> bool:
-    """Return whether the number of rows of a column is the number of steps of its batch.
+    """Return whether a column's number of rows determines the number of steps in the batch.
 
     >>> [n for n in ("obs", "infos", "state_in_0", "state_out_0") if counts_steps(n)]
     ['obs']
@@ -232,7 +232,7 @@ def counts_steps(name: str) -> bool:
 
 
 def covers(names: Iterable[str], name: str) -> bool:
-    """Return whether a dotted name is one of `names` or nested under one.
+    """Return whether a dotted name is one of `names`, or is nested under one of `names`.
 
     >>> [
     ...     covers(("obs", "info.path"), name)
@@ -253,7 +253,7 @@ def is_policy_id(value: object) -> bool:
 
 
 def policy_seed(policy: PolicyID) -> bytes:
-    r"""Return unique seed bytes for the generators of a policy.
+    r"""Return seed bytes for a policy's random generators, which are unique per policy id.
 
     >>> policy_seed("1"), policy_seed(1)
     (b'1', b'\x001')
@@ -262,7 +262,7 @@ def policy_seed(policy: PolicyID) -> bytes:
 
 
 def label_policies(policies: Iterable[PolicyID]) -> dict[PolicyID, str]:
-    """Return a unique string per policy, for formats with string keys: a string id is returned unchanged.
+    """Return a unique string for each policy id, for formats with string keys; a string id is returned unchanged.
 
     >>> label_policies(["walker", 0, 1, "1"])
     {'walker': 'walker', 0: '0', 1: '1_', '1': '1'}
