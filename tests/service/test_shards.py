@@ -152,7 +152,7 @@ def test_weights_are_published_on_all_services_and_read_from_any() -> None:
         assert client.latest(2) is None
 
 
-def test_a_restarted_service_continues_the_weight_versions() -> None:
+def test_a_restarted_service_continues_the_versions_of_weights() -> None:
     shards = tables()
     with contextlib.ExitStack() as stack:
         first = [stack.enter_context(ReplayServer([table])) for table in shards]
