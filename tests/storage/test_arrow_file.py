@@ -95,7 +95,7 @@ def _lies_in(path: Path, column: Any) -> bool:
     )
 
 
-def test_chosen_columns_are_in_the_mapped_file_too(tmp_path: Path) -> None:
+def test_selected_columns_are_in_the_mapped_file(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(SampleBatch(obs=np.ones((1000, 4), "f4"), rewards=np.arange(1000.0)), path)
     rewards = load(path, columns=["rewards"])["rewards"]
@@ -118,7 +118,7 @@ def test_rows_of_a_compressed_file_are_counted_without_decompressing(tmp_path: P
     assert pool.max_memory() < 1 << 16
 
 
-def test_a_mapped_batch_outlives_the_file_that_replaces_it(tmp_path: Path) -> None:
+def test_a_mapped_batch_remains_valid_if_its_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(SampleBatch(a=[1, 2, 3]), path)
     old = read_arrow(path)
@@ -135,7 +135,7 @@ def test_other_readers_read_the_file(tmp_path: Path) -> None:
     assert table.column("t").to_pylist() == [0, 1, 2]
 
 
-def test_a_file_cut_short_anywhere_is_rejected(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
     whole = path.read_bytes()
@@ -145,7 +145,7 @@ def test_a_file_cut_short_anywhere_is_rejected(tmp_path: Path) -> None:
             read_arrow(path)
 
 
-def test_a_damaged_file_is_rejected_or_read_but_never_trusted(tmp_path: Path) -> None:
+def test_a_damaged_file_is_rejected_or_decoded_safely(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(steps(), path)
     whole = path.read_bytes()
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_rejected_or_read_but_never_trusted(tmp_path: Path) ->
     "content",
     [b"", b"PAR1 not arrow", b"ARROW1", b"ARROW1\0\0" + bytes(100), pickle.dumps({"a": 1})],
 )
-def test_a_file_that_is_none_of_ours_is_rejected(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_another_format_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.arrow"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"x\.arrow"):
@@ -180,7 +180,7 @@ def test_a_file_that_is_none_of_ours_is_rejected(tmp_path: Path, content: bytes)
 @pytest.mark.parametrize(
     "about", [None, b"{", b"[]", b'{"version": 1}', b'{"version": 99}', b'{"version": 1, "type": "X"}']
 )
-def test_an_arrow_table_that_no_batch_wrote_is_rejected(tmp_path: Path, about: bytes | None) -> None:
+def test_an_arrow_table_without_batch_metadata_is_rejected(tmp_path: Path, about: bytes | None) -> None:
     table = pa.table({"a": [1, 2]})
     if about is not None:
         table = table.replace_schema_metadata({b"samplebatch": about})
@@ -207,7 +207,7 @@ class Strange:
     __hash__ = None
 
 
-def test_pickled_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path) -> None:
+def test_pickled_objects_are_unpickled_only_if_allowed(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     write_arrow(SampleBatch(a=[1], infos=[{"x": {1, 2}}]), path)
     with pytest.raises(UntrustedPickleError, match="'infos'"):
@@ -215,7 +215,7 @@ def test_pickled_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path)
     assert list(read_arrow(path, allow_pickle=True)["infos"]) == [{"x": {1, 2}}]
 
 
-def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_reported(tmp_path: Path) -> None:
     batch = SampleBatch(a=[1])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_arrow(tmp_path / "nowhere.arrow")
@@ -228,7 +228,7 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_the_error_of_a_missing_file_has_its_name(tmp_path: Path, mapped: bool) -> None:
+def test_the_error_for_a_missing_file_contains_its_name(tmp_path: Path, mapped: bool) -> None:
     with pytest.raises(FileNotFoundError, match="No such file") as raised:
         load(tmp_path / "none.arrow", memory_map=mapped)
     assert raised.value.filename == str(tmp_path / "none.arrow")
@@ -236,7 +236,7 @@ def test_the_error_of_a_missing_file_has_its_name(tmp_path: Path, mapped: bool) 
         read_arrow(tmp_path, memory_map=mapped)
 
 
-def test_checking_leaves_what_is_there_alone(tmp_path: Path) -> None:
+def test_checking_write_access_does_not_change_files(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     check_writable(path)
     assert os.listdir(tmp_path) == []
@@ -245,7 +245,7 @@ def test_checking_leaves_what_is_there_alone(tmp_path: Path) -> None:
     assert read_arrow(path)["a"].tolist() == [1]
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_saving_to_a_link_writes_to_its_target(tmp_path: Path) -> None:
     (tmp_path / "real.arrow").touch()
     (tmp_path / "link.arrow").symlink_to("real.arrow")
     write_arrow(SampleBatch(a=[1]), tmp_path / "link.arrow")
@@ -254,7 +254,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [100, 1 << 20])
-def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path, nbytes: int) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, nbytes: int) -> None:
     path = tmp_path / "x.arrow"
     write_arrow(SampleBatch(a=[1]), path)
 
@@ -275,9 +275,7 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path, nbytes: int) ->
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_small_file_is_written_at_once_with_the_bytes_of_one_that_is_streamed(
-    tmp_path: Path, compression: str
-) -> None:
+def test_a_small_file_written_at_once_equals_a_streamed_file(tmp_path: Path, compression: str) -> None:
     batch = SampleBatch(obs=np.arange(600.0).reshape(100, 6), done=np.arange(100) % 9 == 8, who=["left", "right"] * 50)
     write_arrow(batch, tmp_path / "small.arrow", compression=compression)
     with arrow_writer(tmp_path / "streamed.arrow", to_table(batch).schema, compression) as writer:
@@ -294,7 +292,7 @@ def without_blocks(error: int) -> Any:
 
 
 @pytest.mark.parametrize(("rows", "durable"), [(10, False), (200_000, True), (200_000, False)])
-def test_blocks_that_were_reserved_are_no_part_of_the_file(
+def test_reserved_blocks_are_not_part_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, durable: bool
 ) -> None:
     batch = SampleBatch(obs=np.arange(6.0 * rows).reshape(rows, 6), t=np.arange(rows))
@@ -306,7 +304,7 @@ def test_blocks_that_were_reserved_are_no_part_of_the_file(
 
 
 @pytest.mark.parametrize(("rows", "durable"), [(10, False), (200_000, True)])
-def test_a_full_disk_leaves_the_old_file(
+def test_a_full_disk_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, durable: bool
 ) -> None:
     path = tmp_path / "x.arrow"
@@ -330,7 +328,7 @@ while True:
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_no_torn_file(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_complete_file(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     rng = np.random.default_rng()
     for _ in range(4):
@@ -347,9 +345,7 @@ def test_a_writer_killed_at_any_moment_leaves_no_torn_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("column", "filters"), [("policy_id", [("obs", ">=", 0)]), ("words", [("words", "==", "up")])])
-def test_strings_that_end_before_they_start_are_rejected_by_filters(
-    tmp_path: Path, column: str, filters: list[Any]
-) -> None:
+def test_filters_reject_strings_with_invalid_offsets(tmp_path: Path, column: str, filters: list[Any]) -> None:
     words = SampleBatch(obs=[0, 1], words=["up", "down"])
     table = MultiAgentBatch({"one": words, "two": words}, 2).to_arrow()
     offsets = pa.py_buffer(np.array([0, 9, 6, 6, 6], np.int32))
@@ -395,7 +391,9 @@ def test_columns_longer_than_a_record_batch_are_written_in_several(
         assert (len(sizes) > 1) == (limit < 1000 or isinstance(batch, MultiAgentBatch))
 
 
-def test_a_row_longer_than_a_record_batch_is_rejected_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_longer_than_a_record_batch_is_rejected_with_its_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("samplebatch.storage.tables.arrow.MAX_LENGTH", 8)
     with pytest.raises(CapacityError, match=r"column 'ids' must have rows of at most 8 elements .*, got 9"):
         SampleBatch(ids=[np.arange(9), np.arange(2)]).save(tmp_path / "rows.arrow")
@@ -422,7 +420,7 @@ def test_ragged_columns_and_arrays_of_more_than_2_31_elements_are_saved(tmp_path
     widths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     codec=st.sampled_from([None, "lz4"]),
 )
-def test_small_files_are_those_that_large_ones_would_be(
+def test_small_files_have_the_same_layout_as_large_ones(
     tmp_path: Path, n: int, widths: list[int], codec: str | None
 ) -> None:
     columns = {f"x{i}": np.arange(n * width).reshape(n, width) for i, width in enumerate(widths)}

@@ -42,7 +42,7 @@ def without_tables() -> Any:
 
 
 @pytest.mark.parametrize("columns", [None, ["obs"], ["when", "hit"], ["obs.arm", "rewards"]])
-def test_what_is_viewed_is_what_is_read(tmp_path: Path, columns: list[str] | None) -> None:
+def test_views_of_a_file_equal_its_decoded_columns(tmp_path: Path, columns: list[str] | None) -> None:
     path = tmp_path / "batch.arrow"
     batch = numbers()
     batch["rewards"] = np.arange(N)
@@ -58,7 +58,7 @@ def test_what_is_viewed_is_what_is_read(tmp_path: Path, columns: list[str] | Non
         assert not any(array.flags.writeable for name, array in viewed.items() if name != "obs")
 
 
-def test_nested_batches_are_viewed(tmp_path: Path) -> None:
+def test_nested_batches_are_read_as_views(tmp_path: Path) -> None:
     batch = Batch(obs={"x": np.arange(N)}, info=Batch(), policy=None)
     batch.save(tmp_path / "batch.arrow")
     with without_tables():
@@ -67,7 +67,7 @@ def test_nested_batches_are_viewed(tmp_path: Path) -> None:
     assert again.policy is None
 
 
-def test_a_schema_is_looked_at_once(tmp_path: Path) -> None:
+def test_a_schema_is_decoded_once(tmp_path: Path) -> None:
     for number in range(3):
         SampleBatch(obs=np.arange(N * (number + 1)), once=np.zeros(N * (number + 1))).save(tmp_path / f"{number}.arrow")
     load(tmp_path / "0.arrow")
@@ -92,7 +92,7 @@ def written(path: Path, table: pa.Table, **options: Any) -> Path:
     return path
 
 
-def test_files_of_other_writers_are_read_as_arrow_reads_them(tmp_path: Path) -> None:
+def test_files_of_other_writers_are_read_by_arrow(tmp_path: Path) -> None:
     batch = SampleBatch(obs=np.arange(2 * N).reshape(N, 2), rewards=np.arange(N))
     table = batch.to_arrow()
     several = written(tmp_path / "several.arrow", table, max_chunksize=2)
@@ -108,7 +108,7 @@ def test_files_of_other_writers_are_read_as_arrow_reads_them(tmp_path: Path) -> 
         assert np.array_equal(read["obs"], batch["obs"])
 
 
-def test_nulls_are_rejected_where_the_schema_is_known(tmp_path: Path) -> None:
+def test_nulls_are_rejected_with_a_cached_schema(tmp_path: Path) -> None:
     batch = SampleBatch(obs=np.arange(N), rewards=np.arange(N))
     table = batch.to_arrow()
     load(written(tmp_path / "whole.arrow", table))
@@ -117,7 +117,7 @@ def test_nulls_are_rejected_where_the_schema_is_known(tmp_path: Path) -> None:
         load(written(tmp_path / "nulls.arrow", table.set_column(1, table.schema.field(1), nulls)))
 
 
-def test_numbers_of_the_other_byte_order_are_not_viewed(tmp_path: Path) -> None:
+def test_numbers_of_another_byte_order_are_not_viewed(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     batch = SampleBatch(foreign=np.arange(N))
     batch.save(path)
@@ -128,7 +128,7 @@ def test_numbers_of_the_other_byte_order_are_not_viewed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("at", "value"), [(0, -8), (0, 1 << 40), (8, 8), (8, -1)])
-def test_buffers_outside_of_their_body_are_rejected(tmp_path: Path, at: int, value: int) -> None:
+def test_buffers_outside_of_the_message_body_are_rejected(tmp_path: Path, at: int, value: int) -> None:
     path = tmp_path / "batch.arrow"
     rows = 40
     written(path, SampleBatch(obs=np.arange(rows), rewards=np.arange(rows)).to_arrow())
@@ -142,7 +142,7 @@ def test_buffers_outside_of_their_body_are_rejected(tmp_path: Path, at: int, val
         load(path)
 
 
-def test_a_name_that_is_nowhere_is_rejected_where_the_schema_is_known(tmp_path: Path) -> None:
+def test_a_missing_column_name_is_rejected_with_a_cached_schema(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     numbers().save(path)
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_a_name_that_is_nowhere_is_rejected_where_the_schema_is_known(tmp_path: 
             load(path, columns=["camera"])
 
 
-def test_metadata_that_is_not_complete_is_rejected_again(tmp_path: Path) -> None:
+def test_incomplete_metadata_is_rejected_each_time(tmp_path: Path) -> None:
     table = pa.table({"a": [1]}).replace_schema_metadata({METADATA_KEY: b'{"version": 1, "type": "SampleBatch"}'})
     path = written(tmp_path / "batch.arrow", table)
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_metadata_that_is_not_complete_is_rejected_again(tmp_path: Path) -> None
             load(path)
 
 
-def test_few_schemas_are_remembered(tmp_path: Path) -> None:
+def test_the_number_of_cached_schemas_is_bounded(tmp_path: Path) -> None:
     for number in range(40):
         SampleBatch({f"column {number}": [1.0]}).save(tmp_path / "batch.arrow")
         load(tmp_path / "batch.arrow")

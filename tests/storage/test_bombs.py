@@ -81,7 +81,7 @@ def written(table: pa.Table, path: Path, compression: str | None = None) -> Path
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_rows_without_bytes_behind_them_are_rejected(name: str, tmp_path: Path) -> None:
+def test_rows_without_bytes_in_the_file_are_rejected(name: str, tmp_path: Path) -> None:
     table = table_with(*BOMBS[name])
     path = written(table, tmp_path / "bomb.arrow")
     assert path.stat().st_size < 1 << 22
@@ -93,7 +93,7 @@ def test_rows_without_bytes_behind_them_are_rejected(name: str, tmp_path: Path) 
     assert time.monotonic() - start < 5
 
 
-def test_compressed_zeros_are_rejected_before_they_are_decompressed(tmp_path: Path) -> None:
+def test_large_compressed_zeros_are_rejected_before_decompression(tmp_path: Path) -> None:
     path = written(about(pa.table({"obs": np.zeros((1 << 25) + 1)})), tmp_path / "bomb.arrow", "zstd")
     held = pa.total_allocated_bytes()
     with pytest.raises(CapacityError, match=r"compressed data must fit into .* got 268435464 bytes"):
@@ -101,7 +101,7 @@ def test_compressed_zeros_are_rejected_before_they_are_decompressed(tmp_path: Pa
     assert pa.total_allocated_bytes() == held
 
 
-def test_what_a_compressed_buffer_claims_is_believed_by_the_bound(tmp_path: Path) -> None:
+def test_the_claimed_size_of_a_compressed_buffer_is_limited(tmp_path: Path) -> None:
     data = written(about(pa.table({"obs": np.zeros(1000)})), tmp_path / "bomb.arrow", "zstd").read_bytes()
     claim = (8000).to_bytes(8, "little")
     assert data.count(claim) == 1
@@ -110,7 +110,7 @@ def test_what_a_compressed_buffer_claims_is_believed_by_the_bound(tmp_path: Path
         read_arrow(tmp_path / "bomb.arrow")
 
 
-def test_the_bound_can_be_raised_and_lowered(tmp_path: Path) -> None:
+def test_the_memory_limit_is_configurable(tmp_path: Path) -> None:
     infos: list[Any] = [{}] * 3_000_000
     batch = SampleBatch(infos=infos)
     write_arrow(batch, tmp_path / "batch.arrow")
@@ -124,7 +124,7 @@ def test_the_bound_can_be_raised_and_lowered(tmp_path: Path) -> None:
             read_arrow(tmp_path / "batch.arrow", max_nbytes=wrong)  # type: ignore[arg-type]
 
 
-def test_experience_is_read_however_well_it_compresses(tmp_path: Path) -> None:
+def test_highly_compressible_experience_is_read(tmp_path: Path) -> None:
     n = 100_000
     agents = MultiAgentBatch(
         {
@@ -139,7 +139,7 @@ def test_experience_is_read_however_well_it_compresses(tmp_path: Path) -> None:
     assert read_parquet(tmp_path / "batch.parquet") == agents
 
 
-def test_names_that_are_no_text_are_rejected(tmp_path: Path) -> None:
+def test_column_names_of_invalid_utf_8_are_rejected(tmp_path: Path) -> None:
     for write, read in ((written, read_arrow), (lambda t, path: parquet.write_table(t, path), read_parquet)):
         write(about(pa.table({"abcdefgh": [1]})), tmp_path / "batch")
         data = (tmp_path / "batch").read_bytes()
@@ -181,7 +181,7 @@ def test_parquet_files_that_repeat_a_value_are_rejected(column: Callable[[], pa.
         Dataset(tmp_path, max_nbytes=1000).read()
 
 
-def test_strings_that_parquet_holds_once_are_read(tmp_path: Path) -> None:
+def test_repeated_strings_of_parquet_dictionaries_are_read(tmp_path: Path) -> None:
     words = pa.array(["up", "down"] * 5000)
     parquet.write_table(about(pa.table({"words": words, "t": np.arange(10_000)})), tmp_path / "words.parquet")
     found = read_parquet(tmp_path / "words.parquet")

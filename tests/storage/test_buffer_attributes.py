@@ -111,7 +111,7 @@ def test_attributes_out_of_range_are_rejected_in_every_format(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", [kind for kind in BUFFERS if kind != "hindsight"])
-def test_a_description_that_is_written_again_is_read(form: str, kind: str, tmp_path: Path) -> None:
+def test_a_rewritten_description_is_read(form: str, kind: str, tmp_path: Path) -> None:
     buffer = BUFFERS[kind]()
     again = load(save_changed(buffer, tmp_path, form, ("own", "_seed"), 5), verify=False)
     assert again._seed == 5
@@ -130,7 +130,7 @@ def test_a_seed_of_any_length_is_restored(form: str, tmp_path: Path) -> None:
         again.close()
 
 
-def test_a_folder_whose_commit_stacks_no_frames_is_rejected(tmp_path: Path) -> None:
+def test_a_folder_with_a_frame_stack_of_zero_is_rejected(tmp_path: Path) -> None:
     buffer = ReplayBuffer(4, storage=tmp_path / "buffer")
     buffer.__dict__["stack_num"] = 0
     filled(buffer, 1).close()

@@ -125,7 +125,7 @@ def test_resets_and_running_statistics_are_included(way: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_vector_rewards_and_rings_of_their_own_pace_are_included(way: str, tmp_path: Path) -> None:
+def test_vector_rewards_and_rings_of_different_length_are_included(way: str, tmp_path: Path) -> None:
     def vectors(i: int, n: int) -> dict[str, Any]:
         values = streams.numbers(i, n)
         return values | {"rew": values["rew"][:, None] * [1.0, -1.0]}
@@ -140,7 +140,7 @@ def test_vector_rewards_and_rings_of_their_own_pace_are_included(way: str, tmp_p
 
 
 @pytest.mark.parametrize("way", ["pickle", "arrow", "hdf5"])
-def test_a_part_is_preserved_as_a_buffer_of_its_own(way: str, tmp_path: Path) -> None:
+def test_a_part_is_saved_as_a_separate_buffer(way: str, tmp_path: Path) -> None:
     for kind in ("vector", "vector ignoring next", "prioritized vector"):
         make, n = BUFFERS[kind]
         buffer = make()
@@ -155,7 +155,7 @@ def test_a_part_is_preserved_as_a_buffer_of_its_own(way: str, tmp_path: Path) ->
         assert len(part) == 7
 
 
-def test_only_rows_that_count_are_written(tmp_path: Path) -> None:
+def test_only_live_rows_are_written(tmp_path: Path) -> None:
     buffer = ReplayBuffer(100_000)
     buffer.add(step(0, 0))
     assert len(pickle.dumps(buffer)) < 10_000
@@ -179,7 +179,7 @@ def test_compressed_rows_stay_compressed_in_pickles() -> None:
     assert_same_rows(other, buffer)
 
 
-def test_files_are_written_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from samplebatch.storage.buffers import file as buffer_file
 
     monkeypatch.setattr(buffer_file, "_PART_NBYTES", 1_500)
@@ -210,9 +210,7 @@ def test_a_file_is_a_table_for_other_tools(tmp_path: Path) -> None:
     assert finals == [[], [10, 10, 10], [], [12, 12, 12], [5, 5, 5], [], [], []]
 
 
-def test_a_file_takes_the_place_of_another_completely_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_replaces_another_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "buffer.arrow"
     buffer = ReplayBuffer(8)
     fill(buffer, 0, 0, 3)
@@ -226,11 +224,11 @@ def test_a_file_takes_the_place_of_another_completely_or_not_at_all(
 
 
 @pytest.mark.parametrize("name", ["priorities\nPrioritized", "stores\nStores", "stores\nzeroed"])
-def test_names_in_older_pickles_of_buffers_can_be_found(name: str) -> None:
+def test_class_names_in_older_pickles_are_importable(name: str) -> None:
     assert callable(pickle.loads(f"csamplebatch.buffer.{name}\n.".encode()))
 
 
-def test_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path) -> None:
+def test_objects_are_unpickled_only_if_allowed(tmp_path: Path) -> None:
     buffer = ReplayBuffer(4)
     buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, info={"path": Path("a")}))
     buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, info={"path": 3}))
@@ -262,7 +260,7 @@ def test_classes_are_checked(tmp_path: Path) -> None:
     assert found.tag == "mine"
 
 
-def test_what_no_file_can_hold_is_given(tmp_path: Path) -> None:
+def test_functions_are_passed_when_a_buffer_is_loaded(tmp_path: Path) -> None:
     hindsight = pytest.importorskip("samplebatch.buffer.hindsight")
 
     def reached(achieved: Any, desired: Any) -> Any:
@@ -303,7 +301,7 @@ def test_what_no_file_can_hold_is_given(tmp_path: Path) -> None:
         assert np.array_equal(one[1], two[1])
 
 
-def test_a_state_of_another_buffer_is_rejected_and_changes_nothing() -> None:
+def test_a_state_of_another_buffer_is_rejected_without_changes() -> None:
     buffer = ReplayBuffer(6)
     fill(buffer, 0, 0, 4)
     before = pickle.dumps(buffer)
@@ -337,7 +335,7 @@ def test_a_state_of_another_buffer_is_rejected_and_changes_nothing() -> None:
         vector.buffers[0].load_state_dict(state)
 
 
-def test_parts_follow_a_state_that_is_loaded() -> None:
+def test_parts_use_the_loaded_state() -> None:
     make, n = BUFFERS["prioritized vector"]
     buffer, other = make(), make()
     fill(buffer, n, 0, 30)
@@ -422,7 +420,7 @@ def a_module(about: dict[str, Any]) -> None:
         other_finals, huge_finals, bad_weights, a_module,
     ],
 )  # fmt: skip
-def test_a_file_that_does_not_fit_itself_is_rejected(tmp_path: Path, change: Any) -> None:
+def test_an_inconsistent_file_is_rejected(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "buffer.arrow"
     kind = "prioritized vector" if change is bad_weights else "vector ignoring next"
     make, n = BUFFERS[kind]
@@ -434,7 +432,7 @@ def test_a_file_that_does_not_fit_itself_is_rejected(tmp_path: Path, change: Any
         ReplayBuffer.load(path)
 
 
-def test_damaged_files_are_rejected_or_read(tmp_path: Path) -> None:
+def test_damaged_files_are_rejected_or_decoded(tmp_path: Path) -> None:
     path = tmp_path / "buffer.arrow"
     buffer = ReplayBuffer(8, ignore_obs_next=True)
     fill(buffer, 0, 0, 12)
@@ -453,7 +451,7 @@ def test_damaged_files_are_rejected_or_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_generators_of_numpy_continue(bits: str) -> None:
+def test_the_state_of_numpy_generators_is_restored(bits: str) -> None:
     rng = np.random.Generator(getattr(np.random, bits)(7))
     rng.integers(10, size=3)
     state = json.loads(json.dumps(buffer_state.generator_state(rng)))
@@ -480,7 +478,7 @@ def test_generators_of_numpy_continue(bits: str) -> None:
         {"returns": None},
     ],
 )
-def test_states_that_rings_cannot_be_in_are_rejected(changed: dict[str, Any]) -> None:
+def test_impossible_states_of_rings_are_rejected(changed: dict[str, Any]) -> None:
     make, n = BUFFERS["vector"]
     buffer = make()
     fill(buffer, n, 0, 5)
@@ -490,6 +488,6 @@ def test_states_that_rings_cannot_be_in_are_rejected(changed: dict[str, Any]) ->
         check_rings(state | changed)
 
 
-def test_errors_are_the_librarys() -> None:
+def test_invalid_states_raise_library_errors() -> None:
     with pytest.raises(SampleBatchError):
         ReplayBuffer(3).load_state_dict({"class": "ReplayBuffer", "version": 1})

@@ -65,7 +65,7 @@ def without_checksums(path: Path, form: Format) -> None:
 
 @pytest.mark.parametrize("agents", [False, True])
 @pytest.mark.parametrize("kind", READERS)
-def test_a_byte_that_changes_in_a_file_of_a_batch_is_noticed(tmp_path: Path, kind: str, agents: bool) -> None:
+def test_a_changed_byte_in_a_batch_file_is_detected(tmp_path: Path, kind: str, agents: bool) -> None:
     path = tmp_path / "batch"
     batch = MultiAgentBatch({"left": steps(30), "right": steps(5)}, 30) if agents else steps(40)
     write(batch, path, kind)
@@ -73,7 +73,7 @@ def test_a_byte_that_changes_in_a_file_of_a_batch_is_noticed(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_the_column_whose_bytes_changed_is_named(tmp_path: Path, kind: str) -> None:
+def test_the_error_contains_the_changed_column(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "batch"
     n = 1 << 20
     numbers = np.random.default_rng(0).integers(0, 256, (3, n), dtype=np.uint8)
@@ -88,7 +88,7 @@ def test_the_column_whose_bytes_changed_is_named(tmp_path: Path, kind: str) -> N
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("harm", ["zeros", "moved", "cut and filled"])
-def test_pages_that_are_lost_or_change_places_are_noticed(tmp_path: Path, kind: str, harm: str) -> None:
+def test_lost_and_swapped_pages_are_detected(tmp_path: Path, kind: str, harm: str) -> None:
     path = tmp_path / "batch"
     numbers = np.random.default_rng(0).integers(0, 256, (2, 100_000), dtype=np.uint8)
     write(SampleBatch(a=numbers[0], b=numbers[1]), path, kind)
@@ -104,7 +104,7 @@ def test_pages_that_are_lost_or_change_places_are_noticed(tmp_path: Path, kind: 
         READERS[kind](path)
 
 
-def test_a_mapped_file_has_its_footer_checked_alone_by_default(tmp_path: Path) -> None:
+def test_only_the_footer_of_a_mapped_file_is_checked_by_default(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(SampleBatch(a=np.arange(1000)), path)
     data = bytearray(path.read_bytes())
@@ -130,7 +130,7 @@ def test_a_file_without_checksums_is_read(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_a_file_that_another_tool_writes_again_is_read(tmp_path: Path, kind: str) -> None:
+def test_a_file_rewritten_by_another_tool_is_read(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "batch"
     write(steps(7), path, kind)
     if kind == "parquet":
@@ -142,7 +142,7 @@ def test_a_file_that_another_tool_writes_again_is_read(tmp_path: Path, kind: str
     assert READERS[kind](path) == steps(7)
 
 
-def test_a_page_that_changes_in_a_parquet_file_without_checksums_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_page_of_a_parquet_file_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     write_parquet(SampleBatch(a=np.random.default_rng(0).random(1000)), path)
     without_checksums(path, PARQUET)
@@ -153,7 +153,7 @@ def test_a_page_that_changes_in_a_parquet_file_without_checksums_is_noticed(tmp_
         read_parquet(path)
 
 
-def test_a_byte_that_changes_in_any_part_of_a_dataset_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_byte_in_any_part_of_a_dataset_is_detected(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "parts")
     parts = [dataset.extend(steps(n)) for n in (3, 9)]
     whole = dataset.read()
@@ -179,7 +179,7 @@ def content(buffer: ReplayBuffer) -> str:
 
 
 @pytest.mark.parametrize("kind", ["plain", "prioritized", "ignoring next"])
-def test_a_byte_that_changes_in_the_file_of_a_buffer_is_noticed(tmp_path: Path, kind: str) -> None:
+def test_a_changed_byte_in_a_buffer_file_is_detected(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "buffer.arrow"
     if kind == "prioritized":
         buffer = filled(PrioritizedReplayBuffer, alpha=0.6, beta=0.4)
@@ -193,7 +193,7 @@ def test_a_byte_that_changes_in_the_file_of_a_buffer_is_noticed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["plain", "prioritized", "ignoring next"])
-def test_a_byte_that_changes_in_the_hdf5_file_of_a_buffer_is_noticed(tmp_path: Path, kind: str) -> None:
+def test_a_changed_byte_in_an_hdf5_buffer_file_is_detected(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("h5py")
     path = tmp_path / "buffer.hdf5"
     if kind == "prioritized":
@@ -205,7 +205,7 @@ def test_a_byte_that_changes_in_the_hdf5_file_of_a_buffer_is_noticed(tmp_path: P
     assert unnoticed(path, lambda: ReplayBuffer.load_hdf5(path), lambda back: content(back) == before, 150) == []
 
 
-def test_the_column_that_changed_in_an_hdf5_file_is_named_unless_nothing_shall_be_checked(tmp_path: Path) -> None:
+def test_the_changed_column_of_an_hdf5_file_is_reported_if_checked(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "buffer.hdf5"
     for compression in (None, "gzip"):
@@ -225,7 +225,7 @@ def test_the_column_that_changed_in_an_hdf5_file_is_named_unless_nothing_shall_b
             assert ReplayBuffer.load_hdf5(path, verify=False)[1].obs.x == 3
 
 
-def test_an_hdf5_file_that_another_tool_changes_is_read(tmp_path: Path) -> None:
+def test_an_hdf5_file_changed_by_another_tool_is_read(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "buffer.hdf5"
     filled(ReplayBuffer).save_hdf5(path)
@@ -238,7 +238,7 @@ def test_an_hdf5_file_that_another_tool_changes_is_read(tmp_path: Path) -> None:
     assert len(ReplayBuffer.load_hdf5(path)) == 9
 
 
-def test_the_file_of_a_buffer_is_read_without_a_check_if_requested(tmp_path: Path) -> None:
+def test_a_buffer_file_is_read_without_a_check_on_request(tmp_path: Path) -> None:
     path = tmp_path / "buffer.arrow"
     buffer = ReplayBuffer(50)
     for i in range(50):
@@ -256,7 +256,7 @@ def test_the_file_of_a_buffer_is_read_without_a_check_if_requested(tmp_path: Pat
 
 
 @pytest.mark.parametrize("nbytes", [[0], [5], [MIB], [3, 3 * MIB + 7, 0, 11], [2 * MIB - 1, 1]])
-def test_blocks_are_summed_while_they_are_written(tmp_path: Path, nbytes: list[int]) -> None:
+def test_checksums_are_computed_while_blocks_are_written(tmp_path: Path, nbytes: list[int]) -> None:
     rng = np.random.default_rng(0)
     with (tmp_path / "file").open("w+b") as file:
         summed = SummedFile(file)
@@ -274,7 +274,7 @@ def test_blocks_are_summed_while_they_are_written(tmp_path: Path, nbytes: list[i
         assert summed.blocks == whole
 
 
-def test_only_blocks_of_several_pieces_are_read_again(tmp_path: Path) -> None:
+def test_only_blocks_written_in_several_pieces_are_read_again(tmp_path: Path) -> None:
     batch = SampleBatch(obs=np.arange(1 << 20), rewards=np.arange(1 << 20) / 7)
     with mock.patch("samplebatch.storage.checksums.block_checksums", wraps=block_checksums) as summed:
         batch.save(tmp_path / "batch.arrow")
@@ -283,7 +283,7 @@ def test_only_blocks_of_several_pieces_are_read_again(tmp_path: Path) -> None:
     assert load(tmp_path / "batch.arrow", verify=True) == batch
 
 
-def test_a_block_that_has_bytes_of_the_footer_is_summed_without_them(tmp_path: Path) -> None:
+def test_checksums_of_blocks_exclude_bytes_of_the_footer(tmp_path: Path) -> None:
     names = [f"a column with a name of some length, and the number {number}" for number in range(6000)]
     batch = SampleBatch({name: np.arange(2) for name in names})
     batch.save(tmp_path / "batch.arrow")

@@ -89,7 +89,7 @@ def ids(batch: Any) -> list[int]:
     | st.permutations(range(41))
     | st.tuples(st.integers(0, 40), st.integers(0, 41)).map(lambda ends: list(range(*ends)))
 )
-def test_rows_are_those_of_all_of_it_in_any_layout(whole: Dataset, rows: list[int]) -> None:
+def test_rows_of_all_parts_are_read_in_any_layout(whole: Dataset, rows: list[int]) -> None:
     assert whole.take(rows) == steps(0, 41).take(rows)
 
 
@@ -114,7 +114,7 @@ def test_fragments_are_restored_in_order_one_by_one_or_joined(tmp_path: Path) ->
     assert (len(again), repr(again)) == (30, f"Dataset('{tmp_path}/steps': 30 rows in 12 parts)")
 
 
-def test_nested_batches_stay_nested(tmp_path: Path) -> None:
+def test_nested_batches_remain_nested(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     for i in range(3):
         dataset.extend(Batch(obs={"x": np.arange(4) + 4 * i}, rew=np.ones(4)))
@@ -131,7 +131,7 @@ def test_a_batch_is_saved_to_a_new_folder(tmp_path: Path) -> None:
         steps(0, 5).save(tmp_path / "steps")
 
 
-def test_batches_that_do_not_fit_are_rejected_by_column(tmp_path: Path) -> None:
+def test_incompatible_batches_are_rejected_with_the_column_name(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
     batch = steps(0, 3)
     wrong: list[tuple[Any, str]] = [
@@ -183,7 +183,7 @@ def test_rows_are_read_by_number(tmp_path: Path) -> None:
     assert dataset.schema.names == steps(0, 1).to_arrow().schema.names
 
 
-def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
+def test_columns_and_rows_are_selected(tmp_path: Path) -> None:
     dataset = filled(tmp_path, columns=["obs.id", "t"], filters=[("t", ">=", 8)])
     expected = [i for i in range(41) if i % 10 >= 8]
     assert ids(dataset.read()) == expected
@@ -211,7 +211,7 @@ def test_rows_of_several_policies_are_read_of_one(tmp_path: Path) -> None:
     assert {policy: part["t"].tolist() for policy, part in filtered.items()} == {"a": [9, 10, 11], "b": [10]}
 
 
-def test_samples_follow_from_the_seed_and_cover_all_rows(tmp_path: Path) -> None:
+def test_samples_depend_on_the_seed_and_cover_all_rows(tmp_path: Path) -> None:
     filled(tmp_path)
     batch, rows = Dataset(tmp_path, seed=3).sample(400)
     assert ids(batch) == rows.tolist()
@@ -221,7 +221,7 @@ def test_samples_follow_from_the_seed_and_cover_all_rows(tmp_path: Path) -> None
         Dataset(tmp_path / "new").sample(1)
 
 
-def test_samples_are_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
+def test_samples_are_tensors_in_the_requested_dtype(tmp_path: Path) -> None:
     flat = Dataset(tmp_path / "flat")
     flat.extend(SampleBatch(rewards=np.arange(8.0), t=np.arange(8)))
     batch, rows = flat.sample(5, device="cpu", floats="float32")
@@ -234,7 +234,7 @@ def test_samples_are_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
         flat.sample(5, floats="int64")
 
 
-def test_batches_and_sequences_are_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
+def test_batches_and_sequences_are_tensors_in_the_requested_dtype(tmp_path: Path) -> None:
     flat = Dataset(tmp_path / "flat")
     flat.extend(SampleBatch(rewards=np.arange(8.0), eps_id=[0] * 8, t=np.arange(8)))
     how: Any = {"device": "cpu", "floats": "float32"}
@@ -277,7 +277,7 @@ def test_batches_have_each_row_once(tmp_path: Path, shuffle: bool, size: int, me
     assert [len(batch) for batch in whole] == [size] * (41 // size)
 
 
-def test_the_order_follows_from_seed_and_epoch(tmp_path: Path) -> None:
+def test_the_order_depends_on_seed_and_epoch(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
 
     def order(**options: Any) -> list[int]:
@@ -303,7 +303,7 @@ def test_iteration_continues_in_mid_epoch(tmp_path: Path, shuffle: bool) -> None
         dataset.iter_batches(4, **{**options, "seed": 3}).load_state_dict(batches.state_dict())
 
 
-def test_memory_bounds_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limits_the_rows_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samplebatch.storage.tables.parquet._GROUP_NBYTES", 1 << 16)
     dataset = Dataset(tmp_path)
     for i in range(4):
@@ -319,7 +319,7 @@ def test_memory_bounds_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("shares", [1, 2, 5])
-def test_shares_have_each_row_once(tmp_path: Path, shares: int) -> None:
+def test_shards_contain_each_row_once(tmp_path: Path, shares: int) -> None:
     dataset = filled(tmp_path)
     found = [
         [i for batch in dataset.iter_batches(4, shuffle=True, shard=(share, shares)) for i in ids(batch)]
@@ -333,7 +333,7 @@ def test_shares_have_each_row_once(tmp_path: Path, shares: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # on one core
 @pytest.mark.parametrize("workers", [0, 2])
-def test_workers_of_a_loader_read_their_own_shares(tmp_path: Path, workers: int) -> None:
+def test_workers_of_a_data_loader_read_separate_shards(tmp_path: Path, workers: int) -> None:
     from torch.utils.data import DataLoader
 
     dataset = Dataset(tmp_path)
@@ -351,7 +351,7 @@ def test_workers_of_a_loader_read_their_own_shares(tmp_path: Path, workers: int)
 # Episodes
 
 
-def test_episodes_are_put_together_from_fragments(tmp_path: Path) -> None:
+def test_episodes_are_assembled_from_fragments(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     whole = steps(0, 40)
     for rows in (np.r_[0:5, 10:13], np.r_[13:20, 5:8], np.r_[20:40], np.r_[8:10]):
@@ -401,7 +401,7 @@ while True:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_writers_killed_at_any_moment_lose_nothing_that_was_committed(tmp_path: Path, compact: bool) -> None:
+def test_killed_writers_lose_no_committed_rows(tmp_path: Path, compact: bool) -> None:
     rng = np.random.default_rng(0)
     rows = 0
     for _ in range(int(os.environ.get("SAMPLEBATCH_KILLS", "6"))):
@@ -430,7 +430,7 @@ def test_writers_killed_at_any_moment_lose_nothing_that_was_committed(tmp_path: 
     assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, rows + 1)
 
 
-def test_the_next_writer_names_which_parts_it_dropped(tmp_path: Path) -> None:
+def test_the_next_writer_reports_which_parts_it_dropped(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "part-000009-00000000.parquet").write_bytes(b"whole, but not committed")
     (tmp_path / ".part-000004-00000000.parquet.00ff.tmp").write_bytes(b"begun")
@@ -452,7 +452,7 @@ def test_the_next_writer_names_which_parts_it_dropped(tmp_path: Path) -> None:
     assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, 43)
 
 
-def test_a_part_that_is_missing_or_cut_short_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_or_truncated_part_is_detected(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
     first, *_, last = dataset.parts()
     whole = last.read_bytes()
@@ -506,7 +506,7 @@ def test_a_log_whose_footer_has_changed_is_reported_read_and_repaired(tmp_path: 
     assert log.read_bytes() == whole
 
 
-def test_a_log_cut_at_any_byte_of_the_last_commit_opens_as_before_or_after_it(tmp_path: Path) -> None:
+def test_a_log_truncated_within_a_commit_opens_before_or_after_it(tmp_path: Path) -> None:
     filled(tmp_path)
     log = tmp_path / LOG
     before = log.read_bytes()
@@ -536,7 +536,7 @@ def test_a_log_cut_at_any_byte_of_the_last_commit_opens_as_before_or_after_it(tm
     assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, 44)
 
 
-def test_a_folder_whose_first_commit_was_cut_short_is_new(tmp_path: Path) -> None:
+def test_a_folder_with_an_incomplete_first_commit_counts_as_new(tmp_path: Path) -> None:
     filled(tmp_path / "whole", [3])
     whole = (tmp_path / "whole" / LOG).read_bytes()
     for at in (0, 1, 4, 5, 100, whole.index(b"\n")):
@@ -549,7 +549,7 @@ def test_a_folder_whose_first_commit_was_cut_short_is_new(tmp_path: Path) -> Non
         assert pl.scan_parquet(folder).collect().height == 2
 
 
-def test_a_commit_on_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_on_a_full_disk_does_not_change_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = filled(tmp_path)
     whole = (tmp_path / LOG).read_bytes()
     write, calls = os.pwritev, []
@@ -573,7 +573,7 @@ def test_a_commit_on_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("refused", ["open", "link"])
-def test_parts_are_written_where_files_must_have_names(
+def test_parts_are_written_without_anonymous_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     call = getattr(os, refused)
@@ -650,7 +650,7 @@ def test_pickles_need_permission(tmp_path: Path) -> None:
     assert list(Dataset(tmp_path, allow_pickle=True).read()["infos"]) == [{"x": {1}}]
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_rejected_as_a_dataset_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FormatError, match="must be a folder"):
         Dataset(tmp_path / "file")
@@ -687,7 +687,7 @@ def test_readers_see_complete_fragments_while_another_process_writes_and_joins(t
 # Compaction
 
 
-def test_compaction_joins_small_parts_and_keeps_all_rows(tmp_path: Path) -> None:
+def test_compaction_joins_small_parts_without_losing_rows(tmp_path: Path) -> None:
     dataset = filled(tmp_path, [3] * 20)
     reader = Dataset(tmp_path, cache_nbytes=0)
     iterator = iter(reader.iter_batches(7, memory_nbytes=1000))
@@ -702,7 +702,7 @@ def test_compaction_joins_small_parts_and_keeps_all_rows(tmp_path: Path) -> None
     assert dataset.compact() == 0
 
 
-def test_a_reader_keeps_to_its_rows_when_later_ones_are_joined_to_them(tmp_path: Path) -> None:
+def test_a_reader_keeps_its_snapshot_during_compaction(tmp_path: Path) -> None:
     reader = filled(tmp_path, [5, 5], cache_nbytes=0)
     writer = Dataset(tmp_path)
     writer.extend(steps(10, 5))
@@ -715,7 +715,7 @@ def test_a_reader_keeps_to_its_rows_when_later_ones_are_joined_to_them(tmp_path:
 
 @pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("filters", [None, [("t", ">=", 2)]])
-def test_all_ways_of_reading_outlast_compaction(tmp_path: Path, filters: Any, looked: bool) -> None:
+def test_every_read_method_works_after_compaction(tmp_path: Path, filters: Any, looked: bool) -> None:
     filled(tmp_path, [5, 5])
     ways: list[Any] = [len, Dataset.read, lambda reader: reader.read(verify=True), lambda reader: reader.schema.names]
     ways += [lambda reader: list(reader.iter_batches(4)), lambda reader: reader.episodes]
@@ -733,7 +733,7 @@ def test_all_ways_of_reading_outlast_compaction(tmp_path: Path, filters: Any, lo
 
 @pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("filters", [None, [("x", ">=", 11)]])
-def test_the_rows_of_a_policy_outlast_compaction(tmp_path: Path, filters: Any, looked: bool) -> None:
+def test_rows_of_a_policy_are_preserved_by_compaction(tmp_path: Path, filters: Any, looked: bool) -> None:
     writer = Dataset(tmp_path)
 
     def append(start: int) -> None:
@@ -899,7 +899,7 @@ def test_rows_of_one_shape_are_appended_to_a_ragged_column(tmp_path: Path) -> No
             dataset.extend(batch if kind is SampleBatch else batch.as_batch())
 
 
-def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_the_way_out(tmp_path: Path) -> None:
+def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_a_fix(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "rows")
     dataset.extend(SampleBatch(ids=[[1, 2]]))
     with pytest.raises(ColumnMismatchError, match=r"'ids' must be .* as in the dataset, .*declare it ragged in every"):

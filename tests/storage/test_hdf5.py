@@ -84,7 +84,7 @@ def test_numbers_strings_and_structures_are_restored(path: Path) -> None:
     assert isinstance(found["dict"]["batch"], Batch)
 
 
-def test_numbers_of_numpy_become_numbers(path: Path) -> None:
+def test_numpy_scalars_become_numbers(path: Path) -> None:
     found = through(path, {"a": np.float32(0.5), "b": np.int8(3), "c": np.bool_(True)})
     assert found == {"a": 0.5, "b": 3, "c": True}
 
@@ -99,7 +99,7 @@ def test_tensors_are_restored(path: Path, dtype: torch.dtype) -> None:
     assert through(path, {"a": tensor}, device="meta")["a"].device.type == "meta"
 
 
-def test_compression_makes_files_small(path: Path) -> None:
+def test_compression_reduces_the_file_size(path: Path) -> None:
     zeros = {"a": np.zeros(1_000_000), "b": [0] * 100_000}
     through(path, zeros)
     plain = path.stat().st_size
@@ -112,7 +112,7 @@ def test_columns_become_arrays(path: Path) -> None:
     assert [row.tolist() for row in found] == [[1, 2], [3]]
 
 
-def test_what_can_be_neither_stored_nor_pickled_is_rejected(path: Path) -> None:
+def test_values_that_can_be_neither_stored_nor_pickled_are_rejected(path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"column 'obs\.lock' must have values that HDF5 can store"):
         through(path, {"obs": {"lock": threading.Lock()}})
     with pytest.raises(UnstorableError, match=r"column 'f' must have values .* got function"):
@@ -122,12 +122,12 @@ def test_what_can_be_neither_stored_nor_pickled_is_rejected(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "", ".", "__data_type__"])
-def test_names_that_hdf5_has_not_are_rejected(path: Path, name: str) -> None:
+def test_names_that_hdf5_cannot_store_are_rejected(path: Path, name: str) -> None:
     with pytest.raises(UnstorableError, match="must be valid in HDF5"):
         through(path, {"x": {name: np.zeros(2)}})
 
 
-def test_objects_are_unpickled_only_when_that_is_allowed(path: Path) -> None:
+def test_objects_are_unpickled_only_if_allowed(path: Path) -> None:
     counts = {"obs": {"counts": collections.deque("aab")}}
     with pytest.raises(UntrustedPickleError, match="'/obs/counts' holds pickled objects"):
         through(path, counts)
@@ -146,7 +146,7 @@ class Malice:
         return os.remove, (str(self.path),)
 
 
-def test_nothing_runs_unless_allowed(path: Path, tmp_path: Path) -> None:
+def test_no_code_is_executed_unless_allowed(path: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.touch()
     with h5py.File(path, "w") as file:
@@ -160,7 +160,7 @@ def test_nothing_runs_unless_allowed(path: Path, tmp_path: Path) -> None:
     assert victim.exists()
 
 
-def test_files_that_lead_elsewhere_are_rejected(path: Path, tmp_path: Path) -> None:
+def test_files_with_external_links_are_rejected(path: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"12345678")
 
@@ -213,7 +213,7 @@ def test_damaged_files_are_rejected(path: Path) -> None:
             from_hdf5(file["tensor"])
 
 
-def test_tianshou_reads_what_we_write(path: Path) -> None:
+def test_tianshou_reads_written_files(path: Path) -> None:
     tianshou = pytest.importorskip("tianshou.data")
     values = {
         "a": np.arange(3),
@@ -240,7 +240,7 @@ def test_tianshou_reads_what_we_write(path: Path) -> None:
     assert found["dict"]["b"].tolist() == [1, 1]
 
 
-def test_we_read_what_tianshou_writes(path: Path) -> None:
+def test_files_written_by_tianshou_are_read(path: Path) -> None:
     tianshou = pytest.importorskip("tianshou.data")
     values = {
         "a": np.arange(3),

@@ -42,7 +42,7 @@ def filled(shape: tuple[int, ...] = (20,), **options: Any) -> ReplayBuffer:
         {"shape": (1 << 60,), "chunks": (1 << 10,)},
     ],
 )
-def test_datasets_without_bytes_behind_them_are_rejected(path: Path, options: dict[str, Any]) -> None:
+def test_datasets_without_bytes_in_the_file_are_rejected(path: Path, options: dict[str, Any]) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("obs", dtype="f8", **options).attrs["__data_type__"] = "ndarray"
     assert path.stat().st_size < 1 << 14
@@ -53,7 +53,7 @@ def test_datasets_without_bytes_behind_them_are_rejected(path: Path, options: di
         from_hdf5(file)
 
 
-def test_strings_that_a_file_holds_once_are_counted_each_time(path: Path) -> None:
+def test_repeated_strings_are_counted_for_each_occurrence(path: Path) -> None:
     with h5py.File(path, "w") as file:
         words = file.create_dataset("words", (1 << 15,), h5py.string_dtype(), chunks=(1 << 15,), compression="gzip")
         words[0] = "x" * (1 << 14)
@@ -63,7 +63,7 @@ def test_strings_that_a_file_holds_once_are_counted_each_time(path: Path) -> Non
             from_hdf5(file, max_nbytes=1 << 16)
 
 
-def test_groups_that_hold_each_other_again_and_again_are_rejected(path: Path) -> None:
+def test_exponentially_nested_groups_are_rejected(path: Path) -> None:
     with h5py.File(path, "w") as file:
         group = file.create_group("a")
         for _ in range(40):
@@ -74,7 +74,7 @@ def test_groups_that_hold_each_other_again_and_again_are_rejected(path: Path) ->
         from_hdf5(file)
 
 
-def test_values_that_unfold_without_end_are_rejected(path: Path) -> None:
+def test_values_with_exponential_or_cyclic_nesting_are_rejected(path: Path) -> None:
     shared: Any = [1]
     for _ in range(60):
         shared = [shared, shared]
@@ -95,7 +95,7 @@ def test_heaps_are_found_at_any_byte(path: Path, shift: int) -> None:
         check_heaps(str(path))
 
 
-def test_objects_in_heaps_that_lead_back_to_themselves_are_rejected(path: Path) -> None:
+def test_cyclic_heap_objects_are_rejected(path: Path) -> None:
     one = (1).to_bytes(8, "little")
     path.write_bytes(
         b"GCOL\1\0\0\0" + (64).to_bytes(8, "little") + one + (2**64 - 16).to_bytes(8, "little") + bytes(32)
@@ -104,7 +104,7 @@ def test_objects_in_heaps_that_lead_back_to_themselves_are_rejected(path: Path) 
         check_heaps(str(path))
 
 
-def test_heaps_of_strings_that_have_no_end_are_rejected(path: Path) -> None:
+def test_unterminated_heaps_of_strings_are_rejected(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("a", data=1).attrs["text"] = "hello"
     check_heaps(str(path))
@@ -128,7 +128,7 @@ def test_attributes_of_a_damaged_type_are_rejected(path: Path) -> None:
     assert "FormatError: attribute '__data_type__' of '/inner' must be numeric or a string" in ended.stderr
 
 
-def test_a_buffer_with_few_rows_takes_their_memory_alone(path: Path) -> None:
+def test_a_buffer_with_few_rows_uses_memory_only_for_them(path: Path) -> None:
     buffer = filled((1 << 20,))
     buffer.save_hdf5(path)
     again = ReplayBuffer.load_hdf5(path, max_nbytes=1 << 24)
@@ -150,7 +150,7 @@ def claimed(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_rows_that_a_file_of_a_buffer_has_not_are_rejected_before_they_are_created(tmp_path: Path) -> None:
+def test_missing_rows_of_a_buffer_file_are_rejected_early(tmp_path: Path) -> None:
     n = 1 << 40
     path = claimed(tmp_path / "a.arrow", maxsizes=[n], sizes=[n], cursors=[0], writes=[n])
     with pytest.raises(FormatError, match=f"must have {n} rows, got a file with 5"):
@@ -159,7 +159,7 @@ def test_rows_that_a_file_of_a_buffer_has_not_are_rejected_before_they_are_creat
         ReplayBuffer.load(claimed(tmp_path / "b.arrow", maxsizes=[1 << 60]))
 
 
-def test_the_bound_of_a_file_of_a_buffer_can_be_lowered(tmp_path: Path) -> None:
+def test_the_memory_limit_of_a_buffer_file_is_configurable(tmp_path: Path) -> None:
     buffer = ReplayBuffer(20)
     buffer.add(Batch(obs=0, act=0, rew=1.0, terminated=False, truncated=False, info={"text": "x" * 2000}))
     buffer.save(tmp_path / "a.arrow")

@@ -81,7 +81,9 @@ def same(a: Any, b: Any, leave_out: str = "nothing") -> bool:
 
 @pytest.mark.parametrize(("steps", "compression"), [(0, None), (3, "gzip"), (33, None)])
 @pytest.mark.parametrize("case", CASES)
-def test_files_of_both_load_in_both(case: str, steps: int, compression: str | None, tmp_path: Path) -> None:
+def test_files_are_interchangeable_with_tianshou(
+    case: str, steps: int, compression: str | None, tmp_path: Path
+) -> None:
     cls, args, options, n = CASES[case]
     their_cls = getattr(tianshou, cls.__name__)
     ours, theirs = cls(*args, **options), their_cls(*args, **options)
@@ -123,7 +125,7 @@ def test_files_of_both_load_in_both(case: str, steps: int, compression: str | No
     assert (their_copy.stack_num, their_copy.maxsize) == (ours.stack_num, ours.maxsize)
 
 
-def test_managers_and_caches_of_both_load_in_both(tmp_path: Path) -> None:
+def test_managers_and_caches_are_interchangeable_with_tianshou(tmp_path: Path) -> None:
     path = str(tmp_path / "buffer.hdf5")
     manager = ReplayBufferManager([ReplayBuffer(4), ReplayBuffer(9)])
     their_manager = tianshou.ReplayBufferManager([tianshou.ReplayBuffer(4), tianshou.ReplayBuffer(9)])
@@ -173,7 +175,7 @@ def goal(make: Any, i: int, n: int) -> Any:
     return batch if n else batch[0]
 
 
-def test_hindsight_buffers_of_both_load_in_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hindsight_buffers_are_interchangeable_with_tianshou(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Tianshou pickles the function, so it must be one that can be imported.
     monkeypatch.setitem(sys.modules, "rewards", type(sys)("rewards"))
     monkeypatch.setattr(reached, "__module__", "rewards")
@@ -250,7 +252,7 @@ def test_the_file_of_the_documentation(tmp_path: Path) -> None:
     assert tianshou.ReplayBuffer.load_hdf5(str(tmp_path / "buf.hdf5"))[:].obs.tolist() == [0, 1, 2]
 
 
-def test_tianshou_needs_nothing_of_ours_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tianshou_loads_files_without_this_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "buffer.hdf5")
     buffer = PrioritizedVectorReplayBuffer(20, 2, alpha=0.6, beta=0.4)
     for i in range(13):
@@ -268,7 +270,7 @@ def test_tianshou_needs_nothing_of_ours_to_load(tmp_path: Path, monkeypatch: pyt
     assert theirs.unfinished_index().tolist() == [2, 12]
 
 
-def test_old_files_that_know_only_done_are_read(tmp_path: Path) -> None:
+def test_old_files_with_only_done_flags_are_read(tmp_path: Path) -> None:
     path = str(tmp_path / "buffer.hdf5")
     theirs = tianshou.ReplayBuffer(6)
     for i in range(5):
@@ -305,7 +307,7 @@ class Malice:
 
 
 @pytest.mark.parametrize("place", ["weight", "buffers", "_random_state", "compute_reward_fn", "_meta/act"])
-def test_nothing_in_a_file_runs(tmp_path: Path, place: str) -> None:
+def test_no_code_in_a_file_is_executed(tmp_path: Path, place: str) -> None:
     path = str(tmp_path / "buffer.hdf5")
     theirs = tianshou.PrioritizedVectorReplayBuffer(6, 2, alpha=0.5, beta=0.5)
     for i in range(5):
@@ -324,7 +326,7 @@ def test_nothing_in_a_file_runs(tmp_path: Path, place: str) -> None:
     assert not Path("/tmp/should_never_exist_of_samplebatch").exists()
 
 
-def test_draws_after_loading_tianshous_files_follow_from_the_file(tmp_path: Path) -> None:
+def test_draws_after_loading_tianshou_files_are_deterministic(tmp_path: Path) -> None:
     draws = []
     for seed in (1, 1, 2):
         theirs = tianshou.ReplayBuffer(100, random_seed=seed)
@@ -403,7 +405,7 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
         ReplayBuffer.load_hdf5(path)
 
 
-def test_what_cannot_be_stored_is_named_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_unsupported_values_are_reported_without_changing_the_file(tmp_path: Path) -> None:
     path = tmp_path / "buffer.hdf5"
     buffer = ReplayBuffer(4)
     buffer.add(step(Batch, 0, 0))

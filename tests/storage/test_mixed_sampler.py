@@ -36,7 +36,7 @@ def online(buffer: Any = None, n: int = 30) -> Any:
     return buffer
 
 
-def test_rows_have_the_ratio_that_is_set(tmp_path: Path) -> None:
+def test_rows_have_the_configured_ratio(tmp_path: Path) -> None:
     sampler = MixedSampler({"offline": offline(tmp_path), "online": online()}, {"offline": 1, "online": 3})
     counts = np.zeros(2)
     for _ in range(200):
@@ -58,7 +58,7 @@ def test_the_same_seed_draws_the_same_rows(tmp_path: Path) -> None:
     assert len(set(drawn[0].source[:8])) == 2
 
 
-def test_columns_that_one_source_has_alone_are_rejected_or_dropped(tmp_path: Path) -> None:
+def test_columns_of_only_one_source_are_rejected_or_dropped(tmp_path: Path) -> None:
     sources = {"data": offline(tmp_path), "replay": online()}
     sources["replay"].add(
         Batch(obs=1.0, act=0, rew=1.0, terminated=False, truncated=False, obs_next=2.0, info={"lives": 3})
@@ -71,7 +71,7 @@ def test_columns_that_one_source_has_alone_are_rejected_or_dropped(tmp_path: Pat
 
 
 @pytest.mark.parametrize("info", [np.array([{}] * 5), np.array([None] * 5), Batch(inner=Batch())], ids=repr)
-def test_an_info_that_is_empty_everywhere_does_not_count(tmp_path: Path, info: Any) -> None:
+def test_an_empty_info_column_is_ignored(tmp_path: Path, info: Any) -> None:
     columns = {name: np.zeros(5) for name in ("obs", "act", "rew", "obs_next")}
     flags = {name: np.zeros(5, bool) for name in ("terminated", "truncated", "done")}
     dataset = Dataset(tmp_path)
@@ -80,7 +80,7 @@ def test_an_info_that_is_empty_everywhere_does_not_count(tmp_path: Path, info: A
     assert set(batch.__dict__) == {*columns, *flags}
 
 
-def test_an_info_that_both_sources_have_stays_where_few_rows_say_anything(tmp_path: Path) -> None:
+def test_info_columns_of_both_sources_are_kept_even_if_mostly_empty(tmp_path: Path) -> None:
     sources = {}
     for name, lives in (("one", {}), ("two", {"lives": 3})):
         sources[name] = Dataset(tmp_path / name)
@@ -89,7 +89,7 @@ def test_an_info_that_both_sources_have_stays_where_few_rows_say_anything(tmp_pa
     assert len(batch.info) == 16
 
 
-def test_priorities_are_returned_to_the_buffer_that_the_rows_came_from(tmp_path: Path) -> None:
+def test_priorities_are_returned_to_the_buffer_of_their_rows(tmp_path: Path) -> None:
     buffers = [online(PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0)) for _ in range(2)]
     sampler = MixedSampler({"data": offline(tmp_path), "one": buffers[0], "two": buffers[1]})
     batch, indices = sampler.sample(60)
@@ -116,7 +116,7 @@ def test_rows_are_tensors_and_their_priorities_are_returned_as_such(tmp_path: Pa
     assert sampler.sample(4, floats="float32")[0].rew.dtype == np.float32
 
 
-def test_priorities_of_rows_that_are_written_over_are_dropped() -> None:
+def test_priorities_of_overwritten_rows_are_dropped() -> None:
     buffer = online(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0), 8)
     sampler = MixedSampler({"replay": buffer})
     batch, indices = sampler.sample(8)
@@ -125,7 +125,7 @@ def test_priorities_of_rows_that_are_written_over_are_dropped() -> None:
     assert buffer.weight[:8].max() == 1
 
 
-def test_an_empty_source_is_named(tmp_path: Path) -> None:
+def test_an_empty_source_is_reported(tmp_path: Path) -> None:
     sampler = MixedSampler({"data": offline(tmp_path), "replay": ReplayBuffer(5)})
     with pytest.raises(EmptyBufferError, match="'replay'"):
         sampler.sample(4)
@@ -136,7 +136,7 @@ def test_an_empty_source_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "weights", [{"data": -1.0, "replay": 1.0}, {"data": 0.0}, {"date": 1.0}, {"data": float("nan")}, {}]
 )
-def test_weights_that_are_none_are_rejected(tmp_path: Path, weights: dict[str, float]) -> None:
+def test_invalid_weights_are_rejected(tmp_path: Path, weights: dict[str, float]) -> None:
     sources = {"data": offline(tmp_path), "replay": online()}
     with pytest.raises(ArgumentError, match="weights"):
         MixedSampler(sources, weights)
@@ -148,7 +148,7 @@ def test_weights_that_are_none_are_rejected(tmp_path: Path, weights: dict[str, f
         MixedSampler(sources, missing="keep")  # type: ignore[arg-type]
 
 
-def test_a_sampler_and_a_dataset_draw_on_from_their_states(tmp_path: Path) -> None:
+def test_a_sampler_and_a_dataset_resume_their_draws_from_a_state(tmp_path: Path) -> None:
     dataset, buffer = offline(tmp_path), online()
     sampler = MixedSampler({"offline": dataset, "online": buffer}, {"offline": 1, "online": 2}, seed=1)
     sampler.sample(7)

@@ -33,7 +33,7 @@ def _with_nested_rewards(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("damage", "column"), [(_without_fragments, "fragment_end"), (_with_nested_rewards, "rew")])
-def test_rows_of_a_policy_that_are_no_fragments_are_rejected(
+def test_rows_of_a_policy_that_are_not_fragments_are_rejected(
     tmp_path: Path, damage: Callable[[Path], None], column: str
 ) -> None:
     buffer = MultiAgentReplayBuffer(9)
@@ -44,7 +44,7 @@ def test_rows_of_a_policy_that_are_no_fragments_are_rejected(
         load(tmp_path)
 
 
-def test_a_policy_without_a_form_is_rejected(tmp_path: Path) -> None:
+def test_a_policy_without_a_stored_layout_is_rejected(tmp_path: Path) -> None:
     buffer = MultiAgentReplayBuffer(9)
     buffer.add(agents(0))
     state = buffer.state_dict()

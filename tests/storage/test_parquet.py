@@ -157,7 +157,7 @@ def test_layouts_of_slices_and_nulls_are_restored() -> None:
         from_parquet(pa.array([[1, 2], [3]], pa.large_list(pa.int64())), numbers.type, nullable=True)
 
 
-def test_a_file_cut_short_anywhere_is_rejected(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     write_parquet(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
     whole = path.read_bytes()
@@ -167,7 +167,7 @@ def test_a_file_cut_short_anywhere_is_rejected(tmp_path: Path) -> None:
             read_parquet(path)
 
 
-def test_damage_to_the_values_is_noticed(tmp_path: Path) -> None:
+def test_damaged_values_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     batch = SampleBatch(obs=np.random.default_rng(0).normal(size=(500, 8)))
     write_parquet(batch, path, compression="none")
@@ -179,7 +179,7 @@ def test_damage_to_the_values_is_noticed(tmp_path: Path) -> None:
             read_parquet(path)
 
 
-def test_a_damaged_description_is_rejected_or_read_but_never_trusted(tmp_path: Path) -> None:
+def test_a_damaged_description_is_rejected_or_decoded_safely(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     write_parquet(steps(), path)
     whole = path.read_bytes()
@@ -201,7 +201,7 @@ def test_a_damaged_description_is_rejected_or_read_but_never_trusted(tmp_path: P
 
 
 @pytest.mark.parametrize("content", [b"", b"ARROW1 not parquet", b"PAR1", b"PAR1" + bytes(50) + b"PAR1"])
-def test_a_file_that_is_none_of_ours_is_rejected(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_another_format_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.parquet").write_bytes(content)
     with pytest.raises(FormatError, match=r"x\.parquet"):
         read_parquet(tmp_path / "x.parquet")
@@ -217,13 +217,13 @@ def test_a_file_that_is_none_of_ours_is_rejected(tmp_path: Path, content: bytes)
         {b"samplebatch.arrow_schema": b"QUJD"},
     ],
 )
-def test_a_table_that_no_batch_wrote_is_rejected(tmp_path: Path, metadata: dict[bytes, bytes]) -> None:
+def test_a_table_without_batch_metadata_is_rejected(tmp_path: Path, metadata: dict[bytes, bytes]) -> None:
     parquet.write_table(pa.table({"a": [1, 2]}).replace_schema_metadata(metadata or None), tmp_path / "x.parquet")
     with pytest.raises(FormatError, match=r"x\.parquet"):
         read_parquet(tmp_path / "x.parquet")
 
 
-def test_pickled_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path) -> None:
+def test_pickled_objects_are_unpickled_only_if_allowed(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     write_parquet(SampleBatch(a=[1], infos=[{"x": {1, 2}}]), path)
     with pytest.raises(UntrustedPickleError, match="'infos'"):
@@ -231,13 +231,13 @@ def test_pickled_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path)
     assert list(read_parquet(path, allow_pickle=True)["infos"]) == [{"x": {1, 2}}]
 
 
-def test_pickles_are_no_files_of_ours(tmp_path: Path) -> None:
+def test_pickle_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(FormatError):
         read_parquet(tmp_path / "x.parquet")
 
 
-def test_wrong_arguments_are_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected_before_a_file_is_written(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"'none', got 'zstandard'; did you mean 'zstd'"):
         write_parquet(SampleBatch(a=[1]), tmp_path / "x.parquet", compression="zstandard")
     with pytest.raises(FileNotFoundError, match="missing"):
@@ -258,7 +258,7 @@ def test_filters_reject_a_column_that_is_of_two_types(tmp_path: Path) -> None:
         load(path, filters=[("rewards", ">", 1)], verify=False)
 
 
-def test_filters_reject_a_column_whose_row_groups_tell_the_sizes_of_another(tmp_path: Path) -> None:
+def test_filters_reject_inconsistent_row_group_statistics(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     parquet.write_table(pa.table({"rewards": pa.array([0, 1, None])}), path)
     data = path.read_bytes()
@@ -269,7 +269,7 @@ def test_filters_reject_a_column_whose_row_groups_tell_the_sizes_of_another(tmp_
         load(path, filters=[("rewards", ">", 1)])
 
 
-def test_what_a_schema_says_is_detected_once_and_for_it_alone(tmp_path: Path) -> None:
+def test_a_schema_is_analysed_once_and_cached_separately(tmp_path: Path) -> None:
     nested = Batch(obs={"x": np.arange(3.0)}).as_sample_batch()
     batches: list[SampleBatch] = [
         SampleBatch(obs={"x": np.arange(3.0)}),

@@ -47,7 +47,7 @@ def test_polars_filters_by_flags_and_reads_nested_arrays(path: Path) -> None:
     assert pl.scan_parquet(path).filter(pl.col("terminateds")).select("rewards").collect().height == 2
 
 
-def test_duckdb_filters_by_flags_and_takes_lists_apart(path: Path) -> None:
+def test_duckdb_filters_by_flags_and_unnests_lists(path: Path) -> None:
     rows = duckdb.sql(f"select rewards, obs[2], image[1][2], hits from '{path}' where terminateds").fetchall()
     assert [row[:3] for row in rows] == [(1.0, 7.0, 9), (2.5, 16.0, 21)]
     assert rows[0][3] == [False, False] or rows[0][3] == (False, False)
@@ -68,7 +68,7 @@ def test_hugging_face_loads_filters_and_formats_the_columns(path: Path, tmp_path
     assert np.array_equal(loaded.with_format("numpy")[1]["image"], [[4, 5], [6, 7]])
 
 
-def test_pyarrow_sees_plain_types_alone(path: Path) -> None:
+def test_pyarrow_reads_plain_types_only(path: Path) -> None:
     schema = parquet.read_schema(path)
     assert schema.field("terminateds").type == pa.bool_()
     for field in schema:
@@ -77,13 +77,13 @@ def test_pyarrow_sees_plain_types_alone(path: Path) -> None:
     assert (image.list_size, image.value_type.list_size, image.value_type.value_type) == (2, 2, pa.uint8())
 
 
-def test_no_column_has_an_encoding_that_only_some_readers_know(path: Path) -> None:
+def test_columns_use_encodings_that_all_readers_support(path: Path) -> None:
     about = parquet.read_metadata(path).row_group(0)
     found = {encoding for i in range(about.num_columns) for encoding in about.column(i).encodings}
     assert found <= {"PLAIN", "RLE", "RLE_DICTIONARY"}
 
 
-def test_bytes_of_floats_in_streams_are_read_as_ever(path: Path, tmp_path: Path) -> None:
+def test_byte_stream_split_encoding_is_read(path: Path, tmp_path: Path) -> None:
     split = tmp_path / "split.parquet"
     parquet.write_table(
         parquet.read_table(path), split, use_dictionary=False, use_byte_stream_split=["obs.list.element", "rewards"]
@@ -92,7 +92,7 @@ def test_bytes_of_floats_in_streams_are_read_as_ever(path: Path, tmp_path: Path)
     assert read_parquet(split) == steps()
 
 
-def test_rows_of_policies_without_a_column_are_null_for_others_and_absent_for_us(tmp_path: Path) -> None:
+def test_columns_missing_for_a_policy_are_null_for_other_readers(tmp_path: Path) -> None:
     batch = MultiAgentBatch({"a": steps(), "b": SampleBatch(rewards=[1.0, 2.0])}, N)
     write_parquet(batch, tmp_path / "agents.parquet")
     assert read_parquet(tmp_path / "agents.parquet") == batch
@@ -112,7 +112,7 @@ def write_with_extension_types(batch: SampleBatch, path: Path, *, schema: bool) 
 
 
 @pytest.mark.parametrize("schema", [False, True])
-def test_a_file_with_extension_types_is_read_as_ever(tmp_path: Path, schema: bool) -> None:
+def test_a_file_with_extension_types_is_read(tmp_path: Path, schema: bool) -> None:
     write_with_extension_types(steps(), tmp_path / "old.parquet", schema=schema)
     back = read_parquet(tmp_path / "old.parquet")
     assert back == steps().select(*[name for name in steps() if name != "infos"])
@@ -125,13 +125,13 @@ def change(path: Path, to: Any) -> None:
     parquet.write_table(to(table).replace_schema_metadata(table.schema.metadata), path)
 
 
-def test_columns_that_do_not_fit_the_description_are_rejected(path: Path) -> None:
+def test_columns_that_contradict_the_description_are_rejected(path: Path) -> None:
     change(path, lambda table: table.set_column(4, "terminateds", pa.array(["x"] * N)))
     with pytest.raises(FormatError, match="must be stored as bool, got string"):
         read_parquet(path)
 
 
-def test_tensors_with_nulls_are_rejected_by_name(path: Path) -> None:
+def test_tensors_with_nulls_are_rejected_with_the_column_name(path: Path) -> None:
     lists = pa.array([[[1, 2], [3, None]]] * N, pa.list_(pa.list_(pa.uint8(), 2), 2))
     change(path, lambda table: table.set_column(1, "image", lists))
     with pytest.raises(FormatError, match="image"):
@@ -149,7 +149,7 @@ def text(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_reader_sees_text_as_text(text: Path) -> None:
+def test_every_reader_reads_text_as_strings(text: Path) -> None:
     frames = [pl.read_parquet(text / "text.parquet"), pl.read_ipc(text / "text.arrow")]
     for frame in (*frames, pl.DataFrame(read_parquet(text / "text.parquet").to_arrow())):
         assert frame["task"].to_list() == WORDS
@@ -169,7 +169,7 @@ def test_hugging_face_reads_text_as_strings(text: Path, tmp_path: Path) -> None:
     assert loaded.features["task"].dtype == "large_string"
 
 
-def test_what_they_write_is_read_as_text(tmp_path: Path) -> None:
+def test_text_written_by_other_tools_is_read_as_text(tmp_path: Path) -> None:
     frame = pl.DataFrame({"task": WORDS, "kind": pl.Series(["a", "b"] * 3, dtype=pl.Categorical)})
     frame.write_parquet(tmp_path / "polars.parquet")
     pd.DataFrame({"task": WORDS, "kind": ["a", "b"] * 3}).to_parquet(tmp_path / "pandas.parquet")

@@ -199,7 +199,7 @@ def test_a_buffer_of_several_agents_resumes_exactly(tmp_path: Path, lockstep: bo
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("form", FILES)
 @pytest.mark.parametrize("make", [steps, lambda: fill(ReplayBuffer(20))], ids=["batch", "buffer"])
-def test_only_what_must_be_durable_waits_for_the_disk(
+def test_only_durable_saves_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, form: str, durable: bool
 ) -> None:
     waited: list[int] = []
@@ -217,7 +217,7 @@ def test_a_folder_is_always_durable(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_of_something_else_is_not_written_over(tmp_path: Path) -> None:
+def test_a_folder_with_other_contents_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(StorageError, match="other files"):
         MultiAgentReplayBuffer(4).save(tmp_path)
@@ -237,7 +237,7 @@ def test_a_buffer_that_cannot_be_mapped_is_a_file_in_its_folder(tmp_path: Path, 
         buffer.save(folder)
 
 
-def test_a_hindsight_buffer_is_asked_for_its_function(tmp_path: Path) -> None:
+def test_loading_a_hindsight_buffer_requires_its_function(tmp_path: Path) -> None:
     def reward(achieved: Any, desired: Any) -> Any:
         return -np.abs(achieved - desired).sum(-1)
 
@@ -264,7 +264,7 @@ def wide(n: int = 3000) -> SampleBatch:
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_columns_are_chosen_by_name(tmp_path: Path, form: str) -> None:
+def test_columns_are_selected_by_name(tmp_path: Path, form: str) -> None:
     wide(100).save(tmp_path / f"x.{form}")
     part = load(tmp_path / f"x.{form}", columns=["rewards", "obs.arm"])
     assert sorted(part.column_names) == ["obs.arm", "rewards"]
@@ -290,7 +290,7 @@ FILTERS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("form", FILES)
 @pytest.mark.parametrize("name", FILTERS)
-def test_rows_are_chosen_by_conditions(tmp_path: Path, name: str, form: str) -> None:
+def test_rows_are_selected_by_conditions(tmp_path: Path, name: str, form: str) -> None:
     filters, mask = FILTERS[name]
     batch = wide(1000)
     batch.save(tmp_path / f"x.{form}")
@@ -299,7 +299,7 @@ def test_rows_are_chosen_by_conditions(tmp_path: Path, name: str, form: str) -> 
     assert load(tmp_path / f"x.{form}", filters=filters, columns=["infos"]) == expected.select("infos")
 
 
-def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_excluded_by_statistics_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samplebatch.storage.tables.parquet._GROUP_NBYTES", 20_000)
     path = tmp_path / "x.parquet"
     wide().save(path)
@@ -315,7 +315,7 @@ def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path: Path, monkey
         load(path, filters=[("eps_id", "==", 0)])
 
 
-def test_policies_are_chosen_by_their_rows(tmp_path: Path) -> None:
+def test_policies_without_selected_rows_are_omitted(tmp_path: Path) -> None:
     batch = MultiAgentBatch({"a": wide(50), "b": SampleBatch(rewards=[9.0, 1.0], x=[1, 2])}, 50)
     for form in FILES:
         batch.save(tmp_path / f"x.{form}")
@@ -344,7 +344,7 @@ def test_sequences_are_selected_completely(tmp_path: Path) -> None:
         ([("infos", "==", 1)], "'infos'"),
     ],
 )
-def test_filters_that_are_none_are_rejected(tmp_path: Path, filters: Any, words: str) -> None:
+def test_invalid_filters_are_rejected(tmp_path: Path, filters: Any, words: str) -> None:
     wide(10).save(tmp_path / "x.parquet")
     with pytest.raises(ArgumentError, match=words):
         load(tmp_path / "x.parquet", filters=filters)
@@ -389,7 +389,7 @@ def test_compression_is_an_argument(tmp_path: Path, form: str, codecs: tuple[str
         batch.save(path, compression="rar")
 
 
-def test_columns_that_are_compressed_in_memory_are_so_in_the_file(tmp_path: Path) -> None:
+def test_columns_compressed_in_memory_are_compressed_in_the_file(tmp_path: Path) -> None:
     batch = SampleBatch(obs=np.zeros((500, 1000), np.uint8))
     expected = batch.copy()
     batch.compress(bulk=True)
@@ -403,7 +403,7 @@ def test_columns_that_are_compressed_in_memory_are_so_in_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.pkl", "x.what", "x.npz"])
-def test_endings_of_other_formats_are_rejected(tmp_path: Path, name: str) -> None:
+def test_extensions_of_other_formats_are_rejected(tmp_path: Path, name: str) -> None:
     things: list[Any] = [steps(), Batch(a=[1]), MultiAgentBatch({}, 0), ReplayBuffer(4)]
     for thing in things:
         with pytest.raises(FormatError, match=name):
@@ -411,7 +411,7 @@ def test_endings_of_other_formats_are_rejected(tmp_path: Path, name: str) -> Non
     assert os.listdir(tmp_path) == []
 
 
-def test_a_format_is_not_written_under_the_name_of_another(tmp_path: Path) -> None:
+def test_a_format_is_not_written_with_the_extension_of_another(tmp_path: Path) -> None:
     writers: list[tuple[Any, str]] = [
         (samplebatch.write_arrow, "x.parquet"),
         (samplebatch.write_arrow, "x.csv"),
@@ -425,7 +425,7 @@ def test_a_format_is_not_written_under_the_name_of_another(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_files_are_known_by_their_bytes(tmp_path: Path, form: str) -> None:
+def test_the_format_of_a_file_is_detected_from_its_bytes(tmp_path: Path, form: str) -> None:
     for other in (f"x.{found}" for found in ("arrow", "parquet", "hdf5", "bin")):
         SampleBatch(a=[1]).save(tmp_path / f"x.{form}")
         os.rename(tmp_path / f"x.{form}", tmp_path / other)
@@ -447,7 +447,7 @@ def foreign(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_foreign_files_and_folders_are_rejected_by_name(tmp_path: Path) -> None:
+def test_foreign_files_and_folders_are_rejected_with_their_path(tmp_path: Path) -> None:
     for path in foreign(tmp_path):
         with pytest.raises(FormatError, match=path.name):
             load(path)
@@ -456,7 +456,7 @@ def test_foreign_files_and_folders_are_rejected_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_files_cut_short_anywhere_are_rejected(tmp_path: Path, form: str) -> None:
+def test_files_truncated_anywhere_are_rejected(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"x.{form}"
     for thing in (steps(), Batch(a=np.arange(3)), fill(ReplayBuffer(5))):
         thing.save(path)
@@ -468,7 +468,7 @@ def test_files_cut_short_anywhere_are_rejected(tmp_path: Path, form: str) -> Non
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_pickles_and_bounds_hold_everywhere(tmp_path: Path, form: str) -> None:
+def test_pickle_permission_and_memory_limit_apply_to_every_format(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"x.{form}"
     SampleBatch(a=[1], infos=[{"x": {1, 2}, "y": complex}]).save(path)
     with pytest.raises(UntrustedPickleError, match="infos"):
@@ -479,7 +479,7 @@ def test_pickles_and_bounds_hold_everywhere(tmp_path: Path, form: str) -> None:
         load(path, max_nbytes=1000)
 
 
-def test_ragged_rows_whose_elements_are_no_tensor_are_rejected(tmp_path: Path) -> None:
+def test_ragged_rows_with_invalid_elements_are_rejected(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "maps.hdf5"
     BATCHES["maps as tensors"]().save(path)
@@ -491,7 +491,7 @@ def test_ragged_rows_whose_elements_are_no_tensor_are_rejected(tmp_path: Path) -
 
 @pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [[1, 2, 3]], [[], []], [], [[1], []]], ids=str)
 @pytest.mark.parametrize("suffix", FILES)
-def test_ragged_columns_stay_ragged_for_any_lengths(suffix: str, rows: list[list[int]], tmp_path: Path) -> None:
+def test_ragged_columns_remain_ragged_for_any_lengths(suffix: str, rows: list[list[int]], tmp_path: Path) -> None:
     batch = SampleBatch(ids=rows, obs={"path": rows}, t=np.arange(len(rows)), ragged={"ids": "int64", "obs": "int32"})
     path = tmp_path / f"rows.{suffix}"
     batch.save(path)
@@ -504,7 +504,7 @@ def test_ragged_columns_stay_ragged_for_any_lengths(suffix: str, rows: list[list
     }
 
 
-def test_arrow_lists_are_ragged_and_arrow_arrays_of_one_length_tensors() -> None:
+def test_arrow_lists_become_ragged_and_fixed_size_lists_tensors() -> None:
     lists = pa.table({"ids": pa.array([[1, 2], [3, 4]]), "box": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))})
     batch = SampleBatch.from_arrow(lists)
     assert (batch.column("ids").kind, batch.column("box").kind) == ("ragged", "tensor")
@@ -530,7 +530,7 @@ def test_files_with_text_of_fixed_width_are_read(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_text_is_restored_with_every_character(form: str, tmp_path: Path) -> None:
+def test_text_is_restored_exactly(form: str, tmp_path: Path) -> None:
     batch = SampleBatch(
         words=["a" * 10_000, "b", "", "漢"],
         maybe=["a", None, "\0", ""],
@@ -548,7 +548,7 @@ def test_text_is_restored_with_every_character(form: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("part", ["data", "offsets", "present", "header"])
-def test_parts_of_text_that_do_not_fit_are_rejected(part: str, tmp_path: Path) -> None:
+def test_inconsistent_parts_of_text_are_rejected(part: str, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     SampleBatch(tag=["a", None, "é"]).save(tmp_path / "batch.hdf5")
     with h5py.File(tmp_path / "batch.hdf5", "r+") as file:

@@ -41,7 +41,7 @@ def filtered_tables(draw: st.DrawFn) -> tuple[pa.Table, list[list[tuple[str, str
 
 
 @given(filtered_tables())
-def test_rows_are_those_of_arrows_engine(drawn: tuple[pa.Table, list[list[tuple[str, str, Any]]]]) -> None:
+def test_selected_rows_agree_with_arrow(drawn: tuple[pa.Table, list[list[tuple[str, str, Any]]]]) -> None:
     table, filters = drawn
     condition = RowFilter(filters, table.schema, "the table")
     numbered = table.append_column("row", pa.array(np.arange(table.num_rows)))
@@ -55,7 +55,7 @@ def test_numbers_of_64_bits_are_compared_as_such_with_columns_of_32() -> None:
     assert RowFilter([("rewards", "==", 0.5)], table.schema, "the table").rows(table).tolist() == [1]
 
 
-def test_values_that_no_column_has_are_rejected() -> None:
+def test_values_that_no_column_can_contain_are_rejected() -> None:
     table = pa.table({"t": np.array([2**63], np.uint64)})
     with pytest.raises(ArgumentError, match="filters must compare columns with values of their types"):
         RowFilter([("t", "==", 2**65)], table.schema, "the table")

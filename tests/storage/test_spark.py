@@ -63,7 +63,7 @@ def test_filters_on_flags_and_elements_of_tensors(spark: Any, tmp_path: Path) ->
     assert [tuple(row) for row in rows] == [(28.0, [38, 39])]
 
 
-def test_a_folder_of_a_dataset_is_read_as_it_is(spark: Any, tmp_path: Path) -> None:
+def test_a_dataset_folder_is_read_unchanged(spark: Any, tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "experience")
     for _ in range(3):
         dataset.extend(steps())

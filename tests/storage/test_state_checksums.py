@@ -27,7 +27,7 @@ def with_tensors(i: int, n: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
-def test_a_byte_that_changes_in_an_array_of_a_state_is_noticed(kind: str) -> None:
+def test_a_changed_byte_in_an_array_of_a_state_is_detected(kind: str) -> None:
     make, n = KINDS.get(kind) or (lambda: VectorReplayBuffer(21, 3), 3)
     buffer = make()
     fill(buffer, n, 0, 23, mixed if kind == "mixed" else numbers)
@@ -59,7 +59,7 @@ def leaves(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed", "tensors"])
-def test_a_change_anywhere_in_a_state_is_noticed(kind: str) -> None:
+def test_a_change_anywhere_in_a_state_is_detected(kind: str) -> None:
     make, n = KINDS.get(kind) or (lambda: VectorReplayBuffer(21, 3), 3)
     buffer = make()
     fill(buffer, n, 0, 23, {"mixed": mixed, "tensors": with_tensors}.get(kind, numbers))
@@ -71,7 +71,7 @@ def test_a_change_anywhere_in_a_state_is_noticed(kind: str) -> None:
             make().load_state_dict(state)
 
 
-def test_a_change_in_the_state_of_several_agents_is_noticed() -> None:
+def test_a_change_in_a_multi_agent_state_is_detected() -> None:
     buffer = MultiAgentReplayBuffer(8)
     at = np.arange(5)
     steps = SampleBatch(obs=at, actions=at, rewards=at * 1.0, terminateds=at < 0)
@@ -120,7 +120,7 @@ def damaged(state: dict[str, Any], path: tuple[Any, ...]) -> None:
         ("own.options.stack_num", "'own.options.stack_num'"),
     ],
 )
-def test_the_part_that_changed_is_named_and_nothing_is_loaded(part: str, named: str) -> None:
+def test_the_changed_part_is_reported_and_nothing_is_loaded(part: str, named: str) -> None:
     make, n = BUFFERS["prioritized"]
     buffer, other = make(), make()
     fill(buffer, n, 0, 23)
@@ -133,7 +133,7 @@ def test_the_part_that_changed_is_named_and_nothing_is_loaded(part: str, named: 
     assert pickle.dumps(other) == before
 
 
-def test_parts_that_are_missing_or_more_are_noticed() -> None:
+def test_missing_and_additional_parts_are_detected() -> None:
     buffer = ReplayBuffer(4)
     buffer.add(Batch(obs=1, act=0, rew=1.0, terminated=False, truncated=False))
     for change in (lambda rings: rings.pop("returns"), lambda rings: rings.update(more=1)):
@@ -145,7 +145,7 @@ def test_parts_that_are_missing_or_more_are_noticed() -> None:
         ReplayBuffer(4).load_state_dict(buffer.state_dict() | {"checksums": 3})
 
 
-def test_a_state_without_checksums_is_taken_and_any_if_requested() -> None:
+def test_states_without_checksums_and_unverified_states_are_accepted() -> None:
     buffer = ReplayBuffer(4)
     buffer.add(Batch(obs=1, act=0, rew=1.0, terminated=False, truncated=False))
     state = buffer.state_dict()
@@ -157,7 +157,7 @@ def test_a_state_without_checksums_is_taken_and_any_if_requested() -> None:
     ReplayBuffer(4).load_state_dict(state)
 
 
-def test_checksums_do_not_depend_on_where_a_state_has_been() -> None:
+def test_checksums_are_unchanged_by_copies_and_pickles() -> None:
     for make, n in (BUFFERS | OTHERS).values():
         buffer = make()
         fill(buffer, n, 0, 23)

@@ -27,12 +27,12 @@ def test_fields_of_every_kind_are_read() -> None:
 
 
 @pytest.mark.parametrize("length", range(len(STRUCT)))
-def test_a_struct_that_is_cut_short_is_rejected(length: int) -> None:
+def test_a_truncated_struct_is_rejected(length: int) -> None:
     with pytest.raises(FormatError, match="truncated"):
         ThriftReader(memoryview(STRUCT)[:length]).struct()
 
 
-def test_structs_without_end_are_rejected() -> None:
+def test_unterminated_structs_are_rejected() -> None:
     with pytest.raises(FormatError, match="nested less deeply"):
         ThriftReader(bytes([0x1C]) * 100).struct()
     with pytest.raises(FormatError, match="64-bit"):
@@ -94,7 +94,7 @@ def plain(fields: dict[int, tuple[int, Any]]) -> dict[int, Any]:
 
 
 @given(STRUCTS)
-def test_structs_are_restored_whatever_is_in_them(fields: dict[int, tuple[int, Any]]) -> None:
+def test_structs_of_any_content_are_restored(fields: dict[int, tuple[int, Any]]) -> None:
     data = encoded(fields)
     reader = ThriftReader(data + b"more")
     assert reader.struct() == plain(fields)

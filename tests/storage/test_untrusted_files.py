@@ -83,7 +83,7 @@ def test_tables_of_several_policies_are_not_unpickled(way: str, nesting: str, ma
 
 
 @pytest.mark.parametrize("nesting", NESTINGS)
-def test_the_permission_reaches_every_depth(nesting: str, tmp_path: Path) -> None:
+def test_the_pickle_permission_applies_at_every_depth(nesting: str, tmp_path: Path) -> None:
     mark = tmp_path / "code has run"
     mark.mkdir()
     empty = nesting in ("nothing but None", "list without elements")
@@ -137,7 +137,7 @@ def test_saved_buffers_are_not_unpickled(name: str, nesting: str, mark: Path, tm
         ReplayBuffer.load(path)
 
 
-def test_a_folder_has_no_place_for_objects(mark: Path, tmp_path: Path) -> None:
+def test_a_folder_rejects_object_columns(mark: Path, tmp_path: Path) -> None:
     folder = tmp_path / "buffer"
     with ReplayBuffer(ROWS, storage=folder) as buffer:
         buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False))
@@ -152,7 +152,7 @@ def test_a_folder_has_no_place_for_objects(mark: Path, tmp_path: Path) -> None:
             ReplayBuffer.open(folder, verify=False)
 
 
-def test_a_state_dict_is_values_and_no_pickles(mark: Path) -> None:
+def test_a_state_dict_contains_plain_values_and_no_pickles(mark: Path) -> None:
     state = buffer_with_notes().state_dict()
     for name in ("generator", "sampler", "table"):
         buffer = ReplayBuffer(ROWS, ignore_obs_next=True)

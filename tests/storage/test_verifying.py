@@ -56,7 +56,7 @@ def invoke(path: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_was_written_is_complete(tmp_path: Path, name: str) -> None:
+def test_written_files_verify_without_faults(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     MAKERS[name](path)
     before = {file: file.read_bytes() for file in files_of(path)}
@@ -72,7 +72,7 @@ def test_what_was_written_is_complete(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_any_byte_that_changes_is_reported_and_its_file_named(tmp_path: Path, name: str) -> None:
+def test_any_changed_byte_is_reported_with_its_file(tmp_path: Path, name: str) -> None:
     path, copy = tmp_path / name, tmp_path / f"copy of {name}"
     MAKERS[name](path)
     shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
@@ -99,7 +99,7 @@ def test_any_byte_that_changes_is_reported_and_its_file_named(tmp_path: Path, na
     assert len(unnoticed) < COUNT // 30
 
 
-def test_the_command_ends_with_1_and_names_the_first_place(tmp_path: Path) -> None:
+def test_the_command_exits_with_1_and_reports_the_first_fault(tmp_path: Path) -> None:
     dataset(tmp_path / "parts")
     parts = sorted((tmp_path / "parts").glob("part-*.parquet"))
     for part in parts[1:]:
@@ -116,7 +116,7 @@ def test_the_command_ends_with_1_and_names_the_first_place(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["batch.arrow", "batch.parquet", "buffer.hdf5"])
 @pytest.mark.parametrize("harm", ["start", "end", "cut", "empty"])
-def test_files_that_are_hardly_recognised_are_reported(tmp_path: Path, name: str, harm: str) -> None:
+def test_files_with_damaged_starts_or_ends_are_reported(tmp_path: Path, name: str, harm: str) -> None:
     path = tmp_path / name
     MAKERS[name](path)
     data = bytearray(path.read_bytes())
@@ -131,7 +131,7 @@ def test_files_that_are_hardly_recognised_are_reported(tmp_path: Path, name: str
     assert invoke(path)[0] == bool(report.fault)
 
 
-def test_files_without_checksums_are_said_to_have_none(tmp_path: Path) -> None:
+def test_files_without_checksums_are_reported(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 2]})
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
@@ -148,7 +148,7 @@ def test_files_without_checksums_are_said_to_have_none(tmp_path: Path) -> None:
     assert "must be an intact Parquet file" in verify(tmp_path / "x.parquet")[0].fault
 
 
-def test_a_folder_that_was_not_closed_has_no_checksums_and_a_copy_of_it_is_damaged(tmp_path: Path) -> None:
+def test_an_unclosed_folder_has_no_checksums_and_its_copy_is_damaged(tmp_path: Path) -> None:
     buffer = filled(storage=tmp_path / "folder")
     with pytest.raises(StorageError, match="must not be open elsewhere"):
         verify(tmp_path / "folder")
@@ -161,7 +161,7 @@ def test_a_folder_that_was_not_closed_has_no_checksums_and_a_copy_of_it_is_damag
     assert len(ReplayBuffer.open(tmp_path / "folder")) == 20
 
 
-def test_what_is_none_of_ours_is_rejected(tmp_path: Path) -> None:
+def test_files_of_other_formats_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("about batches")
     with pytest.raises(FormatError, match=r"thesis\.tex' must be an Arrow, Parquet or HDF5 file"):
         verify(tmp_path / "thesis.tex")

@@ -37,7 +37,7 @@ def crash(buffer: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_a_buffer_in_a_folder_does_what_one_in_memory_does(kind: str, path: Path) -> None:
+def test_a_buffer_in_a_folder_agrees_with_a_buffer_in_memory(kind: str, path: Path) -> None:
     make, n = BUFFERS[kind]
     mapped, plain = make(storage=path), make()
     for start in range(0, 60, 12):
@@ -53,7 +53,7 @@ def plain_copy(buffer: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["closed", "crashed", "garbage"])
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_a_buffer_opens_as_it_was(kind: str, how: str, path: Path) -> None:
+def test_an_opened_buffer_has_its_previous_contents(kind: str, how: str, path: Path) -> None:
     make, n = BUFFERS[kind]
     mapped, plain = make(storage=path), make()
     for start, stop in ((0, 0), (0, 3), (3, 17), (17, 46)):
@@ -81,7 +81,7 @@ def test_a_buffer_opens_as_it_was(kind: str, how: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "stacked", "vector ignoring next", "prioritized vector"])
-def test_a_process_killed_at_any_moment_leaves_every_step_it_committed(kind: str, path: Path) -> None:
+def test_a_killed_process_loses_no_committed_step(kind: str, path: Path) -> None:
     make, n = BUFFERS[kind]
     make(storage=path).close()
     oracle = make()
@@ -154,7 +154,7 @@ def test_any_change_is_committed_or_undone(path: Path) -> None:
             mapped.close()
 
 
-def test_a_step_that_is_rejected_changes_nothing(path: Path) -> None:
+def test_a_rejected_step_does_not_change_the_buffer(path: Path) -> None:
     buffer = VectorReplayBuffer(12, 2, storage=path)
     fill(buffer, 2, 0, 5)
     before = pickle.dumps(buffer)
@@ -181,7 +181,7 @@ def test_a_step_that_is_rejected_changes_nothing(path: Path) -> None:
         ({"obs": np.array([np.zeros(2), np.zeros(3)], object)[0]}, None),
     ],
 )
-def test_rows_that_are_no_numbers_of_one_shape_are_rejected(path: Path, changed: Any, found: str | None) -> None:
+def test_rows_that_are_not_numbers_of_one_shape_are_rejected(path: Path, changed: Any, found: str | None) -> None:
     buffer = ReplayBuffer(6, storage=path)
     batch = Batch(streams.numbers(0, 1))[0]
     batch.update(changed)
@@ -204,7 +204,7 @@ def test_ragged_rows_are_rejected(path: Path) -> None:
     buffer.close()
 
 
-def test_what_cannot_be_in_a_folder_is_rejected(path: Path) -> None:
+def test_buffers_that_a_folder_cannot_store_are_rejected(path: Path) -> None:
     for option in ("compress", "ragged"):
         with pytest.raises(StorageError, match="remove"):
             ReplayBuffer(6, storage=path, **{option: "obs"})
@@ -218,7 +218,7 @@ def test_what_cannot_be_in_a_folder_is_rejected(path: Path) -> None:
             CachedReplayBuffer(mapped, 2, 5)
 
 
-def test_a_folder_is_created_once_and_open_once(path: Path) -> None:
+def test_a_folder_is_created_once_and_opened_by_one_buffer(path: Path) -> None:
     buffer = ReplayBuffer(6, storage=path)
     with pytest.raises(StorageError, match=r"got an existing buffer; open it with open\(\)"):
         ReplayBuffer(6, storage=path)
@@ -253,7 +253,7 @@ def test_a_closed_buffer_is_read_and_not_written(path: Path) -> None:
     assert len(buffer) == 10
 
 
-def test_buffers_in_memory_have_nothing_to_close() -> None:
+def test_closing_a_buffer_in_memory_has_no_effect() -> None:
     with ReplayBuffer(4) as buffer:
         fill(buffer, 0, 0, 2)
         buffer.flush()

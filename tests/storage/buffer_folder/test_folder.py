@@ -81,7 +81,7 @@ def test_a_step_that_was_not_committed_is_undone(path: Path) -> None:
         crash(folder)
 
 
-def test_rows_are_put_back_also_when_the_recovery_itself_is_cut_short(path: Path) -> None:
+def test_an_interrupted_recovery_is_completed(path: Path) -> None:
     folder = filled(path)
     folder.begin([(["a"], slice(0, 3))])
     folder.columns["a"][:] = 7, 8, 9
@@ -90,7 +90,7 @@ def test_rows_are_put_back_also_when_the_recovery_itself_is_cut_short(path: Path
     assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3]
 
 
-def test_a_step_that_raised_is_undone_before_the_next(path: Path) -> None:
+def test_a_failed_step_is_undone_before_the_next_one(path: Path) -> None:
     folder = filled(path)
     folder.begin([(["a"], 1)])
     folder.columns["a"][1] = 8
@@ -135,7 +135,7 @@ def test_a_column_can_grow(path: Path) -> None:
     assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3, 0, 5]
 
 
-def test_a_commit_that_is_torn_leaves_the_one_before(path: Path) -> None:
+def test_a_torn_commit_keeps_the_previous_one(path: Path) -> None:
     folder = filled(path)
     folder.begin([(["a"], slice(0, 3))])
     folder.columns["a"][:] = 7, 8, 9
@@ -252,7 +252,7 @@ def test_damage_is_detected_on_opening(path: Path, damage: Any, found: str) -> N
         BufferFolder.open(path)
 
 
-def test_a_folder_is_open_once(path: Path) -> None:
+def test_a_folder_can_be_opened_once_at_a_time(path: Path) -> None:
     folder = filled(path)
     with pytest.raises(StorageError, match="must not be open elsewhere"):
         BufferFolder.open(path)
@@ -262,7 +262,7 @@ def test_a_folder_is_open_once(path: Path) -> None:
     BufferFolder.open(path).close()
 
 
-def test_a_folder_that_is_garbage_is_unlocked(path: Path) -> None:
+def test_a_garbage_collected_folder_is_unlocked(path: Path) -> None:
     filled(path)
     gc.collect()
     BufferFolder.open(path).close()
@@ -280,7 +280,7 @@ def test_another_process_is_rejected_until_the_first_has_ended(path: Path) -> No
     BufferFolder.open(path).close()
 
 
-def test_a_forked_child_reads_but_does_not_write_and_holds_no_lock(path: Path) -> None:
+def test_a_forked_child_reads_but_neither_writes_nor_locks(path: Path) -> None:
     folder = filled(path)
     pid = forked()
     if not pid:
@@ -301,7 +301,7 @@ def test_a_forked_child_reads_but_does_not_write_and_holds_no_lock(path: Path) -
     folder.close()
 
 
-def test_a_closed_folder_takes_nothing(path: Path) -> None:
+def test_a_closed_folder_rejects_changes(path: Path) -> None:
     folder = filled(path)
     values = folder.columns["a"]
     folder.close()
@@ -318,7 +318,7 @@ def test_a_closed_folder_takes_nothing(path: Path) -> None:
     assert values.tolist() == [4, 2, 3]
 
 
-def test_only_folders_of_its_own_are_accepted(path: Path, tmp_path: Path) -> None:
+def test_only_new_folders_and_buffer_folders_are_accepted(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"must be the folder of a buffer, got one without 'buffer\.json'"):
         BufferFolder.open(tmp_path)
     (tmp_path / "thesis.tex").touch()
@@ -331,7 +331,7 @@ def test_only_folders_of_its_own_are_accepted(path: Path, tmp_path: Path) -> Non
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_folder_whose_creation_was_cut_short_is_created_again(path: Path) -> None:
+def test_an_incompletely_created_folder_is_created_again(path: Path) -> None:
     filled(path).close()
     for name in ("buffer.json", "0.column", "layout.1.json"):
         (path / name).unlink()
@@ -342,7 +342,7 @@ def test_a_folder_whose_creation_was_cut_short_is_created_again(path: Path) -> N
     assert BufferFolder.open(path).state == b"new"
 
 
-def test_a_full_disk_is_an_error_and_nothing_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_an_error_and_leaves_no_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = filled(path)
 
     def full(fd: int, offset: int, nbytes: int) -> None:
@@ -358,7 +358,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_left(path: Path, monkeypatch: py
     assert list(folder.columns) == ["a"]
 
 
-def test_a_file_larger_than_allowed_is_an_error_and_no_signal(path: Path) -> None:
+def test_a_file_size_limit_raises_an_error_instead_of_a_signal(path: Path) -> None:
     code = (
         "import resource, signal, sys, numpy as np\n"
         "from samplebatch.storage.buffers.folder import BufferFolder\n"
@@ -375,7 +375,7 @@ def test_a_file_larger_than_allowed_is_an_error_and_no_signal(path: Path) -> Non
     assert done.returncode == 0
 
 
-def test_rows_that_cannot_be_kept_are_not_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_an_undo_copy_are_not_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = filled(path)
 
     def full(fd: int, parts: Any, at: int) -> int:
@@ -396,8 +396,8 @@ def test_rows_that_cannot_be_kept_are_not_overwritten(path: Path, monkeypatch: p
     assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3]
 
 
-def test_columns_take_no_memory_of_the_process(path: Path) -> None:
-    """A process that may have 300 MB of its own writes to columns of 512 MB."""
+def test_columns_use_no_private_memory_of_the_process(path: Path) -> None:
+    """A process limited to 300 MB of private memory writes to columns of 512 MB."""
     code = (
         "import resource, numpy as np\n"
         "from samplebatch.storage.buffers.folder import BufferFolder\n"
@@ -432,7 +432,7 @@ def test_large_states_and_many_columns_are_written_completely(path: Path) -> Non
     folder.close()
 
 
-def test_room_for_rows_kept_is_given_back_on_closing(path: Path) -> None:
+def test_space_for_undo_copies_is_released_on_closing(path: Path) -> None:
     folder = BufferFolder.create(path, {}, b"")
     folder.allocate("a", (100_000,), I8)
     folder.commit(b"")
@@ -443,12 +443,12 @@ def test_room_for_rows_kept_is_given_back_on_closing(path: Path) -> None:
     assert (path / "undo").stat().st_size <= 4096
 
 
-def test_about_is_plain(path: Path) -> None:
+def test_the_description_of_a_folder_is_plain_json(path: Path) -> None:
     filled(path).close()
     assert json.loads((path / "buffer.json").read_text())["about"] == {"size": 3}
 
 
-def test_a_process_killed_at_any_moment_leaves_every_committed_row_and_no_torn_one(path: Path) -> None:
+def test_a_killed_process_leaves_only_committed_rows(path: Path) -> None:
     create(str(path))
     rng = np.random.default_rng()
     undone = before = 0

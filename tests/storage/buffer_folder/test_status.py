@@ -58,7 +58,7 @@ def flip(file: Path, at: int, by: int = 1) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vector ignoring next", "prioritized"])
-def test_a_byte_that_changes_in_a_closed_folder_is_noticed(kind: str, path: Path, tmp_path: Path) -> None:
+def test_a_changed_byte_in_a_closed_folder_is_detected(kind: str, path: Path, tmp_path: Path) -> None:
     expected = closed(path, kind)
     rng = np.random.default_rng(0)
     sizes = {name: (path / name).stat().st_size for name in names(path)}
@@ -81,7 +81,7 @@ def test_a_byte_that_changes_in_a_closed_folder_is_noticed(kind: str, path: Path
     assert unnoticed == []
 
 
-def test_a_byte_that_changes_in_its_place_is_noticed_and_its_column_named(path: Path) -> None:
+def test_a_byte_changed_in_place_is_detected_and_its_column_reported(path: Path) -> None:
     folder = BufferFolder.create(path, {}, b"")
     for name in ("a", "b"):
         folder.allocate(name, (3 << 17,), np.dtype("f8"))[:] = 1.0
@@ -105,7 +105,7 @@ def test_a_closed_folder_may_be_copied_and_moved(path: Path, tmp_path: Path) -> 
                 assert_same_rows(buffer, expected)
 
 
-def test_what_nobody_touched_is_not_read_again_unless_that_is_asked_for(
+def test_unmodified_files_are_checked_again_only_on_request(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed(path)
@@ -128,7 +128,7 @@ def test_what_nobody_touched_is_not_read_again_unless_that_is_asked_for(
     assert len(read) <= 2
 
 
-def test_a_change_right_after_closing_is_noticed_though_the_clock_has_not_moved(path: Path) -> None:
+def test_a_change_within_one_clock_tick_of_closing_is_detected(path: Path) -> None:
     for _ in range(20):
         folder = BufferFolder.create(path, {}, b"")
         values = folder.allocate("a", (4,), np.dtype("f8"))
@@ -154,7 +154,7 @@ def cut_tail(folder: Path, name: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("harm", [zero_tail, cut_tail])
-def test_tails_that_are_zero_or_missing_are_rejected(harm: Callable[..., None], path: Path, tmp_path: Path) -> None:
+def test_files_with_zeroed_or_missing_ends_are_rejected(harm: Callable[..., None], path: Path, tmp_path: Path) -> None:
     expected = closed(path)
     rng = np.random.default_rng(0)
     for trial in range(60):
@@ -227,7 +227,7 @@ def test_copies_made_while_a_process_writes_are_rejected(path: Path, tmp_path: P
     BufferFolder.open(copy).close()
 
 
-def test_a_process_killed_while_it_opens_and_closes_leaves_a_folder_that_opens(path: Path) -> None:
+def test_a_folder_can_be_opened_after_a_kill_during_open_or_close(path: Path) -> None:
     create(str(path))
     rng = np.random.default_rng()
     count = was_closed = 0
@@ -246,7 +246,7 @@ def test_a_process_killed_while_it_opens_and_closes_leaves_a_folder_that_opens(p
     assert KILLS < 100 or 0 < was_closed < KILLS
 
 
-def test_a_folder_that_was_open_when_the_machine_went_down_is_rejected(
+def test_a_folder_that_was_open_during_a_reboot_is_rejected(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, n = BUFFERS["plain"]
@@ -292,7 +292,7 @@ def test_a_folder_without_its_status_is_rejected(path: Path) -> None:
         ({"lock": [1, 1, 1, []]}, "lock' must have the bytes that it was closed with"),
     ],
 )
-def test_a_status_that_is_created_up_is_rejected(path: Path, files: dict[str, Any], found: str) -> None:
+def test_an_invalid_status_file_is_rejected(path: Path, files: dict[str, Any], found: str) -> None:
     closed(path)
     (path / STATUS).write_text(json.dumps({"closed": True, "boot": "", "files": files}))
     with pytest.raises(FormatError, match=found):
@@ -300,7 +300,7 @@ def test_a_status_that_is_created_up_is_rejected(path: Path, files: dict[str, An
 
 
 @pytest.mark.parametrize("how", ["closed", "crashed"])
-def test_a_folder_of_the_version_before_is_read_and_has_checksums_from_then_on(path: Path, how: str) -> None:
+def test_a_folder_of_the_previous_version_is_upgraded_to_checksums(path: Path, how: str) -> None:
     make, n = BUFFERS["vector"]
     mapped, plain = make(storage=path), make()
     for buffer in (mapped, plain):
@@ -318,7 +318,7 @@ def test_a_folder_of_the_version_before_is_read_and_has_checksums_from_then_on(p
         ReplayBuffer.open(path)
 
 
-def test_parts_of_files_that_were_never_written_count_as_zeros(tmp_path: Path) -> None:
+def test_unwritten_parts_of_files_count_as_zeros(tmp_path: Path) -> None:
     sparse, full = tmp_path / "sparse", tmp_path / "full"
     nbytes = 5 * BLOCK_NBYTES + 777
     with sparse.open("wb") as file:
