@@ -186,7 +186,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "one step for four rings": (lambda: VectorReplayBuffer(100, 4).add(step()), "'rew' must have 4 rows"),
     "slot beyond the end": (lambda: filled()[20], "index 20 must "),
     # Collectors and workers
-    "swapped arguments": (lambda: lib.Collector(env(), "random", ReplayBuffer(10)), r"must be given \(policy, env"),
+    "swapped arguments": (lambda: lib.Collector(env(), "random", ReplayBuffer(10)), r"be called with \(policy, env"),
     "swapped workers' arguments": (lambda: lib.RolloutWorkers("CartPole-v1", "random"), r"\(policy, env, buffer\)"),
     "nothing to collect": (lambda: Collector("random", env()).collect(), "exactly one of n_step and n_episode"),
     "n_steps": (lambda: lib.Collector("random", env()).collect(n_steps=5), "did you mean 'n_step'"),

@@ -187,7 +187,7 @@ def test_what_is_given_is_not_changed_and_may_be_read_only() -> None:
         (
             lambda: gae(["a"], [0], values=[0], next_values=[0]),
             ColumnTypeError,
-            "'rewards' must hold numbers, got dtype <U1",
+            "'rewards' must contain numbers, got dtype <U1",
         ),
         (lambda: nstep([1], [0], n_step=0), ValueError, "n_step must be a whole number from 1, got 0"),
         (lambda: compute_episodic_return({"rew": [1.0]}), ColumnNotFoundError, "no column 'terminated'"),

@@ -155,7 +155,7 @@ def test_infinite_ratios_are_clipped_and_nan_is_not():
     ("changed", "error", "match"),
     [
         ({"log_ratios": [0.0]}, ColumnLengthError, "'log_ratios' must have 2 elements"),
-        ({"log_ratios": ["a", "b"]}, ColumnTypeError, "'log_ratios' must hold numbers"),
+        ({"log_ratios": ["a", "b"]}, ColumnTypeError, "'log_ratios' must contain numbers"),
         ({"rho_clip": 0.0}, ArgumentError, "rho_clip"),
         ({"c_clip": math.nan}, ArgumentError, "c_clip"),
         ({"advantage_rho_clip": -1}, ArgumentError, "advantage_rho_clip"),

@@ -168,7 +168,7 @@ def from_policy_table(
     about = about or metadata_of(table.schema) or {}
     if about.get("type") != "MultiAgentBatch":
         raise FormatError(
-            f"the table must hold a MultiAgentBatch, got {about.get('type', 'one without the metadata of a batch')!r}"
+            f"the table must contain a MultiAgentBatch, got {about.get('type', 'one without metadata of a batch')!r}"
         )
     bound = bound or bound_of(table)
     policies: dict[PolicyID, Parts] = {}
@@ -325,7 +325,7 @@ def make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> TableReader:
     if about is None:
         about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
     if about.get("type") != "SampleBatch":
-        raise FormatError(f"the table must hold a SampleBatch, got a {about.get('type')!r}")
+        raise FormatError(f"the table must contain a SampleBatch, got a {about.get('type')!r}")
     return TableReader(schema, about)
 
 

@@ -764,7 +764,7 @@ def _as_rows(value: Any, name: str) -> npt.NDArray[Any]:
         array = fixed if fixed.dtype.kind == "U" and fixed.tolist() == array.tolist() else array
     if array.dtype.kind not in "biufcmMSU":
         hint = "; declare it ragged if its rows vary in shape" if isinstance(value, Column) else ""
-        raise errors.ColumnTypeError(f"column {name!r} must hold numbers or arrays, got a {_word(value)}{hint}")
+        raise errors.ColumnTypeError(f"column {name!r} must contain numbers or arrays, got a {_word(value)}{hint}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

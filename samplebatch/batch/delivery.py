@@ -490,13 +490,13 @@ def minibatches(
 ) -> Iterator[B]:
     """Validate the arguments and yield the parts of `SampleBatch.minibatches`."""
     if (size is None) == (max_tokens is None):
-        raise ArgumentError(f"one of size and max_tokens must be given, got {'none' if size is None else 'both'}")
+        raise ArgumentError(f"one of size and max_tokens must be passed, got {'none' if size is None else 'both'}")
     if max_tokens is not None:
         from samplebatch.tokens import token_minibatches
 
         return token_minibatches(batch, max_tokens, lengths, whole("epochs", epochs), shuffle, rng)
     if lengths is not None:
-        raise ArgumentError("lengths must be given with max_tokens, got lengths alone")
+        raise ArgumentError("lengths must be passed with max_tokens, got lengths alone")
     nrows, nepochs = whole("size", size, 1), whole("epochs", epochs)
     generator = np.random.default_rng(rng) if shuffle else None
     return (part for _ in range(nepochs) for part in each_part(batch, nrows, generator))

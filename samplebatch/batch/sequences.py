@@ -177,7 +177,7 @@ def as_lengths(values: Any) -> Any:
     if isinstance(values, (list, tuple)):
         array = np.array(values or [0])
         if array.dtype.kind not in "iu":
-            raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {array.dtype}")
+            raise SequenceError(f"column {names.SEQ_LENS!r} must contain integers, got {array.dtype}")
         values = array[: len(values)].astype(np.int32)
     if not getattr(values, "ndim", isinstance(values, Column)):
         raise SequenceError(
@@ -216,7 +216,7 @@ def lengths_of(seq_lens: Column) -> Lengths:
     """Return sequence lengths from any device, shape (s,); raises SequenceError if they are not integers."""
     values = seq_lens.values.cpu().numpy() if isinstance(seq_lens, TorchColumn) else seq_lens.to_numpy()
     if values.dtype.kind not in "iu":
-        raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {values.dtype}")
+        raise SequenceError(f"column {names.SEQ_LENS!r} must contain integers, got {values.dtype}")
     return values.astype(np.int64)
 
 

@@ -202,7 +202,7 @@ class DenseStore(ArrayStore):
            [0., 0.]], dtype=float32)
     >>> store.fit([0.1], 1)
     Traceback (most recent call last):
-    samplebatch.errors.ColumnMismatchError: column 'act' must hold its values without loss,
+    samplebatch.errors.ColumnMismatchError: column 'act' must store its values without loss,
         got float64 for float32; ...
     """
 
@@ -229,7 +229,7 @@ class DenseStore(ArrayStore):
             exact = narrow(array, self.dtype)
         if exact is None:
             raise ColumnMismatchError(
-                f"column {self.name!r} must hold its values without loss, got {array.dtype} for {self.dtype}; "
+                f"column {self.name!r} must store its values without loss, got {array.dtype} for {self.dtype}; "
                 "convert them, or use the wider dtype in the first row"
             )
         return exact

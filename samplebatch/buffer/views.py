@@ -82,7 +82,7 @@ def values_by_position(count: int) -> errors.ArgumentError:
 
 
 REQUIRED: Final[Any] = object()
-"""Default of an argument that must be given."""
+"""Default of an argument that must be passed."""
 
 
 def arguments_of_sample(more: Collection[Any], unknown: Iterable[str]) -> errors.ArgumentError:

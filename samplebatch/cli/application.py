@@ -364,10 +364,10 @@ def application() -> Typer:
 
         if checkpoint_every is not None and checkpoint is None:
             raise typer.BadParameter(
-                "--checkpoint must be given with --checkpoint-every", param_hint="--checkpoint-every"
+                "--checkpoint must be passed with --checkpoint-every", param_hint="--checkpoint-every"
             )
         if (tls_cert is None) != (tls_key is None):
-            raise typer.BadParameter("--tls-cert and --tls-key must be given together")
+            raise typer.BadParameter("--tls-cert and --tls-key must be passed together")
         options = Serving(
             tables=table,
             host=host,

@@ -99,7 +99,7 @@ def read_training(
     named = {"env": None, "seed": 0, "workers": 0} | {name: options.pop(name) for name in _OWN if name in options}
     for name in ("algorithm", "source"):
         if named.get(name) is None:
-            raise ArgumentError(f"{name} must be given as an argument or in the file")
+            raise ArgumentError(f"{name} must be passed as an argument or in the file")
     for name in ("algorithm", "source", "env"):
         if not isinstance(named[name], str | None):
             raise ArgumentError(f"{name} must be a string, got a {type(named[name]).__name__}")
@@ -109,11 +109,11 @@ def read_training(
         if named.get(name) is not None:
             named[name] = whole(name, named[name], 1)
     if named.get("parallel") is not None and named.get("seeds") is None:
-        raise ArgumentError("seeds must be given with parallel, got None")
+        raise ArgumentError("seeds must be passed with parallel, got None")
     settings = complete_settings(str(named["algorithm"]), options)
     if steps is not None:
         if conflicting := typed.keys() & _LENGTH:
-            raise ArgumentError(f"steps must be given without {' and '.join(sorted(conflicting))}, which it sets")
+            raise ArgumentError(f"steps must be passed without {' and '.join(sorted(conflicting))}, which it sets")
         epochs = max(1, round(whole("steps", steps, 1) / settings["epoch_num_steps"]))
         settings |= {"max_epochs": epochs, "epoch_num_steps": -(-steps // epochs)}
     training = Training(settings=settings, **named)
@@ -150,7 +150,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     """
     name, equals, value = text.partition("=")
     if not equals:
-        raise ArgumentError(f"--set must be given NAME=VALUE, got {text!r}")
+        raise ArgumentError(f"--set must have the form NAME=VALUE, got {text!r}")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

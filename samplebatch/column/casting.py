@@ -140,7 +140,7 @@ def exact_rows(
     array([False,  True])
     >>> exact_rows("terminateds", [0, 0.5], np.dtype(bool), (2,), refuse)
     Traceback (most recent call last):
-    samplebatch.errors.EnvironmentSpecError: column 'terminateds' must hold bool, got a
+    samplebatch.errors.EnvironmentSpecError: column 'terminateds' must have dtype bool, got a
         value of float64 that does not fit it without loss from environment 1
     """
     array = _numbers(values, shape)
@@ -277,9 +277,9 @@ def _fault(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], convert: Ca
         return f"have rows of shape {shape}, got lists of different lengths"
     if array.dtype.kind not in _NUMBERS:
         is_typed = array.ndim and array.dtype.kind != "O"
-        return f"hold numbers, got {f'rows of {array.dtype}' if is_typed else f'a {type(value).__name__}'}"
+        return f"contain numbers, got {f'rows of {array.dtype}' if is_typed else f'a {type(value).__name__}'}"
     row = _numbers(value, shape)
     if row is None:
         return f"have rows of shape {shape}, got {array.shape}"
     is_exact = convert(row[None], dtype) is not None
-    return None if is_exact else f"hold {dtype}, got a value of {array.dtype} that does not fit it without loss"
+    return None if is_exact else f"have dtype {dtype}, got a value of {array.dtype} that does not fit it without loss"

@@ -260,7 +260,7 @@ def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
     exact = cast_exactly(array, dtype) if array.size else array.astype(dtype)
     if exact is None:
         raise ColumnMismatchError(
-            f"column {name!r} must hold its values without loss, got {array.dtype} for {dtype}; convert them, or "
+            f"column {name!r} must store its values without loss, got {array.dtype} for {dtype}; convert them, or "
             "use the wider dtype in the first row"
         )
     return exact

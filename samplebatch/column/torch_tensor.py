@@ -257,7 +257,7 @@ class RaggedTorchColumn(RaggedRows):
             exact = cast_exactly(values, dtype) if values.size else values.astype(dtype)
         if exact is None:
             raise ColumnMismatchError(
-                f"column {name!r} must hold its values without loss, got {self.dtype} for {dtype}; convert them first"
+                f"column {name!r} must store its values without loss, got {self.dtype} for {dtype}; convert them first"
             )
         elements = torch.from_numpy(exact).to(self.elements.device)
         return RaggedTorchColumn(elements, *self.layout)
@@ -327,7 +327,7 @@ class RaggedTorchColumn(RaggedRows):
         converted = source.to(self.dtype)
         if source.numel() and not torch.equal(converted.to(source.dtype), source):
             raise ColumnMismatchError(
-                f"rows must hold values of {self.dtype} without loss, got {source.dtype}; convert them first"
+                f"rows must store values of {self.dtype} without loss, got {source.dtype}; convert them first"
             )
         return converted
 

@@ -494,7 +494,7 @@ class ParallelAdapter(MultiAgentAdapter):
     def _refuse_none(self, observations: Iterable[Any], agents: Iterable[Any]) -> None:
         for agent, observation in zip(agents, observations, strict=True):
             if observation is None:
-                raise self.refusing(agent)(f"column {names.NEXT_OBS!r} must hold an observation, got None", None)
+                raise self.refusing(agent)(f"column {names.NEXT_OBS!r} must contain an observation, got None", None)
 
 
 class TurnBasedAdapter(MultiAgentAdapter):
@@ -655,7 +655,7 @@ class RLlibAdapter(MultiAgentAdapter):
     def _await(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], continuing: Collection[Any]) -> None:
         for agent, seen in observations.items():
             if seen is None:
-                raise self.refusing(agent)(f"column {names.OBS!r} must hold an observation, got None", None)
+                raise self.refusing(agent)(f"column {names.OBS!r} must contain an observation, got None", None)
         # The environment may overwrite observations before the outcomes of actions are known.
         copies = {agent: copy_observation(seen) for agent, seen in observations.items()}
         self._seen |= copies

@@ -110,7 +110,7 @@ def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
     if isinstance(env, list | tuple):
         return [bind_arguments(item, env_kwargs) for item in env]
     if not is_factory(env):
-        raise ArgumentError(f"env_kwargs must be given with a function or id as env, got a {type(env).__name__}")
+        raise ArgumentError(f"env_kwargs must be passed with a function or id as env, got a {type(env).__name__}")
     environment_factory(env)
     return partial(make_environment, env, dict(env_kwargs))
 

@@ -171,7 +171,7 @@ def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse)
 def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
     for row, info in enumerate(infos):
         if not isinstance(info, Mapping):
-            raise refuse(f"column {names.INFOS!r} must hold dicts, got a {type(info).__name__}", row)
+            raise refuse(f"column {names.INFOS!r} must contain dicts, got a {type(info).__name__}", row)
     return list(map(dict, infos))
 
 

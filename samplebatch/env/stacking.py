@@ -218,7 +218,7 @@ def check_tensor(name: str, tensor: Any, dtype: np.dtype[Any], shape: tuple[int,
     if actual != shape:
         raise refuse(f"column {name!r} must have rows of shape {shape[1:]}, got {actual[1:]}", None)
     if tensor.is_complex() or (tensor.is_floating_point() and dtype.kind != "f"):
-        raise refuse(f"column {name!r} must hold {dtype}, got {tensor.dtype}", None)
+        raise refuse(f"column {name!r} must have dtype {dtype}, got {tensor.dtype}", None)
 
 
 def own_tensor(tensor: Any) -> Any:

@@ -117,7 +117,7 @@ def offpolicy_trainer(
     """
     if (collect_per_step is None) == (step_per_collect is None):
         raise ArgumentError(
-            "exactly one of collect_per_step and step_per_collect must be given, got "
+            "exactly one of collect_per_step and step_per_collect must be passed, got "
             f"{collect_per_step} and {step_per_collect}"
         )
     if collect_per_step is not None:

@@ -195,11 +195,11 @@ class OnlineTrainerParams(TrainerParams):
         amounts = (self.collection_step_num_env_steps, self.collection_step_num_episodes)
         if amounts.count(None) != 1:
             raise ArgumentError(
-                "exactly one of collection_step_num_env_steps and collection_step_num_episodes must be given, got "
+                "exactly one of collection_step_num_env_steps and collection_step_num_episodes must be passed, got "
                 f"{amounts[0]} and {amounts[1]}; to collect episodes, set collection_step_num_env_steps=None, too"
             )
         if self.test_in_training and (self.test_collector is None or self.stop_fn is None):
-            raise ArgumentError("test_collector and stop_fn must be given for test_in_training, got None")
+            raise ArgumentError("test_collector and stop_fn must be passed for test_in_training, got None")
         if getattr(self.training_collector, "buffer", None) is None:
             raise ArgumentError("training_collector must have a buffer to learn from, got None")
         if self.overlap and self.asynchronous:
@@ -214,7 +214,7 @@ class OnlineTrainerParams(TrainerParams):
         if not self.asynchronous and callable(getattr(source, "receive", None)) and not hasattr(source, "collect"):
             raise ArgumentError(f"asynchronous must be True for {kind}, whose actors collect independently, got False")
         if self.asynchronous and self.collection_step_num_env_steps is None:
-            raise ArgumentError("collection_step_num_env_steps must be given for asynchronous, got None")
+            raise ArgumentError("collection_step_num_env_steps must be passed for asynchronous, got None")
 
 
 @dataclass(kw_only=True)

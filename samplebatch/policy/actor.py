@@ -148,7 +148,8 @@ class Actor:
                 if not isinstance(column, np.ndarray) or not column.ndim or len(column) != rows:
                     raise _row_count_error(name, column, rows)
                 if name in _RECORDED and column.dtype.kind not in _NUMBERS:
-                    raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(column)} from the policy")
+                    kind = _kind_of(column)
+                    raise PolicySpecError(f"column {name!r} must contain numbers, got {kind} from the policy")
                 columns[name] = column.copy()
         if self._map is not None:
             leaves = self._layout.flatten(to_numpy(self._map(act)))
@@ -194,7 +195,7 @@ class Actor:
             if shape is None:
                 continue
             if leaf.dtype.kind not in "biuf":
-                raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(leaf)} from the policy")
+                raise PolicySpecError(f"column {name!r} must contain numbers, got {_kind_of(leaf)} from the policy")
             if mapped and leaf.shape[1:] != shape:
                 raise PolicySpecError(
                     f"column {name!r} must have rows of shape {shape}, like the action space, got {leaf.shape[1:]}"

@@ -499,7 +499,7 @@ def estimate_vtrace(
 def _numbers(name: str, value: Any) -> npt.NDArray[Any]:
     array = as_array(value)
     if array.dtype.kind not in "biuf":
-        raise ColumnTypeError(f"{name!r} must hold numbers, got dtype {array.dtype}")
+        raise ColumnTypeError(f"{name!r} must contain numbers, got dtype {array.dtype}")
     return array
 
 

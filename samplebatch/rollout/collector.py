@@ -829,13 +829,13 @@ def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False
 
     >>> check_order("Collector", "CartPole-v1", "random")
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: Collector must be given (policy, env, buffer), got env
+    samplebatch.errors.ArgumentError: Collector must be called with (policy, env, buffer), got env
         first and policy second
     """
     # A policy has at least one parameter, the observations.
     is_swapped = is_policy(env) or is_environment(policy)
     if is_swapped or (not makes_policy and _parameters(policy) == [] and _parameters(env)):
-        raise ArgumentError(f"{owner} must be given (policy, env, buffer), got env first and policy second")
+        raise ArgumentError(f"{owner} must be called with (policy, env, buffer), got env first and policy second")
 
 
 def is_policy(env: Any) -> bool:

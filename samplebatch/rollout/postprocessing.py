@@ -459,7 +459,7 @@ def _estimates(source: Values, steps: SampleBatch, observations: str) -> npt.NDA
     if isinstance(source, str):
         if source not in steps:
             raise errors.ColumnNotFoundError(
-                "estimates of values must be given to GAE as a column, a function of observations or a module: "
+                "estimates of values must be passed to GAE as a column, a function of observations or a module: "
                 f"{errors.no_such_column(source, steps.keys())}"
             )
         return np.asarray(steps[source])

@@ -74,7 +74,7 @@ class RowSession:
             ask = request.pop("ask", None)
             if ask is None:
                 raise errors.ArgumentError(
-                    f"table {self._table.name!r} must hold steps or fragments, got rows; use a RowClient"
+                    f"table {self._table.name!r} must contain steps or fragments, got rows; use a RowClient"
                 )
             if not isinstance(ask, str) or ask not in self._answers:
                 raise errors.FormatError(

@@ -90,7 +90,7 @@ class RequestHandler:
         """
         table = self.table(name)
         if isinstance(table, RowTable):
-            raise ArgumentError(f"table {table.name!r} must hold steps or fragments, got rows; use a RowClient")
+            raise ArgumentError(f"table {table.name!r} must contain steps or fragments, got rows; use a RowClient")
         return table
 
     def table(self, name: object) -> ReplayTable | RowTable:

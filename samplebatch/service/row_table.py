@@ -205,9 +205,9 @@ class RowTable:
         if isinstance(consumers, str) or len(set(consumers)) < len(consumers):
             raise errors.ArgumentError(f"consumers must be a list of unique names, got {consumers!r}")
         if group_size is not None and group is None:
-            raise errors.ArgumentError("group must be given with group_size, got none")
+            raise errors.ArgumentError("group must be passed with group_size, got none")
         if max_lag is not None and version is None:
-            raise errors.ArgumentError("version must be given with max_lag, got none")
+            raise errors.ArgumentError("version must be passed with max_lag, got none")
         self._group_size = None if group_size is None else whole("group_size", group_size, 1)
         self._max_lag = None if max_lag is None else whole("max_lag", max_lag)
         self._rows = RowStore(

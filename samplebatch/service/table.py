@@ -578,7 +578,7 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     """
     match = re.fullmatch(r"(?P<name>[^=,:]+)=(?P<kind>[^:,]+):(?P<capacity>[^,]+)(?:,(?P<options>.*))?", text)
     if match is None:
-        raise ArgumentError(f"a table must be given as {_FORM}, got {text!r}")
+        raise ArgumentError(f"a table must have the form {_FORM}, got {text!r}")
     name, kind = match["name"], match["kind"]
     kinds = (*KINDS, "rows")
     if kind not in kinds:
@@ -589,7 +589,7 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     for part in filter(None, (match["options"] or "").split(",")):
         option, equals, value = part.partition("=")
         if not equals or not value:
-            raise ArgumentError(f"options of table {name!r} must be given as OPTION=VALUE, got {part!r}")
+            raise ArgumentError(f"options of table {name!r} must have the form OPTION=VALUE, got {part!r}")
         if option not in option_names:
             raise ArgumentError(
                 f"table {name!r} of kind {kind!r} has no option {option!r}; {near_names(option, option_names)}"

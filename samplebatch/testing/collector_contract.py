@@ -218,7 +218,7 @@ class CollectorContract(ABC):
             (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50)
             steps = np.asarray(batch["obs"])[:, 2] + 1
             recorded = [info.get("step") for info in batch["infos"].tolist()]
-            check(recorded == steps.tolist(), "column 'infos' must hold the info of each row's step")
+            check(recorded == steps.tolist(), "column 'infos' must contain the info of each row's step")
 
     def test_hooks_see_every_trajectory_once(self) -> None:
         """A hook is called once per episode in a batch, and may add columns."""

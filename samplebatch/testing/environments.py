@@ -163,7 +163,7 @@ class Relay:
         """Execute the actions of all active runners."""
         acted, now = self.agents, self._step
         if sorted(actions) != sorted(acted):
-            raise AssertionError(f"an action must be given for each of {acted}, got {sorted(actions)}")
+            raise AssertionError(f"an action must be passed for each of {acted}, got {sorted(actions)}")
         self._made += 1
         if self._made == self._fails_at:
             raise RungError("the baton was dropped")
@@ -307,7 +307,7 @@ def check_steps(batch: SampleBatch, *, together: bool = True) -> None:
     for name in (names.OBS, names.NEXT_OBS, names.ACTIONS, *DTYPES):
         check(name in batch, f"a batch of steps must have a column {name!r}, got {', '.join(map(repr, batch))}")
     for name, dtype in DTYPES.items():
-        check(batch[name].dtype == dtype, f"column {name!r} must hold {np.dtype(dtype)}, got {batch[name].dtype}")
+        check(batch[name].dtype == dtype, f"column {name!r} must have dtype {np.dtype(dtype)}, got {batch[name].dtype}")
     if not len(batch):
         return
     env_id, agent, eps_id, t = (

@@ -499,7 +499,7 @@ class RolloutWorkers(collector.Uncopied):
             if getattr(requested, name) is not None:
                 whole(name, getattr(requested, name), 1)
         if n_step is not None and n_episode is not None:
-            raise ArgumentError(f"at most one of n_step and n_episode must be given, got {n_step} and {n_episode}")
+            raise ArgumentError(f"at most one of n_step and n_episode must be passed, got {n_step} and {n_episode}")
         pool = self._pool
         if pool is None:
             raise WorkerError(_NOT_STARTED)

@@ -153,9 +153,9 @@ def test_tables_of_policies_must_be_complete(alike: MultiAgentBatch) -> None:
     for changed in (table.slice(1), table.slice(0, 2), pa.concat_tables([table, table]), table.drop_columns(["a"])):
         with pytest.raises(FormatError):
             MultiAgentBatch.from_arrow(changed)
-    with pytest.raises(FormatError, match="must hold a MultiAgentBatch, got 'SampleBatch'"):
+    with pytest.raises(FormatError, match="must contain a MultiAgentBatch, got 'SampleBatch'"):
         MultiAgentBatch.from_arrow(alike["p"].to_arrow())
-    with pytest.raises(FormatError, match="must hold a MultiAgentBatch"):
+    with pytest.raises(FormatError, match="must contain a MultiAgentBatch"):
         MultiAgentBatch.from_arrow(pa.table({"a": [1]}))
-    with pytest.raises(FormatError, match="must hold a SampleBatch, got a 'MultiAgentBatch'"):
+    with pytest.raises(FormatError, match="must contain a SampleBatch, got a 'MultiAgentBatch'"):
         SampleBatch.from_arrow(table)

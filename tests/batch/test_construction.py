@@ -348,11 +348,11 @@ def test_all_rows_are_converted_to_a_declared_dtype() -> None:
     batch = SampleBatch(ids=[[1], []], logp=[[0.1], [0.2]], ragged={"ids": np.int32, "logp": "float32"})
     assert [batch[name].dtype for name in batch] == [np.int32, np.float32]
     assert batch["logp"][0] == np.float32(0.1)
-    with pytest.raises(ColumnMismatchError, match="'ids' must hold its values without loss, got float64 for int32"):
+    with pytest.raises(ColumnMismatchError, match="'ids' must store its values without loss, got float64 for int32"):
         SampleBatch(ids=[[1.5]], ragged={"ids": np.int32})
-    with pytest.raises(ColumnMismatchError, match="'ids' must hold its values without loss, got int64 for int8"):
+    with pytest.raises(ColumnMismatchError, match="'ids' must store its values without loss, got int64 for int8"):
         SampleBatch(ids=[[1000]], ragged={"ids": np.int8})
-    with pytest.raises(ColumnMismatchError, match="'x' must hold its values without loss, got float64 for float32"):
+    with pytest.raises(ColumnMismatchError, match="'x' must store its values without loss, got float64 for float32"):
         SampleBatch(x=[np.array([0.1])], ragged={"x": np.float32})
 
 

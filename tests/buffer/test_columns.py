@@ -51,7 +51,7 @@ def test_a_column_without_values_is_filled_with_zeros() -> None:
         ({"a": {"b": [1]}}, ColumnMismatchError, "'a' must have rows of values, got a nested batch"),
         ({"a": [1], "n": [1]}, ColumnMismatchError, "'n' must be a nested batch, got a list"),
         ({"a": [1, 2]}, ColumnLengthError, "'a' must have 1 rows, got 2"),
-        ({"a": [1], "n": {"x": [0.5]}}, ColumnMismatchError, r"'n\.x' must hold its values without loss"),
+        ({"a": [1], "n": {"x": [0.5]}}, ColumnMismatchError, r"'n\.x' must store its values without loss"),
         ({"a": [1], "new": {"y": 5}}, ColumnTypeError, r"'new\.y' must have rows"),
         ({"a": [1], "new": {"y": [1, 2]}}, ColumnLengthError, r"'new\.y' must have 1 rows"),
     ],

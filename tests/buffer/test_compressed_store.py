@@ -169,7 +169,7 @@ def test_live_rows_are_stored_compressed_and_restored(store: CompressedStore) ->
 def test_rows_of_another_shape_or_dtype_are_rejected(store: CompressedStore) -> None:
     with pytest.raises(ColumnMismatchError, match=r"'obs' must have rows of shape \(64, 64\), got \(3,\)"):
         store.fit(np.zeros((1, 3), U1), 1)
-    with pytest.raises(ColumnMismatchError, match="'obs' must hold its values without loss, got int64 for uint8"):
+    with pytest.raises(ColumnMismatchError, match="'obs' must store its values without loss, got int64 for uint8"):
         store.fit(np.full((1, *SHAPE), 256), 1)
     with pytest.raises(ColumnLengthError, match="'obs' must have 2 rows, got 1"):
         store.fit(frames([0]), 2)

@@ -127,7 +127,7 @@ def test_memory_is_released_when_rows_become_short() -> None:
 def test_unsupported_values_are_rejected_without_changes() -> None:
     store = RaggedStore("obs.cloud", 2, F4, 1)
     store.write(0, store.fit([[1.0]], 1))
-    with pytest.raises(ColumnMismatchError, match=r"'obs\.cloud' must hold its values without loss, got float64"):
+    with pytest.raises(ColumnMismatchError, match=r"'obs\.cloud' must store its values without loss, got float64"):
         store.fit([np.array([0.1])], 1)
     with pytest.raises(ColumnMismatchError, match=r"'obs\.cloud' must have rows of 1 dimensions, got 2"):
         store.fit(np.zeros((1, 2, 2), F4), 1)
@@ -180,7 +180,7 @@ def test_rows_without_elements_do_not_determine_the_dtype() -> None:
     store.write(np.array([2]), store.fit([[1, 2]], 1))
     assert store.take(np.arange(4)).dtype == I8
     assert rows_of(store, [0, 1, 2, 3]) == [[], [], [1, 2], []]
-    with pytest.raises(ColumnMismatchError, match="'ids' must hold its values without loss, got float64 for int64"):
+    with pytest.raises(ColumnMismatchError, match="'ids' must store its values without loss, got float64 for int64"):
         store.fit([[0.5]], 1)
 
 

@@ -154,7 +154,7 @@ def test_byte_order_is_converted_to_native() -> None:
 @pytest.mark.parametrize(
     ("first", "later", "error", "words"),
     [
-        (np.zeros(2, np.int64), [0.7, 1.0], ColumnMismatchError, "'x' must hold its values without loss"),
+        (np.zeros(2, np.int64), [0.7, 1.0], ColumnMismatchError, "'x' must store its values without loss"),
         (np.zeros(2, np.float32), np.array([0.1, 0.2]), ColumnMismatchError, "float64 for float32"),
         (np.zeros(2, np.int64), [np.nan, 1.0], ColumnMismatchError, "without loss"),
         (np.zeros(2, np.int64), [2.0**63, 1.0], ColumnMismatchError, "without loss"),

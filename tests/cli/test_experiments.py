@@ -185,7 +185,7 @@ def test_a_second_interrupt_ends_all_seeds_immediately(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--parallel", "2"], "seeds must be given with parallel, got None"),
+        (["--parallel", "2"], "seeds must be passed with parallel, got None"),
         (["--seeds", "2", "--set", "parallel=0"], "parallel must be a whole number from 1, got 0"),
         (["--seeds", "2", "--env", "x", "--set", "seeds=two"], "seeds must be a whole number"),
     ],

@@ -275,7 +275,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
         (("-t", "replay=unifrom:5"), 2, "did you mean 'uniform'?"),
         (("-t", "r=prioritized:5,alpha=-1"), 2, "alpha must be a number from 0, got -1"),
         (("-t", "r=uniform:5", "-t", "r=uniform:5"), 2, "must have different names, got 'r' twice"),
-        (("-t", "r=uniform:5", "--checkpoint-every", "5"), 2, "--checkpoint must be given with --checkpoint-every"),
+        (("-t", "r=uniform:5", "--checkpoint-every", "5"), 2, "--checkpoint must be passed with --checkpoint-every"),
         (("-t", "r=uniform:5", "--tls-cert", "c.pem"), 2, "--tls-cert and --tls-key"),
         (("-t", "r=uniform:5", "--token-file", "/nowhere/token"), 2, "No such file or directory: '/nowhere/token'"),
         (("-t", "r=uniform:5", "--token-file", os.devnull), 2, "must contain a token, got an empty file"),

@@ -261,7 +261,7 @@ def test_the_steps_in_a_file_are_split_into_epochs_of_its_length(tmp_path: Path)
     for flags, settings in (({}, (3, 334)), ({"steps": 100}, (1, 100))):
         found = read_training(tmp_path / "mine.toml", flags, ()).settings
         assert (found["max_epochs"], found["epoch_num_steps"]) == settings
-    with pytest.raises(ArgumentError, match="steps must be given without max_epochs, which it sets"):
+    with pytest.raises(ArgumentError, match="steps must be passed without max_epochs, which it sets"):
         read_training(tmp_path / "mine.toml", {}, ["max_epochs=3"])
 
 
@@ -278,10 +278,10 @@ def test_settings_are_printed_in_the_format_of_a_settings_file() -> None:
     [
         (["dpn", "CartPole-v1"], "there is no algorithm 'dpn'; did you mean 'dqn'?"),
         (["dqn", "CartPole-v1", "--set", "gama=1"], "dqn has no setting 'gama'; did you mean 'gamma'?"),
-        (["dqn", "CartPole-v1", "--set", "lr"], "--set must be given NAME=VALUE, got 'lr'"),
+        (["dqn", "CartPole-v1", "--set", "lr"], "--set must have the form NAME=VALUE, got 'lr'"),
         (["dqn", "CartPole-v1", "--set", "num_envs=many"], "setting 'num_envs' must be of type int, got str"),
         (["dqn", "CartPole-v1", "--set", "batch_size=0"], "batch_size must be a whole number from 1, got 0"),
-        (["dqn"], "source must be given as an argument or in the file"),
+        (["dqn"], "source must be passed as an argument or in the file"),
         (["sac", "CartPole-v1"], "actions must be continuous for sac, got Discrete(2)"),
         (["dqn", "Pendulum-v1"], "actions must be discrete for dqn, got Box"),
         (["ppo", "CartPole-v1", "--set", "lr=-1"], "lr must be a number above 0, got -1.0"),

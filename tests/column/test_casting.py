@@ -117,7 +117,7 @@ def test_floats_are_rounded_to_the_nearest_of_a_declared_dtype() -> None:
     [
         ([1.0, 1e39], "f4", "row 1"),
         ([1.0, 0.5], "i8", "row 1"),
-        ([1.0, "a"], "f4", "must hold numbers, got a str in row 1"),
+        ([1.0, "a"], "f4", "must contain numbers, got a str in row 1"),
         ([1.0], "f4", r"must have 2 rows, got 1 in row None"),
     ],
 )

@@ -284,7 +284,7 @@ def test_lists_and_arrays_are_concatenated():
     large = [np.arange(n) for n in (300_000, 0, 5, 700_000)]
     same_rows(SampleBatch(x=large)["x"], large)
     assert SampleBatch(x=[[1.5], [2, 3]], ragged={"x": "f4"})["x"].dtype == np.float32
-    with pytest.raises(ColumnMismatchError, match="column 'x' must hold its values without loss"):
+    with pytest.raises(ColumnMismatchError, match="column 'x' must store its values without loss"):
         SampleBatch(x=[[300], [2, 3]], ragged={"x": "u1"})
 
 

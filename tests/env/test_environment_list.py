@@ -203,9 +203,9 @@ class Silent(Forgetful):
 @pytest.mark.parametrize(
     ("kind", "must"),
     [
-        (Forgetful, "column 'obs' must hold numbers, got a NoneType"),
+        (Forgetful, "column 'obs' must contain numbers, got a NoneType"),
         (Old, "reset must return 2 values, got a single ndarray"),
-        (Silent, "column 'infos' must hold dicts, got a list"),
+        (Silent, "column 'infos' must contain dicts, got a list"),
     ],
 )
 def test_values_of_resets_after_an_episode_are_checked(kind: type[Any], must: str) -> None:

@@ -46,11 +46,11 @@ def vector(*envs: Any, mode: Any = AutoresetMode.NEXT_STEP, **given: Any) -> Syn
 
 
 CONVERTED = [
-    (0, None, "'obs' must hold numbers, got a NoneType"),
-    (1, None, "'rewards' must hold numbers, got a NoneType"),
-    (1, 2**53 + 1, "'rewards' must hold float64"),
-    (2, 0.5, "'terminateds' must hold bool, got a value of float64"),
-    (3, "no", "'truncateds' must hold numbers, got a str"),
+    (0, None, "'obs' must contain numbers, got a NoneType"),
+    (1, None, "'rewards' must contain numbers, got a NoneType"),
+    (1, 2**53 + 1, "'rewards' must have dtype float64"),
+    (2, 0.5, "'terminateds' must have dtype bool, got a value of float64"),
+    (3, "no", "'truncateds' must contain numbers, got a str"),
 ]
 """Values that Gymnasium would make NaN, True, or something near."""
 
@@ -76,7 +76,7 @@ def test_values_that_gymnasium_would_round_are_preserved(mode: Any) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_resets_are_checked_in_every_mode(mode: Any) -> None:
     where = "step 5" if mode == AutoresetMode.NEXT_STEP else "the reset after step 4"
-    must = f"^column 'obs' must hold numbers, got a NoneType from environment 1 in {where}$"
+    must = f"^column 'obs' must contain numbers, got a NoneType from environment 1 in {where}$"
     env = vector(gyms.Ladder(0, 9), Odd(0, None, resets=True), mode=mode)
     with pytest.raises(EnvironmentSpecError, match=must), Collector(stay, env) as collector:
         collector.collect(n_step=30)

@@ -199,9 +199,9 @@ def test_step_hooks_receive_tensors() -> None:
     [
         (0, torch.zeros(2, 3), "'obs' must have 3 rows, got 2 in step 1"),
         (0, torch.zeros(3, 2), r"'obs' must have rows of shape \(3,\), got \(2,\) in step 1"),
-        (0, torch.zeros(3, 3, dtype=torch.complex64), "'obs' must hold float32, got torch.complex64"),
+        (0, torch.zeros(3, 3, dtype=torch.complex64), "'obs' must have dtype float32, got torch.complex64"),
         (1, torch.zeros(2), "'rewards' must have 3 rows, got 2 in step 1"),
-        (2, torch.tensor([0.0, 0.5, 1.0]), "'terminateds' must hold bool, got a value of float32 .* environment 1"),
+        (2, torch.tensor([0.0, 0.5, 1.0]), "'terminateds' must have dtype bool, got a value of float32 .* 1"),
     ],
 )
 def test_values_that_do_not_fit_are_rejected(place: int, value: Any, message: str) -> None:

@@ -239,7 +239,7 @@ def test_asynchronous_training_requires_workers_and_an_algorithm_for_stale_steps
         with pytest.raises(ArgumentError, match="overlap must be False with asynchronous=True, got True"):
             OnPolicyTrainerParams(training_collector=workers, asynchronous=True, overlap=True)
         with pytest.raises(
-            ArgumentError, match="collection_step_num_env_steps must be given for asynchronous, got None"
+            ArgumentError, match="collection_step_num_env_steps must be passed for asynchronous, got None"
         ):
             OnPolicyTrainerParams(
                 training_collector=workers,

@@ -258,7 +258,7 @@ def test_lines_show_the_latest_return_if_no_episode_has_finished(
         ({"batch_size": 0}, "batch_size must be a whole number from 1, got 0"),
         ({"collection_step_num_episodes": 2}, "got 2048 and 2; .* set collection_step_num_env_steps=None"),
         ({"test_collector": None, "stop_fn": bool}, "test_collector must be a collector for stop_fn, got None"),
-        ({"test_in_training": True}, "test_collector and stop_fn must be given for test_in_training, got None"),
+        ({"test_in_training": True}, "test_collector and stop_fn must be passed for test_in_training, got None"),
         ({"update_step_num_gradient_steps_per_sample": -1}, "must be a number above 0, got -1"),
         ({"training_collector": Collector("random", "CartPole-v1")}, "training_collector must have a buffer"),
         ({"logger": "runs/log"}, "logger must be a logger, or several, got a str"),

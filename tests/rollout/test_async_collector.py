@@ -452,7 +452,7 @@ def test_functions_are_sent_to_processes_of_any_start_method(start_method: str) 
 
 def test_a_function_that_cannot_be_sent_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(EnvironmentSpecError, match="environment 1 must be given as an id or a function that can be"):
+    with pytest.raises(EnvironmentSpecError, match="environment 1 must be passed as an id or a function that can be"):
         AsyncCollector(stay, [gyms.Walk, lambda: gyms.Ladder(0)])
     with AsyncCollector(stay, [partial(gymnasium.make, "Pendulum-v1")]) as collector:
         assert collector.num_envs == 1

@@ -118,7 +118,7 @@ def test_environments_of_several_agents_are_created_with_arguments() -> None:
 
 
 def test_arguments_for_existing_environments_are_rejected() -> None:
-    words = "env_kwargs must be given with a function or id as env, got a"
+    words = "env_kwargs must be passed with a function or id as env, got a"
     with pytest.raises(ArgumentError, match=words):
         Collector("random", gyms.Ladder(0), env_kwargs=TALKING)
     with pytest.raises(ArgumentError, match=words):
@@ -399,7 +399,7 @@ def make_cart_pole() -> Any:
 )
 @pytest.mark.parametrize("make", [Collector, AsyncCollector, MultiAgentCollector])
 def test_swapped_policy_and_environment_are_reported(make: Any, env: Any, policy: Any) -> None:
-    words = rf"^{make.__name__} must be given \(policy, env, buffer\), got env first and policy second$"
+    words = rf"^{make.__name__} must be called with \(policy, env, buffer\), got env first and policy second$"
     with pytest.raises(ArgumentError, match=words):
         make(env, policy)
 

@@ -67,23 +67,23 @@ def stay(obs: Any) -> Any:
 
 
 REFUSED = [
-    (0, None, "hold numbers, got a NoneType"),
+    (0, None, "contain numbers, got a NoneType"),
     (0, 2.0, r"have rows of shape \(3,\), got \(\)"),
     (0, np.zeros(2, np.float32), r"have rows of shape \(3,\), got \(2,\)"),
     (0, np.zeros((1, 3), np.float32), r"have rows of shape \(3,\), got \(1, 3\)"),
     (0, [1.0, [2.0], 3.0], r"have rows of shape \(3,\), got lists of different lengths"),
-    (0, np.array([1j, 0, 0]), "hold numbers, got rows of complex128"),
-    (0, ["1", "2", "3"], "hold numbers, got rows of <U1"),
-    (1, None, "hold numbers, got a NoneType"),
-    (1, 1j, "hold numbers, got a complex"),
-    (1, "7", "hold numbers, got a str"),
+    (0, np.array([1j, 0, 0]), "contain numbers, got rows of complex128"),
+    (0, ["1", "2", "3"], "contain numbers, got rows of <U1"),
+    (1, None, "contain numbers, got a NoneType"),
+    (1, 1j, "contain numbers, got a complex"),
+    (1, "7", "contain numbers, got a str"),
     (1, np.zeros(2), r"have rows of shape \(\), got \(2,\)"),
-    (1, 2**53 + 1, "hold float64, got a value of int64 that does not fit"),
-    (2, 0.5, "hold bool, got a value of float64"),
-    (2, 2, "hold bool, got a value of int64"),
-    (2, float("nan"), "hold bool, got a value of float64"),
-    (2, "no", "hold numbers, got a str"),
-    (3, None, "hold numbers, got a NoneType"),
+    (1, 2**53 + 1, "have dtype float64, got a value of int64 that does not fit"),
+    (2, 0.5, "have dtype bool, got a value of float64"),
+    (2, 2, "have dtype bool, got a value of int64"),
+    (2, float("nan"), "have dtype bool, got a value of float64"),
+    (2, "no", "contain numbers, got a str"),
+    (3, None, "contain numbers, got a NoneType"),
     (3, np.array([True, False]), r"have rows of shape \(\), got \(2,\)"),
 ]
 
@@ -120,12 +120,12 @@ def test_steps_before_a_rejected_one_are_preserved_completely(buffered: bool) ->
 VECTOR_REFUSED = [
     (0, np.zeros((2, 3), np.float32), "'obs' must have 3 rows, got 2 in step 5"),
     (0, np.zeros((3, 2), np.float32), r"'obs' must have rows of shape \(3,\), got \(2,\) from environment 0"),
-    (0, np.zeros((3, 3), complex), "'obs' must hold numbers, got rows of complex128 from environment 0"),
+    (0, np.zeros((3, 3), complex), "'obs' must contain numbers, got rows of complex128 from environment 0"),
     (0, np.float32(0), "'obs' must have 3 rows, got a single ndarray in step 5"),
-    (1, [0.0, None, 0.0], "'rewards' must hold numbers, got a NoneType from environment 1 in step 5"),
+    (1, [0.0, None, 0.0], "'rewards' must contain numbers, got a NoneType from environment 1 in step 5"),
     (1, np.zeros((3, 2)), r"'rewards' must have rows of shape \(\), got \(2,\) from environment 0 in step 5"),
-    (2, np.array([0.0, 1.0, 0.5]), "'terminateds' must hold bool, got a value of float64 .* environment 2 in step 5"),
-    (3, np.array([0, 2, 0]), "'truncateds' must hold bool, got a value of int64 .* environment 1 in step 5"),
+    (2, np.array([0.0, 1.0, 0.5]), "'terminateds' must have dtype bool, got a value of float64 .* 2 in step 5"),
+    (3, np.array([0, 2, 0]), "'truncateds' must have dtype bool, got a value of int64 .* environment 1 in step 5"),
 ]
 
 
@@ -192,7 +192,7 @@ def test_values_that_fit_by_themselves_fit_together() -> None:
     ],
 )
 def test_values_that_their_space_does_not_hold_are_rejected(space: Any, value: Any) -> None:
-    with pytest.raises(EnvironmentSpecError, match=f"^column 'obs' must hold {space.dtype}, .* in step 5$"):
+    with pytest.raises(EnvironmentSpecError, match=f"^column 'obs' must have dtype {space.dtype}, .* in step 5$"):
         Collector(stay, Odd(0, value, space)).collect(n_step=9)
 
 
@@ -201,7 +201,7 @@ def test_parts_of_observations_are_named() -> None:
     good = space.sample()
     for odd, message in (
         ({"camera": good["camera"]}, "'obs.arm' must have a value, got none"),
-        ({**good, "arm": None}, "'obs.arm' must hold numbers, got a NoneType"),
+        ({**good, "arm": None}, "'obs.arm' must contain numbers, got a NoneType"),
         ({**good, "camera": np.zeros(3)}, "'obs.camera' must have rows of shape"),
     ):
         with pytest.raises(EnvironmentSpecError, match=f"{message}.* environment 0 in step 5"):
@@ -281,13 +281,13 @@ class OddBazaar(arena.Bazaar):
 
 
 AGENTS_REFUSED = [
-    (0, None, "'new_obs' must hold an observation, got None"),
-    (1, None, "'rewards' must hold numbers, got a NoneType"),
-    (1, 1j, "'rewards' must hold numbers, got a complex"),
-    (1, 2**53 + 1, "'rewards' must hold float64"),
-    (2, 0.5, "'terminateds' must hold bool, got a value of float64"),
-    (2, float("nan"), "'terminateds' must hold bool, got a value of float64"),
-    (3, "no", "'truncateds' must hold numbers, got a str"),
+    (0, None, "'new_obs' must contain an observation, got None"),
+    (1, None, "'rewards' must contain numbers, got a NoneType"),
+    (1, 1j, "'rewards' must contain numbers, got a complex"),
+    (1, 2**53 + 1, "'rewards' must have dtype float64"),
+    (2, 0.5, "'terminateds' must have dtype bool, got a value of float64"),
+    (2, float("nan"), "'terminateds' must have dtype bool, got a value of float64"),
+    (3, "no", "'truncateds' must contain numbers, got a str"),
 ]
 
 
@@ -357,12 +357,12 @@ def test_integers_are_accepted_as_flags() -> None:
 
 POLICIES_REFUSED = [
     ({"act": np.zeros(3)}, "an action for each of 2 environments"),
-    ({"act": [None, None]}, "'actions' must hold numbers, got Python objects"),
-    ({"act": np.zeros(2, complex)}, "'actions' must hold numbers, got complex128"),
+    ({"act": [None, None]}, "'actions' must contain numbers, got Python objects"),
+    ({"act": np.zeros(2, complex)}, "'actions' must contain numbers, got complex128"),
     ({"act": np.zeros((2, 3), int)}, r"'actions' must have rows of shape \(\), like the action space, got \(3,\)"),
     ({"act": np.zeros(2, int), "vf_preds": np.zeros(3)}, "'vf_preds' must have 2 rows, .*, got 3"),
     ({"act": np.zeros(2, int), "action_logp": 0.5}, "'action_logp' must have 2 rows, .*, got a single"),
-    ({"act": np.zeros(2, int), "action_logp": [None, 0.5]}, "'action_logp' must hold numbers, got Python objects"),
+    ({"act": np.zeros(2, int), "action_logp": [None, 0.5]}, "'action_logp' must contain numbers, got Python objects"),
     ({"act": np.zeros(2, int), "policy": {"a": {"b": np.zeros(1)}}}, r"'policy\.a\.b' must have 2 rows, .*, got 1"),
 ]
 

@@ -363,6 +363,6 @@ def test_missing_value_estimates_are_reported_with_the_fix() -> None:
         eps_id=[1, 1], t=[0, 1], rewards=[1.0, 1.0], terminateds=[False, True], truncateds=[False, False]
     )
     with pytest.raises(
-        ColumnNotFoundError, match=r"must be given to GAE as a column, a function.*no column 'vf_preds'"
+        ColumnNotFoundError, match=r"must be passed to GAE as a column, a function.*no column 'vf_preds'"
     ):
         postprocess(steps, [GAE()])

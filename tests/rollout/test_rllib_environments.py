@@ -181,9 +181,9 @@ def test_states_are_preserved_for_agents_that_wait() -> None:
     [
         (
             {"obs": {"a_0": 1, "a_1": 1}, "reward": {"a_1": None}},
-            "'rewards' must hold numbers, got a NoneType for agent",
+            "'rewards' must contain numbers, got a NoneType for agent",
         ),
-        ({"obs": {"a_0": 1, "a_1": 1}, "terminated": {"a_1": 0.5}}, "'terminateds' must hold bool.* agent 'a_1'"),
+        ({"obs": {"a_0": 1, "a_1": 1}, "terminated": {"a_1": 0.5}}, "'terminateds' must have dtype bool.* agent 'a_1'"),
         ({"obs": {"a_0": 1}, "truncated": {"__all__": True}}, "final observation for a truncated agent.* 'a_1'"),
     ],
 )

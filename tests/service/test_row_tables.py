@@ -514,7 +514,7 @@ def test_clients_of_steps_are_advised_to_use_another(table):
     with (
         ReplayServer([table]) as server,
         ReplayClient(server.uri, "rows") as client,
-        pytest.raises(ArgumentError, match="table 'rows' must hold steps or fragments, got rows"),
+        pytest.raises(ArgumentError, match="table 'rows' must contain steps or fragments, got rows"),
     ):
         client.sample(1)
 

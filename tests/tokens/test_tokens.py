@@ -281,9 +281,9 @@ def test_methods_of_batches_call_the_functions():
         (part,) = batch.minibatches(max_tokens=10, device="cpu", floats="float32")
         assert str(part["logp"].dtype) == "torch.float32"
     for arguments, says in (
-        ({}, "one of size and max_tokens must be given, got none"),
-        ({"size": 2, "max_tokens": 5}, "one of size and max_tokens must be given, got both"),
-        ({"size": 2, "lengths": "ids"}, "lengths must be given with max_tokens"),
+        ({}, "one of size and max_tokens must be passed, got none"),
+        ({"size": 2, "max_tokens": 5}, "one of size and max_tokens must be passed, got both"),
+        ({"size": 2, "lengths": "ids"}, "lengths must be passed with max_tokens"),
         ({"max_tokens": 4}, "max_tokens must be at least 5, the tokens of row 0"),
     ):
         with pytest.raises(ArgumentError, match=says):

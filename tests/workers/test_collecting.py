@@ -427,7 +427,7 @@ def test_noise_and_maps_of_actions_reach_environments_of_several_agents() -> Non
     [("CartPole-v1", "random"), ("mpe2/simple_tag_v3", {"agent": "random"}), (["CartPole-v1"] * 2, actors.lean)],
 )
 def test_swapped_policy_and_environment_are_named(policy: Any, env: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"^RolloutWorkers must be given \(policy, env, buffer\), got env first"):
+    with pytest.raises(ArgumentError, match=r"^RolloutWorkers must be called with \(policy, env, buffer\), got env"):
         RolloutWorkers(policy, env)
 
 

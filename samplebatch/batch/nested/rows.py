@@ -540,7 +540,7 @@ def _no_axis(path: str, axis: int) -> ColumnMismatchError:
 
 def _mixed_kinds(path: str) -> ColumnTypeError:
     return ColumnTypeError(
-        f"column {path!r} must hold tensors in all batches or in none, got both; use to_torch or to_numpy before"
+        f"column {path!r} must contain tensors in all batches or in none, got both; use to_torch or to_numpy before"
     )
 
 

@@ -194,7 +194,7 @@ def test_aggregated_structure() -> None:
 
 def test_aggregation_of_mixed_tensors_raises() -> None:
     for join in (Batch.stack, Batch.cat):
-        with pytest.raises(TypeError, match=r"column 'o\.a' must hold tensors"):
+        with pytest.raises(TypeError, match=r"column 'o\.a' must contain tensors"):
             join([Batch(o=Batch(a=np.zeros(2))), Batch(o=Batch(a=torch.zeros(2)))])
     with pytest.raises(TypeError, match="column 'a'"):
         Batch.stack([Batch(a=torch.zeros(2)), Batch(a=torch.zeros(3))])
