@@ -1,4 +1,4 @@
-"""Aggregator that concatenates fragments into train batches."""
+"""Concatenation of fragments into train batches."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _NOTHING = np.zeros(3, np.int64)
 class Aggregator:
     """Aggregator that concatenates fragments from any source into train batches; every value is copied once.
 
-    Fragments are queued without a copy and split at train batch boundaries: the remaining steps of a fragment start the
-    next batch. Every step is returned exactly once. Memory that a fragment references, such as a block of a channel, is
-    released when the last step of the fragment has been copied into a train batch. Consecutive train batches whose
-    steps all come from one fragment are copied in a single operation and share memory.
+    Fragments are queued without a copy. A fragment that crosses the boundary of a train batch is split, and its
+    remaining steps start the next batch. Every queued step is returned exactly once. Memory that a fragment references,
+    such as a block of a channel, is released when the last step of the fragment has been copied into a train batch.
+    Consecutive train batches whose steps all come from one fragment are copied in a single operation and share memory.
 
     A train batch is a `SampleBatch` if all its fragments are `SampleBatch`es, otherwise a `MultiAgentBatch`.
 
@@ -51,8 +51,8 @@ class Aggregator:
     ----------
     train_batch_size
         Maximum number of steps per train batch. A batch contains at least one complete environment step, even if that
-        step exceeds the maximum. If None, `batches` yields nothing and `build_and_reset` returns all steps as one
-        batch.
+        step exceeds the maximum. If `train_batch_size` is None, `batches` yields nothing and `build_and_reset` returns
+        all steps as one batch.
     mode
         Unit of `train_batch_size`: `"agent_steps"` counts the steps of all agents, `"env_steps"` counts environment
         steps. Rows with equal `eps_id` and `t` belong to the same environment step and are in the same train batch.
@@ -133,7 +133,7 @@ class Aggregator:
         Raises
         ------
         ColumnMismatchError
-            If the columns, row shapes or dtypes differ from queued fragments so that concatenation is impossible. The
+            If the fragment's columns, row shapes or dtypes do not allow concatenation with the queued fragments. The
             queue is unchanged.
         ColumnNotFoundError
             With `complete_episodes`, if a fragment lacks `eps_id`, or a fragment of several policies lacks `t`.
@@ -160,7 +160,7 @@ class Aggregator:
     def batches(self) -> Iterator[SampleBatch | MultiAgentBatch]:
         """Yield the complete train batches.
 
-        A batch is complete if the next step or episode would exceed `train_batch_size`.
+        A batch is complete if adding the next step or episode would exceed `train_batch_size`.
 
         Raises
         ------
@@ -212,7 +212,7 @@ class Aggregator:
         return int(lost[0])
 
     def _full(self) -> tuple[int, int] | None:
-        """Return how many views the next batch contains entirely, and how many units of the view after them.
+        """Return how many entire views the next batch contains, and how many units of the following view.
 
         Returns None if no batch is complete.
         """
@@ -233,7 +233,7 @@ class Aggregator:
         return None
 
     def _copy_batches(self) -> bool:
-        """Copy all complete train batches in the first view together; return False if there are fewer than two."""
+        """Copy all complete train batches in the first view together; return False if the view has fewer than two."""
         view, size, bounds = self._queue[0], self._size or 0, [self._first]
         before = view.counts[:, self._mode]
         while (first := bounds[-1]) < view.stop:
@@ -327,7 +327,7 @@ Parts = list[tuple[str, SampleBatch]]
 
 
 class FragmentView:
-    """View of a fragment's rows as units: one unit per environment step, or a single unit if it cannot be split.
+    """View of a fragment as units: one unit per environment step, or a single unit if it cannot be split.
 
     - `parts`: policy ids and rows.
     - `units`: unit number of each row, one array per part; None for a single unit.

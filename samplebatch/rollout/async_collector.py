@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class AsyncCollector(Collector):
-    """Collector for environments with slow or unequally long steps: each is stepped as soon as it is ready.
+    """Collector for environments with slow steps, or with steps of unequal duration.
+
+    Each environment is stepped as soon as it is ready, without waiting for other environments.
 
     Each environment is created and stepped in a separate process. A vector environment waits for its slowest
     environment in every step. In an `AsyncCollector`, a ready environment continues while other environments are still
@@ -40,7 +42,8 @@ class AsyncCollector(Collector):
     row. The policy's recurrent state is stored per environment.
 
     Steps that are in flight when `collect` returns are completed in the background and returned by a later call. The
-    actions of these steps were computed before any later update of the policy. `reset_env` waits for steps in flight.
+    actions of steps in flight were computed before any later update of the policy. `reset_env` waits for steps in
+    flight.
 
     With `n_step`, `collect` returns once `n_step` steps are stored; it may store up to `num_envs` - 1 additional steps.
     With `n_episode`, the first `n_episode` environments each start or continue one episode. An environment that
@@ -49,13 +52,13 @@ class AsyncCollector(Collector):
     starts no further episode pauses after its reset; environments beyond the first `n_episode` pause immediately. No
     step is dropped, and the next call does not reset the environments.
 
-    If an environment raises or hangs, or its process exits, `collect` raises `WorkerError`. Steps that were recorded
-    before the failure are in the buffer or, without a buffer, in the next batch. After an environment has raised, the
-    next call starts new episodes in all environments; after an environment process has exited, every later call raises
-    `WorkerError`.
+    If an environment raises or hangs, or its process exits, then `collect` raises `WorkerError`. Steps that were
+    recorded before the failure are in the buffer or, without a buffer, in the next batch. After an environment has
+    raised, the next call starts new episodes in all environments; after an environment process has exited, every later
+    call raises `WorkerError`.
 
-    Batches have the same columns as batches of `Collector`. With the same seed, each environment produces the same
-    trajectories as with `Collector`, independently of the other environments. Faster environments contribute more
+    The batches have the same columns as the batches of a `Collector`. With the same seed, each environment produces the
+    same trajectories as with `Collector`, independently of the other environments. Faster environments contribute more
     steps.
 
     Environment processes ignore Ctrl-C, which the parent process handles, and exit when the parent process exits for
@@ -68,9 +71,9 @@ class AsyncCollector(Collector):
     env
         A list of functions or ids that each create a `gymnasium.Env`, or one function or id for all environments. On
         platforms that do not fork, functions are pickled by value if cloudpickle is installed, which Gymnasium
-        requires; otherwise, functions must be importable. Numeric observations are returned through shared memory. For
-        a vector environment of Tianshou, its environment functions are used, and its `wait_num` and `timeout` are the
-        defaults of `wait_num` and `timeout_s`.
+        requires; otherwise, functions must be importable. Numeric observations are returned through shared memory. If
+        `env` is a vector environment of Tianshou, its environment functions are called, and its `wait_num` and
+        `timeout` become the defaults of `wait_num` and `timeout_s`.
     buffer
         A `VectorReplayBuffer` with one ring per environment.
     num_envs
@@ -86,8 +89,8 @@ class AsyncCollector(Collector):
     start_method
         Start method of the environment processes: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
-        Time in seconds without a reply after which an environment is considered hung and its process is killed. Startup
-        is always allowed at least one minute.
+        Time in seconds without a reply after which an environment is considered hung and its process is killed. The
+        startup of a process is always allowed at least one minute.
 
     Raises
     ------
@@ -95,7 +98,7 @@ class AsyncCollector(Collector):
         If `env` is of an unknown type, cannot be sent to another process, or does not create single Gymnasium
         environments; or if the environments have different spaces.
     WorkerError
-        If the creation of an environment raises, or its process exits.
+        If the creation of an environment raises, or an environment's process exits.
     PolicySpecError, PolicyNotFoundError
         If the policy has an unsupported type, or one of the `hooks` names a policy other than `default_policy`.
     ArgumentError

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """Base class of objects with environments and a policy; supports `state_dict`, but no copying or pickling."""
+    """Base class of objects with environments and a policy, which support `state_dict` but no copies or pickles."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
@@ -279,7 +279,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _parts(self) -> Mapping[str, Any]:
-        """Return components with a `state_dict`, by name."""
+        """Return the components of the collector that have a `state_dict`, by name."""
 
     @abstractmethod
     def _environment_parts(self) -> Sequence[Any]:
@@ -298,9 +298,10 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
         The state contains the random generators of actions and environments, the counters, the unfinished episodes with
         their returns and lengths, and the states of recurrent policies. The state excludes the states of the policy,
-        the hooks and the buffer. Environments are pickled, by value if their classes are not importable. If an
-        environment cannot be pickled, for example because it runs in another process, all environments are omitted. The
-        entry `why_reset` then contains the reason, and a collector that loads the state resets its environments.
+        the hooks and the buffer. Environments are pickled; environments whose classes are not importable are pickled by
+        value. If any environment cannot be pickled, for example because it runs in another process, the state contains
+        no environments. The entry `why_reset` then contains the reason, and a collector that loads the state resets its
+        environments.
 
         Returns
         -------
@@ -438,7 +439,7 @@ class Collector(BaseCollector[SampleBatch]):
 
     With `n_step`, `collect` steps all environments until `n_step` steps are stored; it may store up to `num_envs` - 1
     additional steps. With `n_episode`, an environment starts another episode while fewer than `n_episode` episodes have
-    been started. Every started episode is stored, whether short or long. Unfinished episodes of earlier calls are
+    been started. Every started episode is stored, regardless of its length. Unfinished episodes of earlier calls are
     continued and count towards `n_episode`. Gymnasium's vector environments step all environments together, so idle
     environments are also stepped. Steps of idle environments are discarded, and all environments are reset before the
     next call.
@@ -472,10 +473,10 @@ class Collector(BaseCollector[SampleBatch]):
     hooks
         Hooks to apply to the trajectories of every batch, as in `postprocess`; only without a buffer.
     map_action
-        Mapping from policy actions to environment actions: `"clip"` to the bounds of the space, `"scale"` from [-1, 1]
-        to the bounds, or a function. By default, the policy's `map_action` is used if it exists. The unmapped actions
-        are stored. Random actions are drawn from the space; with `"scale"`, the stored random actions are scaled to
-        [-1, 1].
+        Mapping from policy actions to environment actions: `"clip"` clips actions to the bounds of the space, and
+        `"scale"` maps [-1, 1] to the bounds; or a function of actions. By default, the policy's `map_action` is used if
+        it exists. The unmapped actions are stored. Random actions are drawn from the space; with `"scale"`, the stored
+        random actions are scaled to [-1, 1].
     seed
         Seed of random actions and of the environments' first reset. Collectors with equal seeds and the same
         deterministic policy collect the same data, except for `eps_id`. Without a seed, a vector environment of

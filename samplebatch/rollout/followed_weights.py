@@ -26,7 +26,7 @@ class PublishedWeightsSource(Protocol):
     """Source that is polled for published weights, such as a `ReplayClient`."""
 
     def latest(self, newer_than: int = 0) -> WeightsPublication | None:
-        """Return the newest weights; None if they are not newer than the version `newer_than`."""
+        """Return the newest weights, or None if the version of these weights is not greater than `newer_than`."""
 
 
 class WeightsSubscription(Protocol):
@@ -70,7 +70,7 @@ class FollowedWeights:
     def load_newest(self, policy: Any) -> None:
         """Load the newest weights into a policy, unless the policy already has these weights.
 
-        If polling the source has failed since the last call, the error is raised, such as the `ServiceError` of an
+        If polling the source has failed since the last call, the polling error is raised, such as `ServiceError` for an
         unreachable service. The next call then loads the newest weights that have been received. Raises PolicySpecError
         if the policy cannot load weights.
         """

@@ -61,8 +61,8 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     With `n_step`, `collect` performs exactly `n_step` environment steps in total; the step counts of any two
     environments differ by at most one. With `n_episode`, `collect` completes the first `n_episode` episodes to start,
     so that the result is not biased towards short episodes. Unfinished episodes of earlier calls are selected before
-    new episodes; episodes that are not selected are not stepped. `policies` of the result contains statistics per
-    policy. `reset_env` returns observations and infos by agent, one dict per environment.
+    new episodes; episodes that are not selected are not stepped. The attribute `policies` of the result contains
+    statistics per policy. `reset_env` returns observations and infos by agent, one dict per environment.
 
     Parameters
     ----------
@@ -466,7 +466,7 @@ class PolicyStep:
         self.columns[names.OBS] = seen
 
     def end(self, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> Step | None:
-        """Return the rows of agents with outcomes and advance to the next step; None if there are no outcomes."""
+        """Return the rows of the agents that have outcomes, and advance to the next step; None without outcomes."""
         groups, columns, streams, t = self.groups, self.columns, self.streams, self.t
         if not outcomes.keys() >= self.parts.keys():
             groups = [group for group in groups if group in outcomes]
@@ -548,7 +548,7 @@ class TurnQueue:
             turn.columns[names.EPS_DONE] = [True]
 
     def complete(self, limit: int | None) -> list[list[Step]]:
-        """Remove and return the turns of at most `limit` complete environment steps, or of all if None."""
+        """Remove and return the turns of at most `limit` complete environment steps; None removes every one."""
         completed: list[list[Step]] = []
         turns = self._turns
         while turns and len(completed) != limit:

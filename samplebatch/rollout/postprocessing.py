@@ -182,8 +182,8 @@ def postprocess(
     hooks
         Hooks in order of application.
     agents
-        Mapping from pairs of `env_id` and `agent_index` to the agent ids that hooks receive; without it, hooks receive
-        the `agent_index`.
+        Mapping from pairs of `env_id` and `agent_index` to the agent ids that hooks receive; if None, hooks receive the
+        `agent_index`.
 
     Returns
     -------
@@ -316,7 +316,7 @@ class GAE(TrajectoryColumns):
         a policy. Alternatively, a mapping from policy ids to columns or functions; batches of other policies are
         unchanged. Collectors whose policy ids are known reject unknown ids.
     bootstrap
-        Value estimates for the next observation after the last step of a trajectory or a truncated step: a function of
+        Value estimates for the next observation of truncated steps and of the last steps of trajectories: a function of
         observations, or a column. The default is `values`, if it is a function.
     gamma, lambda_
         Discount factor per step, and decay of the advantage estimate.

@@ -853,7 +853,7 @@ def _nested_place(name: str) -> tuple[tuple[str, ...], str]:
 
 
 def _columns_after(columns: Columns, before: Mapping[str, Any], transitions: Batch) -> Columns:
-    """Return the columns of transitions after a hook call; arrays that the hook did not replace are reused."""
+    """Return the columns of transitions after a hook call, and reuse the arrays that the hook did not replace."""
     after = {name: value for name, value in transitions.__dict__.items() if name != "info"}
     unchanged = {name for name, value in after.items() if type(value) is _ndarray and value is before.get(name)}
     # The rewards define the length of the batch.

@@ -370,7 +370,7 @@ class SequenceSummaryStats(PrintedAsDict):
 
     @classmethod
     def from_single_value(cls, value: float) -> Self:
-        """Return the summary of one number."""
+        """Return the summary of a single number, whose standard deviation is 0."""
         return cls(float(value), 0.0, float(value), float(value))
 
     @classmethod

@@ -51,7 +51,7 @@ class LeaseRef(weakref.ref[Lease]):
 
 
 class ReturnPipe:
-    """Pipe through which a consumer returns blocks: each message number is 8 bytes, written atomically.
+    """Pipe through which a consumer returns blocks, as message numbers of 8 bytes that are written atomically.
 
     Several threads may return blocks concurrently, and a signal handler may return a block while another block is being
     returned, so there are no locks. If it is unknown after an interrupt whether a number was written, the number is
@@ -271,7 +271,7 @@ class Blocks:
     - `start`, `stop`: start and end of the arena, in bytes.
     - `back`: non-blocking pipe through which the consumer returns blocks by message number.
 
-    Its attributes:
+    The attributes are:
     - `arena`: allocator of the free bytes.
     - `lent`: blocks held by the consumer, by message number.
     - `reserved`: blocks of reservations by offset, each with a weak reference to the block's owner; a block is freed
@@ -337,7 +337,7 @@ class Blocks:
         self.is_settled = True
 
     def settle(self) -> None:
-        """Rebuild the arena after an interrupt: memory that is neither lent nor reserved becomes free."""
+        """Rebuild the arena after an interrupt, so that all memory that is neither lent nor reserved is free."""
         if self.is_settled:
             return
         if not self.is_sent:

@@ -153,7 +153,7 @@ class Publisher(peers.Transferable):
         ColumnTypeError
             If the value is neither a batch nor weights, or contains a value that cannot be sent.
         UntrustedPickleError
-            If a value must be pickled and the broadcast does not allow it.
+            If a value must be pickled and the broadcast does not allow pickles.
         DeviceError
             If a tensor is not in host memory.
         OwnershipError
@@ -319,9 +319,9 @@ class _Description:
 class Subscription:
     """Reading end of a broadcast, created by `samplebatch.broadcast`.
 
-    Any number of processes may read at the same time, each with a private copy. Within a process, one thread at a time
-    may use a subscription. A subscription maps the memory read-only, so a reader cannot damage the weights of other
-    readers.
+    Any number of processes may read at the same time; each process reads a private copy of the publication. Within a
+    process, one thread at a time may use a subscription. A subscription maps the memory read-only, so a reader cannot
+    damage the weights of other readers.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[peers.Recipient] = ()) -> None:
@@ -361,7 +361,7 @@ class Subscription:
 
         Returns
         -------
-        Number of the publication, and its value, which is `into` or a copy that belongs to the caller.
+        Number and value of the publication; the value is `into`, or a copy that belongs to the caller.
 
         Raises
         ------
@@ -375,7 +375,7 @@ class Subscription:
         ColumnMismatchError
             If the publication does not match `into`; the message contains the first difference.
         UntrustedPickleError
-            If a value is pickled and the broadcast does not allow it.
+            If a value is pickled and the broadcast does not allow pickles.
         FormatError
             If the memory contains no valid publication.
         ChannelClosedError
@@ -399,7 +399,7 @@ class Subscription:
     def wait_for(
         self, version: int, timeout_s: float | None = None, *, into: Mapping[str, Any] | None = None
     ) -> Publication:
-        """Wait for a publication with this or a later version, and copy the newest publication.
+        """Wait until the newest publication's version is at least `version`, and copy the newest publication.
 
         Parameters
         ----------
@@ -439,7 +439,7 @@ class Subscription:
                 )
 
     def close(self) -> None:
-        """Close this end, which has no effect on other processes. Safe to call twice."""
+        """Close this end; subscriptions in other processes remain open. Safe to call twice."""
         board, self._board = self._board, None
         if board is not None:
             board.region.close()
@@ -554,7 +554,7 @@ def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDAr
 class Status(NamedTuple):
     """Progress of a broadcast.
 
-    - `newest`: number of the newest publication, or 0.
+    - `newest`: number of the newest publication; 0 before the first publication.
     - `closed`: whether the broadcast has ended.
     """
 
@@ -633,7 +633,7 @@ class Board:
         return peers.ProcessIdentity(pid, self._words[_STARTED])
 
     def wait(self, seen: Status, timeout_s: float) -> None:
-        """Wait until the status differs from `seen` or the timeout elapses; may also return before either."""
+        """Wait until the status differs from `seen` or the timeout elapses; may return earlier without either event."""
         self._words.wait(_STATUS, seen.newest << 1 | seen.closed, timeout_s)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -742,8 +742,8 @@ def broadcast(
 
     A publication is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
     tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1. Slow readers skip versions, but
-    never read a partial version. Readers may start, stop and die at any time: the publisher neither tracks readers nor
-    waits for them.
+    never read a partial version. Readers may start, stop and die at any time, because the publisher neither tracks
+    readers nor waits for readers.
 
     Both ends can be sent to other processes like the ends of a `multiprocessing.Pipe`: as arguments of a process under
     every start method, through queues and through pipes. The publisher belongs to the first process that publishes a
@@ -814,7 +814,7 @@ MAX_DEPTH: Final = 32
 
 
 def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1) -> Batch:
-    """View weights as a nested batch; tensors are detached from their gradients.
+    """View weights as a nested batch; tensors are detached from the autograd graph.
 
     Raises ColumnTypeError if a name is not a string, or dicts are nested deeper than `MAX_DEPTH`.
 

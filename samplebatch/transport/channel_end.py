@@ -130,8 +130,9 @@ class ChannelEnd(peers.Transferable):
     def _hold(self) -> bool:
         """Record this process as the end's holder; return False if another process has already claimed the end.
 
-        A process that receives an end calls this method immediately, so that its death is detected even before it uses
-        the end. Until its first use of the end, the process may pass the end to another process.
+        A process that receives an end calls this method immediately, so that the death of the process is detected even
+        before the first use of the end. Until its first use of the end, the process may pass the end to another
+        process.
         """
         region, words, side = self._region, self._words, self._side
         if region is None or self._is_held():
@@ -233,7 +234,7 @@ class ChannelEnd(peers.Transferable):
         return peers.ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
-        """Start watching the process of the other end, if it has bound that end and is not watched yet."""
+        """Start watching the process of the other end, if that process has bound the end and is not watched yet."""
         if self._watch is not None or self._peer_state() not in (_BOUND, CLOSED):
             return
         # After this fence, everything that the process wrote before its state is visible.
@@ -364,7 +365,7 @@ class ChannelEnd(peers.Transferable):
 
 
 def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
-    """Close the end of an exiting process, so that the process is not considered dead; report its error, if any."""
+    """Close the end of an exiting process, so that it is not considered dead; report the process's error, if any."""
     end = reference()
     if end is None:
         return

@@ -35,8 +35,8 @@ _read_into = os.readv
 class Consumer(channel_end.ChannelEnd):
     """Receiving end of a channel, created by `samplebatch.channel`.
 
-    A consumer belongs to the first process that uses the consumer. One thread at a time may use the consumer, but any
-    thread may use its batches. Iteration yields all batches until the producer closes its end.
+    A consumer belongs to the first process that uses the consumer. Only one thread at a time may use the consumer, but
+    any thread may use the received batches. Iteration yields all batches until the producer closes its end.
     """
 
     _side = channel_end.CONSUMER
@@ -137,7 +137,7 @@ class Consumer(channel_end.ChannelEnd):
             raise
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
-        """Return whether `recv` would return or raise immediately: a batch is available or the stream has ended.
+        """Return whether `recv` would not wait, because a batch is available or the stream has ended.
 
         Parameters
         ----------
@@ -187,8 +187,8 @@ class Consumer(channel_end.ChannelEnd):
     def lease(self, timeout_s: float | None = None) -> Iterator[AnyBatch]:
         """Receive the next batch as a context manager; on exit, the batch's memory is returned to the producer.
 
-        After the `with` statement, the batch has no columns. If an exception ends the statement, the batch is
-        unchanged, and its memory is returned when the last array that views it is deleted.
+        After the `with` statement, the batch has no columns. If an exception ends the `with` statement, the batch is
+        unchanged, and its memory is returned when the last array that views the memory is deleted.
 
         Parameters
         ----------

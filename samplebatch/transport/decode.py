@@ -109,7 +109,10 @@ class VariableColumns:
         self._allow_pickle = allow_pickle
 
     def fixed(self, place: Place, root: Root) -> Column:
-        """Create a fixed column as a view of a block, or a column of empty dicts; raises the errors of `decode`."""
+        """Create a fixed column as a view of a block, or a column of empty dicts.
+
+        Raises the same errors as `decode`.
+        """
         if place.column.form != BARE:
             return fixed_column(place, root)
         column = ObjectColumn.empty_dicts(place.shape[0])
@@ -120,11 +123,17 @@ class VariableColumns:
         return column
 
     def entry(self) -> Any:
-        """Return the metadata entry of the next variable column; raises the same errors as `decode`."""
+        """Return the metadata entry of the next variable column.
+
+        Raises the same errors as `decode`.
+        """
         return next(self._entries)
 
     def column(self, name: str, entry: Any) -> Column:
-        """Create a variable column from its metadata entry and buffers; raises the same errors as `decode`."""
+        """Create a variable column from its metadata entry and its buffers.
+
+        Raises the same errors as `decode`.
+        """
         header, sizes = entry
         buffers = [self._cut(wire.count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
@@ -174,7 +183,10 @@ def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
 
 
 def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], variable: VariableColumns) -> Batch:
-    """Create a nested batch whose arrays view the bytes of a block; raises the same errors as `decode`."""
+    """Create a nested batch whose arrays view the bytes of a block.
+
+    Raises the same errors as `decode`.
+    """
     columns, fixed = iter(part.columns), iter(places)
 
     def leaf(path: str) -> Any:
@@ -273,7 +285,7 @@ class BlockColumns:
 
 
 class LazyColumn:
-    """Column in a block, which is created when rows are first selected."""
+    """Column in a block, from which each selection of rows creates a column."""
 
     __slots__ = ("_place", "_root")
 

@@ -1,6 +1,6 @@
 """Encoding of batches as a schema, arrays at offsets that the schema determines, and metadata.
 
-Only Python objects without an Arrow type are pickled, and only if the channel allows it.
+Only Python objects without an Arrow type are pickled, and only if the channel allows pickles.
 
 The leaves of a nested batch are in depth-first order. An array or tensor is a fixed column, even without an axis of
 rows. All other leaves are variable: the metadata contains plain values, and `ObjectColumn` encodes columns and arrays
@@ -157,7 +157,7 @@ def bytes_of(buffer: Any) -> npt.NDArray[np.uint8]:
 
 
 class Encoder:
-    """Encoder of batches with a cache of their schemas."""
+    """Encoder of batches, which caches the schemas of encoded batches."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
@@ -286,7 +286,7 @@ class Encoder:
         return schema
 
     def close(self) -> None:
-        """Release cached references to memory that batches were copied to."""
+        """Release cached references to the memory to which batches were copied."""
         for schema in self._schemas.values():
             schema.forget_targets()
 

@@ -78,7 +78,7 @@ class Gathering:
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
         """Receive the next batch from any of the producers.
 
-        If several consumers have batches, they take turns (round-robin).
+        If several consumers have batches, the batches are received round-robin.
 
         Parameters
         ----------
@@ -92,8 +92,8 @@ class Gathering:
         EndOfStreamError
             If all streams have ended.
         WorkerError
-            If all streams have ended and some producers failed or died; the message lists the indices of the consumers.
-            The attribute `lost` contains each producer's error as soon as the error is detected.
+            If all streams have ended and some producers failed or died; the message lists the indices of the producers'
+            consumers. The attribute `lost` contains each producer's error as soon as the error is detected.
         UntrustedPickleError
             If a column is pickled and the channel does not allow pickles; the batch is lost.
         ChannelClosedError

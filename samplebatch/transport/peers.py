@@ -35,7 +35,7 @@ _MAX_PID = (1 << 31) - 1
 
 
 class ProcessIdentity(NamedTuple):
-    """Process identity that survives PID reuse.
+    """Process identity that remains unique if the system reuses the process id.
 
     - `pid`: process id.
     - `started`: start time in the system's ticks since boot; 0 if the system does not provide it.
@@ -56,11 +56,12 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessWatch:
-    """Watch on the liveness of a process.
+    """Watch that detects the end of a process.
 
-    If the system supports it, the watch owns a descriptor that is readable after the process has ended.
+    If the system supports process descriptors, the watch owns a descriptor that is readable after the process has
+    ended.
 
-    - `identity`: identity that the process has recorded, with its pid and start time.
+    - `identity`: identity (process id and start time) that the process has recorded.
 
     >>> watch = ProcessWatch(ProcessIdentity.own())
     >>> watch.is_alive()
@@ -145,7 +146,7 @@ def _is_there(identity: ProcessIdentity) -> bool:
 
 
 def _state_of(pid: int) -> tuple[str, int] | None:
-    """Return a process's state and start time; None if it has ended or the system does not provide them."""
+    """Return a process's state and start time; None if the process has ended or the system provides neither."""
     try:
         line = _PROC.joinpath(str(pid), "stat").read_text()
     except OSError:
@@ -222,7 +223,7 @@ os.register_at_fork(before=_give_to_child)
 
 
 class Poller:
-    """Set of file descriptors to wait for.
+    """Set of file descriptors that can be awaited together.
 
     - `*descriptors`: initial descriptors; more can be registered.
 
@@ -306,8 +307,8 @@ UNGUARDED_STATUS: Final = 167
 def exit_if_unguarded() -> None:
     """Terminate a starting child if importing the parent's main module starts processes.
 
-    With this check, only the parent raises an error. Without it, each child and each of its own children would print an
-    error.
+    With this check, only the parent raises an error. Without this check, each child and each of the child's children
+    would print an error.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A fork server loses the status of `SystemExit`.
@@ -317,7 +318,7 @@ def exit_if_unguarded() -> None:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT while children start, so that they inherit the signal mask and ignore Ctrl-C from the beginning."""
+    """Block SIGINT while children start, so that the children inherit the signal mask and ignore Ctrl-C at once."""
     # The tracker of `multiprocessing` unblocks SIGINT when it starts, so it must run before that is blocked.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

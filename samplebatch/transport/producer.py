@@ -41,7 +41,7 @@ _IMMUTABLE = (str, tuple, type, *{type(np.dtype(code)) for code in np.typecodes[
 
 
 class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Bytes of a reserved block; a block that is not sent is freed when the last array that views it is deleted."""
+    """Bytes of a reserved block; an unsent block is freed when the last array that views the block is deleted."""
 
     __slots__ = ()
 
@@ -147,7 +147,7 @@ class Reservation:
         ReleasedError
             If the reservation has already been sent or cancelled.
         UntrustedPickleError
-            If an extra column must be pickled and the channel does not allow it.
+            If an extra column must be pickled and the channel does not allow pickles.
         ChannelTimeoutError
             If there is no space within `timeout_s`; the reservation is unchanged.
         ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
@@ -182,7 +182,7 @@ class Reservation:
     def _with_columns(
         self, rows: int, extra: Mapping[str, Any]
     ) -> tuple[Schema, dict[str, Any], list[npt.NDArray[np.uint8]]]:
-        """Return schema, metadata and buffers of the filled rows and the extra columns."""
+        """Return the schema, metadata and buffers of the filled rows and the extra columns."""
         block_columns, root = self._places(), self._bytes()
         added = SampleBatch(extra)
         columns: dict[str, Column] = {
@@ -298,7 +298,7 @@ def row_count(rows: Any) -> int:
 
 
 def _nobody() -> None:
-    """Dead reference that replaces the reference to the owner of a released block."""
+    """Dead weak reference, which replaces the weak reference to the owner of a released block."""
 
 
 _WATCH_S = 0.05
@@ -314,10 +314,10 @@ _write = os.write
 class Producer(channel_end.ChannelEnd):
     """Sending end of a channel, created by `samplebatch.channel`.
 
-    A producer belongs to the first process that uses it. One thread at a time may use a producer. As a context manager,
-    a producer is closed on exit; if the exit is due to an exception, the exception is first reported to the consumer.
-    Entering the `with` statement counts as the first use of the producer. A process that has sent a producer to another
-    process should close its own copy, as with `multiprocessing.Pipe`.
+    A producer belongs to the first process that uses it. Only one thread at a time may use a producer. As a context
+    manager, a producer is closed on exit; if the exit is due to an exception, the exception is first reported to the
+    consumer. Entering the `with` statement counts as the first use of the producer. A process that has sent a producer
+    to another process should close its own copy, as with `multiprocessing.Pipe`.
     """
 
     _side = channel_end.PRODUCER
@@ -378,8 +378,8 @@ class Producer(channel_end.ChannelEnd):
             If the batch exceeds the arena, and `split` is false or the batch cannot be split.
         ChannelTimeoutError
             If no block is free within `timeout_s`; nothing is sent. The consumer frees blocks by deleting received
-            arrays. A batch larger than half of the arena may have to wait until the consumer has released all other
-            batches.
+            arrays. Sending a batch larger than half of the arena may have to wait until the consumer has released all
+            other batches.
         ChannelClosedError
             If the consumer has closed its end, or this end is closed.
         PeerDiedError
@@ -387,7 +387,7 @@ class Producer(channel_end.ChannelEnd):
         OwnershipError
             If another process has used this end.
         UntrustedPickleError
-            If a column must be pickled and the channel does not allow it.
+            If a column must be pickled and the channel does not allow pickles.
         ColumnTypeError
             If `batch` is not a batch, or contains a value that cannot be sent.
 
@@ -599,7 +599,7 @@ class Producer(channel_end.ChannelEnd):
         return block
 
     def _ask_for_collection(self) -> None:
-        """Collect garbage in this process and request it from the consumer, to free blocks in reference cycles."""
+        """Collect garbage in this process and request the same of the consumer, to free blocks in reference cycles."""
         self._say(wire.STARVED)
         if self._blocks.reserved or self._peer_identity().pid == channel_end.this_process[0]:
             gc.collect()

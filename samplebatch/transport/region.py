@@ -59,7 +59,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class _Mapping:
     """Mapped pages, which are unmapped when the last array that views them is deleted.
 
-    `mmap.mmap` is not used, because it keeps a duplicate descriptor open while any view exists.
+    `mmap.mmap` is not used, because an `mmap` object keeps a duplicate descriptor open while any view exists.
     """
 
     def __init__(self, descriptor: int, nbytes: int, *, writable: bool) -> None:
@@ -110,7 +110,7 @@ class Region:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """Create a region of zeros, and reserve its pages.
+        """Create a region that contains zeros, and reserve all pages of the region.
 
         - `nbytes`: size in bytes, positive.
 
@@ -139,7 +139,8 @@ class Region:
         - `descriptor`: descriptor of the memory in this process. The region then owns the descriptor, which is closed
           after an error.
         - `nbytes`: expected size of the region in bytes.
-        - `sealed`: whether the memory must be sealed against shrinking; `create` seals it if the system supports seals.
+        - `sealed`: whether the memory must be sealed against shrinking; `create` seals the memory if the system
+          supports seals.
         - `writable`: whether to map the memory for writing; otherwise NumPy rejects writes.
 
         Raises FormatError if the memory does not have the expected size, is not shared memory, or is not sealed
@@ -322,7 +323,7 @@ def _no_memory(nbytes: int, number: int | None, free: int | None) -> SharedMemor
 def free_nbytes() -> int | None:
     """Return the estimated free memory in bytes; None if the system does not report it.
 
-    The kernel allocates each page of shared memory on demand; if memory runs out, it kills a process instead of
+    The kernel allocates each page of shared memory on demand; if memory runs out, the kernel kills a process instead of
     returning an error. Therefore callers that reserve a large region check this estimate first. Other processes may
     allocate the memory at any time. The estimate counts the page cache as free memory.
 
@@ -452,7 +453,7 @@ def fence() -> None:
 
 
 class SharedCounters:
-    """Atomic 64-bit counters in shared memory; each has one writer at a time.
+    """Atomic 64-bit counters in shared memory; only one thread at a time may write to a counter.
 
     - `memory`: bytes at an address that is a multiple of 8, kept alive by this object.
     - `count`: number of counters.
@@ -478,7 +479,7 @@ class SharedCounters:
         self._values[index] = value
 
     def wait(self, index: int, seen: int, timeout_s: float) -> None:
-        """Wait until a counter differs from `seen`, or the timeout elapses; may also return before either.
+        """Wait until a counter differs from `seen` or the timeout elapses; may return earlier without either event.
 
         The memory may be read-only.
 

@@ -1,8 +1,8 @@
 """Schema of a message: names, types and shapes of the columns, without numbers of rows.
 
 A schema is sent to the other process once; later messages refer to the schema by number. Columns whose rows have equal
-shapes are fixed: their offsets in a block depend only on the number of rows (`Plan`). All other columns are variable:
-each message describes its variable columns.
+shapes are fixed columns: the offsets of fixed columns in a block depend only on the number of rows (`Plan`). All other
+columns are variable columns, which each message describes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def align(nbytes: int) -> int:
 class Fixed(NamedTuple):
     """Description of a column with rows of equal shape.
 
-    - `name`: dotted name; empty in a nested batch, whose structure has the names.
+    - `name`: dotted name; empty in a nested batch, because the structure of a nested batch contains the names.
     - `dtype`: dtype of the values in the block.
     - `row_shape`: shape of one row, or of a value without a row axis.
     - `torch`: name of the torch dtype if the column is a tensor.
@@ -111,7 +111,10 @@ class Part(NamedTuple):
     def of(
         cls, label: PolicyID, columns: tuple[Fixed | Variable, ...], structure: Any, unit: ActionUnit | None = None
     ) -> Part:
-        """Create a part; raises ValueError if the structure does not match the columns."""
+        """Create a part.
+
+        Raises ValueError if the structure does not match the columns.
+        """
         nested = _nested(structure, columns) if isinstance(structure, str) and structure else {}
         has_variable = any(isinstance(column, Variable) for column in columns)
         return cls(label, columns, structure, nested, has_variable, flags_of_unit(unit))
@@ -242,7 +245,7 @@ class Schema:
         return Plan(parts, at, names, is_plain=self.is_plain and type(rows[0]) is int)
 
     def forget_targets(self) -> None:
-        """Release cached references to memory that columns were copied to."""
+        """Release cached references to the memory to which columns were copied."""
         for plan in (*self._plans.values(), *self._simple_plans.values()):
             plan.forget_targets()
 
@@ -364,7 +367,7 @@ def _check_tree(structure: Any, count: int) -> None:
 
 
 def freeze(nested: Mapping[str, Any]) -> str:
-    """Convert the structure of nested columns to comparable JSON; empty if no columns are nested.
+    """Convert the structure of nested columns to JSON text that can be compared; empty if no columns are nested.
 
     >>> freeze({}), freeze({"obs": {"camera": None}})
     ('', '{"obs": {"camera": null}}')

@@ -41,13 +41,13 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
     """Send batches in `multiprocessing` queues and pipes through shared memory.
 
     After this call, each `SampleBatch`, `MultiAgentBatch` and `Batch` that this process sends is copied once, to shared
-    memory, from which the receiving process reads the batch. The call affects `multiprocessing.Queue`, `Pipe`, and the
-    results of `Pool` and `ProcessPoolExecutor`, and also batches inside other objects. Batches of less than 128 KiB
-    remain in the pickle. A received batch is writable and belongs to the receiver; the batch's memory is freed when the
-    last array that views the memory is deleted.
+    memory, from which the receiving process reads the batch. The call affects `multiprocessing.Queue` and `Pipe`, and
+    the results of `Pool` and `ProcessPoolExecutor`; batches inside other objects are also sent through shared memory.
+    Batches of less than 128 KiB remain in the pickle. A received batch is writable and belongs to the receiver; the
+    batch's memory is freed when the last array that views the memory is deleted.
 
-    Call this function in every sending process; receiving processes need no call. A further call replaces the settings
-    of the previous call.
+    Every sending process must call this function; receiving processes need not call it. A further call replaces the
+    settings of the previous call.
 
     The memory has no name in the file system, so it cannot leak if a process is killed. The sender must run until the
     receiver has received the batch, so an exiting child process waits up to `linger_s` seconds. If the sender is killed

@@ -1,8 +1,8 @@
 """Shared memory for messages whose receivers are unknown when the messages are sent.
 
 Each message is stored in its own region, called a parcel. The pickle contains the region's address; the process that
-unpickles the address opens the sender's descriptor and maps the region. The words at the start of the region record its
-state and owner::
+unpickles the address opens the sender's descriptor and maps the region. The words at the start of a region record the
+region's state and owner::
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
@@ -143,8 +143,8 @@ class SharedQueueMemory:
     def write(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> tuple[Address, Span] | None:
         """Send a parcel with one buffer that a function fills.
 
-        - `nbytes`: the size of the buffer.
-        - `write`: function that fills the memory, shape (nbytes,). If it raises, the parcel is not sent.
+        - `nbytes`: size of the buffer in bytes.
+        - `write`: function that fills the memory, shape (nbytes,). If the function raises, the parcel is not sent.
 
         Returns
         -------
@@ -206,7 +206,7 @@ class SharedQueueMemory:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Free all regions. Received messages remain valid in their receivers; other messages are lost."""
+        """Free all regions. Messages that have been received remain valid in the receivers; other messages are lost."""
         with self._lock:
             parcels = [*self._sent, *self._retained]
             self._sent.clear()
@@ -264,7 +264,7 @@ def _make_parcel(nbytes: int, used_nbytes: int, *, is_reused: bool) -> _Parcel:
 
 
 class _Hold:
-    """Parcel in the receiving process, released when the last array that views it is deleted."""
+    """Parcel in the receiving process, which is released when the last array that views the parcel is deleted."""
 
     def __init__(self, region: Region, address: Address) -> None:
         words = SharedCounters(region.array, _WORDS)
@@ -300,7 +300,8 @@ def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint
     """Map a parcel, and view its buffers. The receiver holds the parcel until the last view is deleted.
 
     Raises PeerDiedError if the sender has ended. Raises FormatError if the message was received before, or the parcel
-    does not match the address. Raises OSError if this process may not open the sender's descriptors.
+    does not match the address. Raises OSError if the system does not permit this process to open the sender's
+    descriptors.
     """
     region = Region.attach(_open(address.handle), address.nbytes)
     region.close_descriptor()

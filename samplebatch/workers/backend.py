@@ -162,7 +162,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def lost_steps(self) -> int:
-        """Known number of environment steps that the worker has completed, but this process has not received."""
+        """Known number of environment steps that the worker has completed, but that this process has not received."""
 
     @property
     @abstractmethod
@@ -238,7 +238,7 @@ class Weights(ABC):
 
 
 class Backend(ABC):
-    """Base class of backends, which start workers, wait for their messages, and publish weights.
+    """Base class of backends, which start workers, receive messages from the workers, and publish weights.
 
     `RolloutWorkers` creates a backend by name; see `samplebatch.workers.workers`.
     """
@@ -309,7 +309,7 @@ class SharedWeights(Weights):
 
 
 class InlineBackend(Backend):
-    """Backend that executes workers sequentially in this process."""
+    """Backend that executes workers sequentially in the calling process."""
 
     def __init__(self, options: BackendOptions) -> None:
         self._weights = SharedWeights(options)

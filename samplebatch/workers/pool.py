@@ -177,7 +177,7 @@ class WorkerPool:
                 worker.heard_at += away_s
 
     def drain(self) -> Iterator[tuple[Worker, Collected]]:
-        """Request all workers to exit within two seconds, and yield the fragments that they have sent."""
+        """Request all workers to exit within two seconds, and yield the fragments that the workers have sent."""
         for worker in self.workers:
             worker.terminate()
         deadline = time.monotonic() + GRACE_S

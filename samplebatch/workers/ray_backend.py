@@ -378,7 +378,7 @@ class RayBackend(backend.Backend):
 
 @cache
 def _actor_class() -> Any:
-    """Create the actor class, without restarts and retries; the class is cached, so that Ray sends it only once."""
+    """Create the actor class without restarts and retries, and cache the class, so that Ray sends it only once."""
     options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {_CONTROL: 1}}
     return require("ray", "ray").remote(**options)(RayCollector)
 
@@ -571,8 +571,8 @@ class RayWorker(backend.Worker):
 class StoredFragments:
     """Fragments of one worker that Ray's object store pins, because arrays of this process reference their memory.
 
-    - `capacity_nbytes`: memory limit of a worker in bytes; if pinned fragments would exceed half of it, a fragment is
-      copied instead.
+    - `capacity_nbytes`: memory limit of a worker in bytes; a fragment is copied instead of pinned if the pinned
+      fragments would exceed half of this limit.
 
     >>> from samplebatch import SampleBatch
     >>> stored = StoredFragments(1600)
@@ -647,7 +647,7 @@ class StoredWeights(backend.Weights):
             raise ChannelClosedError("workers must be running to receive weights; they have been stopped")
 
     def close(self) -> None:
-        """Drop the reference to the weights, so that the object store can evict them once no actor reads them."""
+        """Drop the reference to the weights, so that Ray's object store can evict weights that no actor reads."""
         self._is_closed = True
         self.newest = self.version, []
 
@@ -707,7 +707,7 @@ def _check_last_cluster(address: str) -> None:
 
 
 def check_tokens(address: str) -> None:
-    """Raise ArgumentError if this process uses authentication but the cluster does not."""
+    """Raise ArgumentError if this process uses authentication, but the cluster uses no tokens."""
     mode = os.environ.get(_MODE, "")
     if mode.lower() == _TOKEN and _has_tokens(address) is False:
         raise ArgumentError(
@@ -717,7 +717,7 @@ def check_tokens(address: str) -> None:
 
 
 def _has_tokens(address: str) -> bool | None:
-    """Return whether a cluster uses tokens, from the environment of its local raylet; None if it is not readable."""
+    """Read from the local raylet's environment whether a cluster uses tokens; None if it cannot be read."""
     address_option = f"--gcs-address={address}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -68,8 +68,8 @@ class RolloutWorkers(collector.Uncopied):
     Rows have the columns of `Collector` or `MultiAgentCollector`, and `weights_version`: the version of the weights
     with which the policy computed the step, or 0 before the first publication (see `publish`).
 
-    A fragment is a view of the shared memory to which the worker wrote it; the memory is reused after the last array
-    that references it has been deleted. If existing fragments occupy half of a worker's memory, further fragments are
+    The arrays of a fragment are views of the shared memory to which the worker wrote; the memory is reused after the
+    last of these arrays has been deleted. If existing fragments occupy half of a worker's memory, further fragments are
     copied to private memory, so that fragments never block a worker.
 
     A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total. The replacement collects the
@@ -578,11 +578,11 @@ class RolloutWorkers(collector.Uncopied):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run between two calls of `collect`, for `load_state_dict`.
 
-        The state of each worker contains the states of its collector (see `Collector.state_dict`), of its policy's
-        exploration, such as the drift of noise, and of its global random generators. The state of the run also contains
-        the newest published weights with their version, unfinished episodes, the counters of `stats`, and the counters
-        that prevent replacements from repeating data. The states of the policy, the hooks, the buffer and
-        `worker_stats` are not included.
+        The state of each worker contains the state of the collector (see `Collector.state_dict`), the exploration state
+        of the policy, such as the drift of noise, and the state of the global random generators. The state of the run
+        also contains the newest published weights with their version, unfinished episodes, the counters of `stats`, and
+        the counters that prevent replacements from repeating data. The state excludes `worker_stats` and the states of
+        the policy, the hooks and the buffer.
 
         Returns
         -------
@@ -637,7 +637,8 @@ class RolloutWorkers(collector.Uncopied):
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Restore the state of workers that were created with the same arguments, except for the seed.
 
-        Workers load the newest weights in the state, and later publications continue its version numbering.
+        Workers load the newest weights in the state, and later publications continue the version numbering of the
+        state.
 
         Parameters
         ----------
@@ -798,7 +799,7 @@ class BufferWriter:
         return dict(self._next)
 
     def load_state_dict(self, state: Mapping[int, tuple[int, int]]) -> None:
-        """Restore the state of a writer whose buffer contained the same rows."""
+        """Restore the state of a writer; the buffer must contain the rows that it contained at that time."""
         self._next = dict(state)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
@@ -858,7 +859,7 @@ class Rollouts:
         self.buffer: Any = getattr(source, "buffer", None)
 
     def reset(self, *, reset_buffer: bool) -> None:
-        """Start new episodes if the source supports it, and empty the buffer if requested."""
+        """Start new episodes if the source supports resets, and empty the buffer if requested."""
         self._source.reset(reset_buffer=reset_buffer)
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
