@@ -22,14 +22,14 @@ sizes = st.one_of(st.integers(0, 2000), st.integers(0, 1 << 18))
 
 @settings(max_examples=100)
 @given(st.integers(0, 1 << 40))
-def test_sizes_are_rounded_up_by_little(nbytes: int) -> None:
+def test_sizes_are_rounded_up_by_a_small_fraction(nbytes: int) -> None:
     size = block_nbytes(nbytes)
     assert size % 64 == 0
     assert nbytes <= size <= max(64, nbytes * 9 / 8 + 64)
     assert block_nbytes(size) == size
 
 
-def test_small_sizes_are_few() -> None:
+def test_small_blocks_have_few_distinct_sizes() -> None:
     assert len({block_nbytes(nbytes) for nbytes in range(SMALL_NBYTES + 1)}) < 80
 
 
@@ -62,7 +62,7 @@ def test_blocks_never_overlap(steps: list[tuple[int, int]], order: random.Random
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 1 << 17), min_size=1, max_size=60))
-def test_what_fits_in_free_ranges_is_detected(wanted: list[int]) -> None:
+def test_requests_that_fit_a_free_range_are_accepted(wanted: list[int]) -> None:
     """A range is rejected only if no free range is long enough, compared with a map of every cell."""
     cells = (1 << 19) // 64
     arena = Arena(0, 1 << 19)
@@ -83,7 +83,7 @@ def test_what_fits_in_free_ranges_is_detected(wanted: list[int]) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 4096, 1 << 17])
-def test_what_was_used_last_is_used_next(size: int) -> None:
+def test_the_block_released_last_is_used_next(size: int) -> None:
     arena = Arena(0, 1 << 20)
     first = arena.take(size)
     assert first is not None
@@ -91,7 +91,7 @@ def test_what_was_used_last_is_used_next(size: int) -> None:
     assert [arena.take(size) for _ in range(1)] == [first]
 
 
-def test_kept_small_blocks_do_not_cut_large_ones() -> None:
+def test_retained_small_blocks_do_not_fragment_large_ones() -> None:
     arena = Arena(0, 1 << 20)
     large = 1 << 18
     for _ in range(4):
@@ -151,7 +151,7 @@ def test_a_long_stream_uses_few_blocks(stream, nbytes, max_under_way, max_blocks
     assert stream.blocks.arena.free_nbytes > ARENA_NBYTES - 2 * max_blocks * nbytes - (1 << 20)
 
 
-def test_sizes_that_change_leave_nothing_behind(stream) -> None:
+def test_changing_sizes_do_not_leak_memory(stream) -> None:
     for nbytes in (1000, 3_000_000, 70_000, 64, 1000, 20_000_000):
         stream.run(30, nbytes, 1)
     while stream.under_way:
@@ -161,7 +161,7 @@ def test_sizes_that_change_leave_nothing_behind(stream) -> None:
     assert not stream.blocks.lent
 
 
-def test_a_reserved_block_is_free_again_when_nobody_keeps_it(stream) -> None:
+def test_a_reserved_block_is_released_with_its_last_reference(stream) -> None:
     blocks, keepers = stream.blocks, [np.zeros(1)]
     block = blocks.take(ARENA_NBYTES)
     blocks.reserved[block[0]] = block, weakref.ref(keepers[0])
@@ -193,7 +193,7 @@ def test_an_unused_allocated_block_is_reclaimed(stream) -> None:
     assert blocks.arena.free_nbytes == ARENA_NBYTES
 
 
-def test_numbers_that_nobody_was_lent_are_ignored(stream) -> None:
+def test_unknown_lease_numbers_are_ignored(stream) -> None:
     stream.run(1, 100, 1)
     for ident in (1, 1, 5, 2**64 - 1):
         os.write(stream.writer, pack_ident(ident))

@@ -85,7 +85,7 @@ FORK = multiprocessing.get_context("fork")
 # -- what goes through ------------------------------------------------------------------------------------------------
 
 
-def test_columns_of_every_kind_arrive_as_they_were() -> None:
+def test_columns_of_every_kind_are_received_unchanged() -> None:
     publisher, subscription = broadcast(8 * MIB, allow_pickle=True)
     with publisher, subscription:
         sent = with_every_kind(50)
@@ -96,7 +96,7 @@ def test_columns_of_every_kind_arrive_as_they_were() -> None:
         assert list(found.value.keys()) == list(sent.keys())
 
 
-def test_batches_of_every_class_arrive(ends) -> None:
+def test_batches_of_every_class_are_received(ends) -> None:
     publisher, subscription = ends
     rows = SampleBatch(obs={"x": np.arange(5.0)}, t=torch.arange(5), words=["a", "b", "c", "d", "e"])
     nested = Batch(obs={"camera": np.zeros((3, 2)), "goal": torch.ones(3, 2)}, info=["x", "y", "z"], gamma=0.9)
@@ -109,7 +109,7 @@ def test_batches_of_every_class_arrive(ends) -> None:
         assert found.value == sent
 
 
-def test_weights_arrive_as_they_were(ends) -> None:
+def test_weights_are_received_unchanged(ends) -> None:
     publisher, subscription = ends
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     sent = {
@@ -141,7 +141,7 @@ def test_weights_arrive_as_they_were(ends) -> None:
     model.load_state_dict(got["torch"])
 
 
-def test_what_is_read_is_the_readers_own(ends) -> None:
+def test_readers_receive_independent_copies(ends) -> None:
     publisher, subscription = ends
     mine = np.zeros(1000)
     publisher.publish({"a": mine, "t": torch.zeros(3)})
@@ -159,7 +159,7 @@ def test_what_is_read_is_the_readers_own(ends) -> None:
     assert second["a"].ctypes.data % 64 == 0
 
 
-def test_a_larger_publication_gets_a_new_description(ends) -> None:
+def test_a_larger_publication_has_a_new_description(ends) -> None:
     publisher, subscription = ends
     for rows in (5, 7, 5, 5, 100_000, 1):
         publisher.publish(SampleBatch(a=np.arange(rows), words=np.full(rows, "word" * (rows % 3))))
@@ -171,7 +171,7 @@ def test_a_larger_publication_gets_a_new_description(ends) -> None:
 # -- which one --------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_counts(ends) -> None:
+def test_latest_returns_the_newest_publication(ends) -> None:
     publisher, subscription = ends
     assert publisher.version == subscription.version == 0
     for i in range(10):
@@ -183,7 +183,7 @@ def test_the_newest_counts(ends) -> None:
     assert subscription.wait_for(3).version == 10
 
 
-def test_nothing_in_time(ends) -> None:
+def test_reading_without_a_publication_times_out(ends) -> None:
     publisher, subscription = ends
     for call in (subscription.latest, lambda timeout_s: subscription.wait_for(1, timeout_s)):
         for timeout_s in (0, 0.03):
@@ -199,7 +199,7 @@ def test_nothing_in_time(ends) -> None:
     assert subscription.latest().version == 1
 
 
-def test_who_waits_is_woken(ends) -> None:
+def test_a_publication_wakes_waiting_readers(ends) -> None:
     publisher, subscription = ends
     timer = threading.Timer(0.05, publisher.publish, ({"a": np.ones(3)},))
     timer.start()
@@ -211,7 +211,7 @@ def test_who_waits_is_woken(ends) -> None:
     timer.join()
 
 
-def test_an_end_that_is_closed(ends) -> None:
+def test_closed_ends_reject_calls(ends) -> None:
     publisher, subscription = ends
     publisher.publish({"a": np.ones(3)})
     publisher.close()
@@ -236,7 +236,7 @@ def test_an_end_that_is_closed(ends) -> None:
             use()
 
 
-def test_closing_wakes_who_waits(ends) -> None:
+def test_closing_wakes_waiting_readers(ends) -> None:
     publisher, subscription = ends
     publisher.publish({})
     timer = threading.Timer(0.05, publisher.close)
@@ -248,7 +248,7 @@ def test_closing_wakes_who_waits(ends) -> None:
     timer.join()
 
 
-def test_a_publisher_that_is_dropped_is_closed() -> None:
+def test_a_deleted_publisher_is_closed() -> None:
     publisher, subscription = broadcast(MIB)
     publisher.publish({})
     del publisher
@@ -279,7 +279,7 @@ def test_a_publisher_that_is_dropped_is_closed() -> None:
         (SampleBatch(o=np.array([{1}, {2}], object)), UntrustedPickleError, "'o'"),
     ],
 )
-def test_what_cannot_be_published_changes_nothing(ends, value, error, message) -> None:
+def test_a_failed_publication_changes_nothing(ends, value, error, message) -> None:
     publisher, subscription = ends
     publisher.publish({"kept": np.ones(2)})
     with pytest.raises(error, match=message):
@@ -289,7 +289,7 @@ def test_what_cannot_be_published_changes_nothing(ends, value, error, message) -
     assert publisher.publish({"kept": np.zeros(2)}) == 2
 
 
-def test_without_leave_nothing_is_unpickled() -> None:
+def test_objects_are_not_unpickled_without_permission() -> None:
     publisher, trusting = broadcast(MIB, allow_pickle=True)
     wary = ForkingPickler.loads(bytes(ForkingPickler.dumps(trusting)))
     wary._allow_pickle = False
@@ -304,18 +304,18 @@ def test_without_leave_nothing_is_unpickled() -> None:
 @pytest.mark.parametrize(
     "arguments", [{"capacity_nbytes": 0}, {"capacity_nbytes": -1}, {"blocks": 1}, {"blocks": MAX_BLOCKS + 1}]
 )
-def test_sizes_that_make_no_sense(arguments) -> None:
+def test_invalid_sizes_are_rejected(arguments) -> None:
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name} must be"):
         broadcast(**arguments)
 
 
-def test_more_memory_than_there_is() -> None:
+def test_more_memory_than_available_is_rejected() -> None:
     with pytest.raises(SharedMemoryError, match="must be free"):
         broadcast(1 << 50)
 
 
-def test_capacity_and_blocks() -> None:
+def test_the_smallest_capacity_and_the_most_blocks_are_accepted() -> None:
     publisher, subscription = broadcast(1, blocks=MAX_BLOCKS)
     with publisher, subscription:
         assert publisher.capacity_nbytes == os.sysconf("SC_PAGESIZE")
@@ -324,13 +324,13 @@ def test_capacity_and_blocks() -> None:
             assert int(subscription.latest().value["i"]) == i
 
 
-def test_plain_pickle_rejects_the_ends(ends) -> None:
+def test_plain_pickle_of_ends_is_rejected(ends) -> None:
     for end in ends:
         with pytest.raises(TypeError, match="must be pickled by multiprocessing"):
             pickle.dumps(end)
 
 
-def test_a_publisher_that_has_published_stays(ends) -> None:
+def test_a_publisher_cannot_be_sent_after_its_first_publication(ends) -> None:
     publisher, _ = ends
     ForkingPickler.loads(bytes(ForkingPickler.dumps(publisher))).close()
     publisher.publish({})
@@ -360,7 +360,7 @@ def test_weights_are_copied_into_a_model(ends) -> None:
     assert pupil[0].weight.requires_grad
 
 
-def test_arrays_of_every_layout_are_copied_into(ends) -> None:
+def test_arrays_of_every_layout_can_be_copied_into(ends) -> None:
     publisher, subscription = ends
     publisher.publish(
         {"a": {"x": np.arange(6.0).reshape(2, 3)}, "t": torch.arange(4), "h": torch.ones(2, dtype=torch.bfloat16)}
@@ -408,7 +408,7 @@ def test_weights_that_do_not_fit_are_not_written(ends, change, message) -> None:
         assert not own["a"]["x"].any()
 
 
-def test_batches_are_not_copied_into(ends) -> None:
+def test_copying_a_batch_into_a_model_is_rejected(ends) -> None:
     publisher, subscription = ends
     publisher.publish(SampleBatch(a=[1.0]))
     with pytest.raises(
@@ -444,7 +444,7 @@ def overtaking(ends, monkeypatch):
     return Overtaking
 
 
-def test_a_reader_has_the_time_of_all_blocks_but_one(ends, overtaking) -> None:
+def test_a_read_is_valid_until_all_other_blocks_are_overwritten(ends, overtaking) -> None:
     _, subscription = ends
     overtaking.left = [2]
     found = subscription.latest()
@@ -488,7 +488,7 @@ def test_subscriptions_can_be_sent_to_children(ends, method) -> None:
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_a_publisher_can_be_sent_to_a_child_whose_end_is_noticed(method) -> None:
+def test_the_exit_of_a_child_with_the_publisher_is_detected(method) -> None:
     publisher, subscription = broadcast(MIB)
     context = multiprocessing.get_context(method)
     with child(context, broadcast_children.publish_and_end, publisher, 5) as process:
@@ -530,7 +530,7 @@ def test_a_dead_publisher_is_detected_and_replaced() -> None:
 @pytest.mark.parametrize(
     ("how", "error"), [("kill", PeerDiedError), ("close", EndOfStreamError), ("return", EndOfStreamError)]
 )
-def test_a_publisher_that_ends_before_its_first_publication_is_noticed(method, how, error) -> None:
+def test_a_publisher_that_ends_before_publishing_is_detected(method, how, error) -> None:
     publisher, subscription = broadcast(MIB)
     with child(multiprocessing.get_context(method), broadcast_children.do_nothing, publisher, how) as process:
         with pytest.raises(error, match="publication 1"):
@@ -541,7 +541,7 @@ def test_a_publisher_that_ends_before_its_first_publication_is_noticed(method, h
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_a_publisher_that_is_killed_while_it_starts_is_noticed(method) -> None:
+def test_a_publisher_killed_while_it_starts_is_detected(method) -> None:
     publisher, subscription = broadcast(MIB)
     with child(multiprocessing.get_context(method), broadcast_children.do_nothing, publisher, "return") as process:
         process.kill()
@@ -551,7 +551,7 @@ def test_a_publisher_that_is_killed_while_it_starts_is_noticed(method) -> None:
     subscription.close()
 
 
-def test_a_maker_that_dies_before_the_first_publication_is_noticed() -> None:
+def test_a_creator_killed_before_the_first_publication_is_detected() -> None:
     here, there = FORK.Pipe()
     with child(FORK, broadcast_children.make_and_die, there):
         assert here.poll(30)
@@ -560,7 +560,7 @@ def test_a_maker_that_dies_before_the_first_publication_is_noticed() -> None:
     there.close()
 
 
-def test_a_publisher_that_was_given_away_in_vain_is_its_makers_again() -> None:
+def test_an_unused_publisher_returns_to_its_creator() -> None:
     publisher, subscription = broadcast(MIB)
     with child(FORK, broadcast_children.do_nothing, publisher, "kill") as process:
         process.join(30)
@@ -571,14 +571,14 @@ def test_a_publisher_that_was_given_away_in_vain_is_its_makers_again() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [-1, float("nan")])
-def test_times_that_make_no_sense(ends, timeout_s) -> None:
+def test_invalid_timeouts_are_rejected(ends, timeout_s) -> None:
     _, subscription = ends
     for wait in (subscription.latest, lambda timeout_s: subscription.wait_for(1, timeout_s)):
         with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0"):
             wait(timeout_s)
 
 
-def test_one_process_publishes() -> None:
+def test_only_one_process_may_publish() -> None:
     publisher, subscription = broadcast(MIB)
     answers = FORK.SimpleQueue()
     publisher.publish({})
@@ -598,7 +598,7 @@ def counters(count: int) -> tuple[list[Region], list[SharedCounters]]:
     return regions, [SharedCounters(region.array, 1) for region in regions]
 
 
-def test_readers_that_stop_or_die_never_stall_the_publisher(ends) -> None:
+def test_stopped_or_killed_readers_do_not_block_the_publisher(ends) -> None:
     publisher, subscription = ends
     random = np.random.default_rng(3)
     regions, counts = counters(3)
@@ -637,7 +637,7 @@ def test_readers_that_stop_or_die_never_stall_the_publisher(ends) -> None:
         region.close()
 
 
-def test_a_publisher_killed_at_any_moment_leaves_no_torn_publication() -> None:
+def test_a_killed_publisher_leaves_a_complete_publication() -> None:
     publisher, subscription = broadcast(MIB)
     random = np.random.default_rng(4)
     for _ in range(25):
@@ -666,7 +666,7 @@ print("end")
 """
 
 
-def test_a_program_that_ends_with_open_ends_is_silent() -> None:
+def test_a_program_with_open_ends_exits_without_output() -> None:
     command = [sys.executable, "-W", "error", "-c", AT_EXIT]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("end\n", "")
@@ -684,7 +684,7 @@ def test_memory_without_a_broadcast_is_rejected() -> None:
             Board(region)
 
 
-def test_a_later_process_with_the_publishers_number_is_not_it() -> None:
+def test_a_process_that_reuses_the_publisher_pid_is_distinguished() -> None:
     publisher, subscription = broadcast(MIB)
     publisher.publish({})
     words = SharedCounters(publisher._board.region.array, 8)
@@ -698,7 +698,7 @@ def test_a_later_process_with_the_publishers_number_is_not_it() -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_damaged_memory_is_an_error_and_no_crash(data) -> None:
+def test_damaged_memory_raises_an_error_and_does_not_crash(data) -> None:
     publisher, subscription = broadcast(4096)
     with publisher, subscription:
         publisher.publish({"a": np.arange(50), "o": {"t": torch.ones(3)}, "s": "why"})

@@ -63,7 +63,7 @@ def ends() -> Iterator[tuple[Producer, Consumer]]:
 
 @pytest.mark.parametrize("allow_pickle", [False, True])
 @pytest.mark.parametrize("n", [1, 17])
-def test_every_kind_of_column_arrives(n: int, allow_pickle: bool) -> None:
+def test_every_kind_of_column_is_received(n: int, allow_pickle: bool) -> None:
     batch = with_every_kind(n)
     if not allow_pickle:
         batch = batch.drop("objects", "infos mixed") if n > 1 else batch.drop("objects")
@@ -85,7 +85,7 @@ WITH_TENSORS = [
 
 
 @pytest.mark.parametrize("batch", [*some_batches(), *WITH_TENSORS], ids=lambda batch: type(batch).__name__)
-def test_every_batch_arrives(batch: AnyBatch) -> None:
+def test_every_batch_is_received(batch: AnyBatch) -> None:
     producer, consumer = channel(8 << 20)
     with producer, consumer:
         for _ in range(2):
@@ -111,7 +111,7 @@ def test_the_producer_can_be_sent_to_a_child(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_both_ends_can_be_sent_to_a_child_and_back(method: str) -> None:
+def test_both_ends_can_be_sent_to_a_child_and_returned(method: str) -> None:
     producer, theirs = channel(1 << 20)
     mine, consumer = channel(1 << 20)
     child = multiprocessing.get_context(method).Process(target=echo, args=(theirs, mine))
@@ -130,7 +130,7 @@ def test_both_ends_can_be_sent_to_a_child_and_back(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_end_passes_through_a_queue(method: str) -> None:
+def test_an_end_can_be_sent_through_a_queue(method: str) -> None:
     context = multiprocessing.get_context(method)
     queue = context.Queue()
     child = context.Process(target=produce_from_queue, args=(queue,))
@@ -145,8 +145,8 @@ def test_an_end_passes_through_a_queue(method: str) -> None:
     queue.join_thread()
 
 
-class TestTheEnd:
-    """How a stream ends."""
+class TestEndOfStream:
+    """End-of-stream notifications."""
 
     def test_is_clean_when_the_producer_closes(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
@@ -180,14 +180,14 @@ class TestTheEnd:
         os.close(kept)
         consumer.close()
 
-    def test_comes_when_the_producer_is_forgotten(self) -> None:
+    def test_is_reported_when_the_producer_is_deleted(self) -> None:
         producer, consumer = channel(1 << 16)
         producer.send(steps(2))
         del producer
         assert [len(batch) for batch in consumer] == [2]
         consumer.close()
 
-    def test_says_that_the_producer_failed(self) -> None:
+    def test_reports_that_the_producer_failed(self) -> None:
         producer, consumer = channel(1 << 16)
         producer.send(steps(2))
         producer.fail("the floor is lava", "line 3\n" * 5000 + "the end")
@@ -200,7 +200,7 @@ class TestTheEnd:
             consumer.recv(timeout_s=1)
         consumer.close()
 
-    def test_reports_what_ended_a_block(self) -> None:
+    def test_reports_the_exception_that_ended_a_with_block(self) -> None:
         producer, consumer = channel(1 << 16)
         with pytest.raises(ZeroDivisionError), producer:
             producer.send(SampleBatch(a=[1 // 0]))
@@ -214,7 +214,7 @@ class TestTheEnd:
         [(KeyboardInterrupt(), True), (SystemExit(3), True), (SystemExit(0), False), (GeneratorExit(), False)],
         ids=repr,
     )
-    def test_reports_what_else_ended_a_block(self, error: BaseException, told: bool) -> None:
+    def test_reports_only_errors_that_ended_a_with_block(self, error: BaseException, told: bool) -> None:
         producer, consumer = channel(1 << 16)
         with pytest.raises(type(error)), producer:
             raise error
@@ -222,7 +222,7 @@ class TestTheEnd:
             consumer.recv(timeout_s=1)
         consumer.close()
 
-    def test_a_failure_needs_no_block(self) -> None:
+    def test_a_failure_requires_no_free_block(self) -> None:
         producer, consumer = channel(1 << 12)
         with pytest.raises(ChannelTimeoutError):  # noqa: PT012
             while True:
@@ -260,7 +260,7 @@ def test_a_process_ends_without_closing(how: str, capfd: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(("method", "how"), [("fork", "return"), ("fork", "kill"), ("spawn", "kill")])
 def test_a_process_ends_without_having_used_its_end(method: str, how: str) -> None:
-    """It is missed even though the parent has a copy of the end, and a sibling too."""
+    """The exit is detected although the parent and a sibling have copies of the end."""
     context = multiprocessing.get_context(method)
     producer, mine = channel(1 << 14)
     to_child, consumer = channel(1 << 14)
@@ -281,7 +281,7 @@ def test_a_process_ends_without_having_used_its_end(method: str, how: str) -> No
         end.close()
 
 
-def test_an_end_is_passed_on_by_who_has_not_used_it() -> None:
+def test_an_unused_end_can_be_passed_on() -> None:
     context = multiprocessing.get_context("fork")
     first, second, arrived = context.Queue(), context.Queue(), context.Event()
     children = [
@@ -443,8 +443,8 @@ class TestBackPressure:
         assert max(ahead) <= 6
 
 
-class TestWhatDoesNotFit:
-    """Batches larger than the arena."""
+class TestBatchesLargerThanTheArena:
+    """Batches that do not fit into the arena."""
 
     def test_is_rejected_with_both_sizes(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
@@ -471,7 +471,7 @@ class TestWhatDoesNotFit:
         ],
         ids=["rows", "sequences", "multi-agent", "nested"],
     )
-    def test_is_split_where_that_is_allowed(self, batch: AnyBatch) -> None:
+    def test_is_split_if_allowed(self, batch: AnyBatch) -> None:
         producer, consumer = channel(1_700_000)
         arrived: list[AnyBatch] = []
         thread = threading.Thread(target=lambda: arrived.extend(part[:].copy() for part in consumer))
@@ -501,7 +501,7 @@ class TestWhatDoesNotFit:
         ],
         ids=["one row", "one sequence", "no steps", "nested"],
     )
-    def test_is_rejected_where_it_cannot_be(self, ends: tuple[Producer, Consumer], batch: AnyBatch) -> None:
+    def test_is_rejected_if_it_cannot_be_split(self, ends: tuple[Producer, Consumer], batch: AnyBatch) -> None:
         producer, consumer = ends
         with pytest.raises(CapacityError, match="larger"):
             producer.send(batch, split=True)
@@ -544,7 +544,7 @@ class TestOwnership:
             with pytest.raises(TypeError, match="multiprocessing"):
                 pickle.dumps(end)
 
-    def test_the_childs_copy_is_its_own_to_close(self) -> None:
+    def test_closing_the_copy_of_a_child_does_not_affect_the_parent(self) -> None:
         producer, consumer = channel(1 << 16)
         producer.send(steps(2))
         child = multiprocessing.get_context("fork").Process(target=lambda: (producer.close(), consumer.close()))
@@ -567,7 +567,7 @@ class TestOwnership:
 
 
 class TestWaiting:
-    """Waiting without receiving."""
+    """Waiting for a message without receiving it."""
 
     def test_poll(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
@@ -581,7 +581,7 @@ class TestWaiting:
         consumer.recv()
         assert not consumer.poll()
 
-    def test_recv_takes_no_longer_than_asked(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_recv_respects_its_timeout(self, ends: tuple[Producer, Consumer]) -> None:
         _, consumer = ends
         began = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -628,8 +628,8 @@ class TestWaiting:
         child.join()
         consumer.close()
 
-    def test_a_reservation_makes_the_producer_known(self) -> None:
-        """A process that dies with its first reservation in hand is noticed by who waits for the descriptor."""
+    def test_a_reservation_identifies_the_producer(self) -> None:
+        """A process that dies during its first reservation is detected by waiting on the descriptor."""
         producer, consumer = channel(1 << 16)
         descriptor = consumer.fileno()
 
@@ -653,8 +653,8 @@ class TestWaiting:
         consumer.close()
 
 
-class TestTrust:
-    """What the consumer believes."""
+class TestPickledObjects:
+    """Validation of received messages and permission to unpickle."""
 
     def test_nothing_is_pickled_unless_allowed(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
@@ -681,7 +681,7 @@ class TestTrust:
             producer._blocks.collect()
             assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
-    def test_what_is_no_batch_is_rejected(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_objects_that_are_not_batches_are_rejected(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
         with pytest.raises(ColumnTypeError, match="a dict"):
             producer.send({"a": 1})  # type: ignore[arg-type]
@@ -690,7 +690,7 @@ class TestTrust:
                 channel(capacity)
 
 
-def test_no_descriptor_is_left() -> None:
+def test_no_file_descriptor_is_leaked() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         producer, consumer = channel(1 << 16)
@@ -719,7 +719,7 @@ def test_schemas_are_sent_again_after_the_limit(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 4])
-def test_a_channel_that_there_are_no_descriptors_for_leaves_none(free: int) -> None:
+def test_a_channel_without_free_descriptors_leaks_none(free: int) -> None:
     held = [os.open(os.devnull, os.O_RDONLY)]
     before = len(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -740,7 +740,7 @@ def test_a_channel_that_there_are_no_descriptors_for_leaves_none(free: int) -> N
         os.close(descriptor)
 
 
-def test_messages_that_carry_nothing_do_not_prolong_a_wait() -> None:
+def test_messages_without_a_batch_do_not_extend_a_timeout() -> None:
     producer, consumer = channel(1 << 12)
     stop = threading.Event()
 
@@ -783,10 +783,10 @@ def test_times_that_make_no_sense(ends: tuple[Producer, Consumer], timeout_s: fl
 
 
 class TestClosingFromAnotherThread:
-    """An end that another thread closes while this one waits."""
+    """A thread closes an end while another thread waits on it."""
 
     @pytest.mark.parametrize("use", [Consumer.recv, lambda consumer: consumer.poll(None)], ids=["recv", "poll"])
-    def test_a_consumer(self, use: Callable[[Consumer], Any], ends: tuple[Producer, Consumer]) -> None:
+    def test_wakes_a_waiting_consumer(self, use: Callable[[Consumer], Any], ends: tuple[Producer, Consumer]) -> None:
         _, consumer = ends
         thread = threading.Timer(0.1, consumer.close)
         thread.start()
@@ -794,7 +794,7 @@ class TestClosingFromAnotherThread:
             use(consumer)
         thread.join()
 
-    def test_a_producer_that_waits_for_a_block(self) -> None:
+    def test_wakes_a_producer_that_waits_for_a_block(self) -> None:
         producer, consumer = channel(1 << 12)
         producer.send(SampleBatch(a=np.zeros(400)))
         thread = threading.Timer(0.1, producer.close)
@@ -806,7 +806,7 @@ class TestClosingFromAnotherThread:
 
 
 class TestGarbage:
-    """Batches that are garbage, but hang on a cycle of references, do not stop their producer."""
+    """Unreachable batches in reference cycles do not block their producer."""
 
     @pytest.fixture(autouse=True)
     def little_to_look_at(self) -> Iterator[None]:
@@ -844,7 +844,7 @@ class TestGarbage:
         producer.close()
         consumer.close()
 
-    def test_is_not_collected_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_not_collected_without_need(self, monkeypatch: pytest.MonkeyPatch) -> None:
         collections = []
         monkeypatch.setattr("samplebatch.transport.consumer.gc.collect", lambda: collections.append(1))
         producer, consumer = channel(1 << 14)
@@ -865,15 +865,15 @@ def test_a_closed_producer_needs_no_consumer() -> None:
     consumer.close()
 
 
-class TestOtherSystems:
-    """Systems that have neither epoll nor descriptors of processes."""
+class TestWithoutEpollAndPidfd:
+    """Systems without epoll and process file descriptors."""
 
     @pytest.fixture(autouse=True)
     def plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("samplebatch.transport.peers._HAS_EPOLL", False)
         monkeypatch.delattr(os, "pidfd_open", raising=False)
 
-    def test_batches_arrive(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_batches_are_received(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         assert wait([consumer], timeout=0) == []
         thread = threading.Timer(0.1, producer.send, [steps()])
@@ -887,7 +887,7 @@ class TestOtherSystems:
         assert not list(consumer)
         assert wait([consumer], timeout=0) == [consumer]
 
-    def test_the_dead_are_missed(self) -> None:
+    def test_dead_peers_are_detected(self) -> None:
         producer, mine = channel(1 << 14)
         to_child, consumer = channel(1 << 14)
         context = multiprocessing.get_context("fork")

@@ -64,8 +64,8 @@ BARE = {
         st.tuples(st.sampled_from(sorted(BARE)), st.integers(1, 5), st.sampled_from(UNITS)), min_size=1, max_size=8
     )
 )
-def test_batches_of_plain_arrays_have_the_frames_of_all_others(drawn: list[tuple[str, int, Any]]) -> None:
-    """The short way remembers the columns of the last batch, so it depends on what came before."""
+def test_batches_of_plain_arrays_use_the_same_message_format(drawn: list[tuple[str, int, Any]]) -> None:
+    """The fast path caches the columns of the last batch, so its result depends on earlier batches."""
     short, general = Encoder(), Encoder()
     for kind, rows, unit in drawn:
         batch = SampleBatch(BARE[kind](rows))
@@ -187,7 +187,7 @@ def test_columns_of_a_schema() -> None:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_changed_bit_of_a_message_is_seen() -> None:
+def test_every_changed_bit_of_a_message_is_detected() -> None:
     raw = pack(BATCH, 1, 2, 3, 1 << 14, 640, 1 << 15, 12, 99, 10)
     assert unpack(raw) == (BATCH, 1, 2, 3, 1 << 14, 640, 1 << 15, 12, 99, 10)
     for bit in range(8 * MESSAGE_NBYTES):
@@ -281,7 +281,7 @@ def test_a_message_is_received_once(ends: tuple[Producer, Consumer]) -> None:
         consumer.recv(timeout_s=1)
 
 
-def test_something_else_in_the_pipe(ends: tuple[Producer, Consumer]) -> None:
+def test_foreign_bytes_in_the_pipe_are_rejected(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     put(producer, pack(HELLO))
     put(producer, b"something else entirely, which is longer than a message is and so it goes on")
@@ -289,7 +289,7 @@ def test_something_else_in_the_pipe(ends: tuple[Producer, Consumer]) -> None:
         consumer.recv(timeout_s=1)
 
 
-def test_any_number_of_greetings_is_passed_over(ends: tuple[Producer, Consumer]) -> None:
+def test_any_number_of_hello_messages_is_skipped(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     for _ in range(1000):
         put(producer, pack(HELLO))
@@ -297,7 +297,7 @@ def test_any_number_of_greetings_is_passed_over(ends: tuple[Producer, Consumer])
     assert consumer.recv(timeout_s=1) == PLAIN
 
 
-def test_a_failure_is_where_failures_do(ends: tuple[Producer, Consumer]) -> None:
+def test_a_failure_message_must_be_in_the_failure_area(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     put(producer, pack(FAILURE, metadata_start=64, metadata_nbytes=64, metadata_sum=0))
     with pytest.raises(FormatError):
@@ -333,7 +333,7 @@ STRANGE: list[Any] = [None, True, -1, 1, 5, 2**40, 2**70, 1.5, "x", "", [], [1],
 
 
 @pytest.mark.parametrize("batch", [NOTED, TREE], ids=["multi-agent", "nested"])
-def test_any_metadata_raise_or_are_received(batch: Any) -> None:
+def test_random_metadata_is_rejected_or_received(batch: Any) -> None:
     """Invalid metadata never causes a crash, a hang or an undocumented error in the consumer."""
     producer, consumer = channel(1 << 18)
     raw = sent(producer, consumer, batch)
@@ -410,7 +410,7 @@ def reopened(producer: Producer) -> tuple[Producer, Consumer]:
         (lambda torch: SampleBatch(a=np.array([lambda: None])), ColumnTypeError, "a"),
     ],
 )
-def test_what_cannot_be_sent_is_named(
+def test_columns_that_cannot_be_sent_are_reported(
     ends: tuple[Producer, Consumer], make: Callable[[Any], Any], error: type[Exception], name: str
 ) -> None:
     import torch
@@ -422,7 +422,7 @@ def test_what_cannot_be_sent_is_named(
     assert consumer.recv(timeout_s=1) == PLAIN
 
 
-def test_values_of_nested_batches_arrive_as_they_were(ends: tuple[Producer, Consumer]) -> None:
+def test_values_of_nested_batches_are_received_unchanged(ends: tuple[Producer, Consumer]) -> None:
     import torch
 
     producer, consumer = ends
@@ -466,8 +466,8 @@ def test_values_of_nested_batches_arrive_as_they_were(ends: tuple[Producer, Cons
                 assert mine == value, name
 
 
-def test_little_endian_fields_are_where_the_version_is() -> None:
-    """The first bytes of a message stay where they are, so that a release can tell the messages of another."""
+def test_the_version_field_has_a_fixed_position() -> None:
+    """The magic bytes and the version never move, so releases detect messages of other releases."""
     assert struct.unpack_from("<4sB", pack(HELLO)) == (b"SBMS", 1)
 
 
@@ -488,7 +488,7 @@ def unit_in(batch: Any) -> ActionUnit | None:
     ],
     ids=["plain", "variable", "nested", "multi-agent"],
 )
-def test_units_of_actions_accompany_the_schema_and_may_change(make: Any) -> None:
+def test_action_units_are_sent_with_the_schema_and_may_change(make: Any) -> None:
     producer, consumer = channel(1 << 20)
     with producer, consumer:
         for unit in UNITS * 2:

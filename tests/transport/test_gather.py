@@ -58,7 +58,7 @@ def test_each_is_served_once_before_one_is_again() -> None:
     close(*consumers)
 
 
-def test_one_that_never_stops_starves_nobody() -> None:
+def test_a_fast_producer_does_not_starve_others() -> None:
     producers, consumers = ends(3)
     gathering = gather(consumers)
     for i in range(50):
@@ -74,7 +74,7 @@ def test_one_that_never_stops_starves_nobody() -> None:
     close(*producers, *consumers)
 
 
-def test_waiting_for_nothing() -> None:
+def test_waiting_without_batches_times_out() -> None:
     producers, consumers = ends(2)
     gathering = gather(consumers)
     began = time.monotonic()
@@ -101,7 +101,7 @@ def work(producer: Producer, index: int, count: int) -> None:
 
 @pytest.mark.long
 def test_a_hundred_producers() -> None:
-    """In processes of which each has the descriptors of those before it."""
+    """Each forked process inherits the descriptors of the processes before it."""
     count = 100
     producers, consumers = ends(count)
     context = multiprocessing.get_context("fork")
@@ -134,7 +134,7 @@ def die(producer: Producer, index: int) -> None:
 
 
 @pytest.mark.parametrize("raise_lost", [True, False])
-def test_those_that_died_are_reported(raise_lost: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dead_producers_are_reported(raise_lost: bool, capfd: pytest.CaptureFixture[str]) -> None:
     producers, consumers = ends(4)
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=die, args=(producer, i)) for i, producer in enumerate(producers)]
@@ -178,7 +178,7 @@ def test_the_others_continue() -> None:
     close(*consumers, consumer)
 
 
-def test_pickles_that_are_not_allowed_are_the_callers_to_know() -> None:
+def test_pickles_without_permission_raise_an_error() -> None:
     producers, consumers = ends(1)
     producers[0]._allow_pickle = True
     producers[0].send(SampleBatch(a=np.array([{1}])))
@@ -190,7 +190,7 @@ def test_pickles_that_are_not_allowed_are_the_callers_to_know() -> None:
     close(*producers, *consumers)
 
 
-def test_a_closed_consumer_is_left_out() -> None:
+def test_a_closed_consumer_is_omitted() -> None:
     producers, consumers = ends(2)
     gathering = gather(consumers)
     consumers[0].close()
@@ -219,7 +219,7 @@ def test_a_consumer_is_gathered_from_once() -> None:
     close(producer, consumer)
 
 
-def test_a_consumer_that_is_closed_meanwhile_is_left_out() -> None:
+def test_a_consumer_closed_during_the_wait_is_omitted() -> None:
     producers, consumers = ends(2)
     gathering = gather(consumers)
     thread = threading.Timer(0.1, close, consumers)

@@ -24,7 +24,7 @@ def test_messages_of_hostile_peers_are_rejected_or_valid(target: str) -> None:
 
 
 @pytest.mark.parametrize("pid", [1 << 31, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1])
-def test_numbers_that_no_process_has_are_of_dead_ones(pid: int) -> None:
+def test_impossible_process_ids_count_as_dead(pid: int) -> None:
     identity = ProcessIdentity(pid, 0)
     assert not peers.is_alive(identity)
     assert not ProcessWatch(identity).is_alive()

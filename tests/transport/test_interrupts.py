@@ -34,7 +34,7 @@ class Interruption(Exception):
     """Exception that a signal handler raises."""
 
 
-def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_an_interrupted_recv_is_returned_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = channel(1 << 16)
     for i in range(2):
         producer.send(SampleBatch(i=[i]))
@@ -58,7 +58,7 @@ def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatc
     consumer.close()
 
 
-def test_a_producer_reports_whether_what_was_interrupted_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_reports_whether_an_interrupted_batch_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = channel(1 << 16)
     write = os.write
     assert producer.sent == 0

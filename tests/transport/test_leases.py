@@ -73,7 +73,7 @@ HOLDERS: dict[str, Callable[[SampleBatch], Any]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
-def test_any_view_of_a_block_holds_it(ends: tuple[Producer, Consumer], holder: Callable[[SampleBatch], Any]) -> None:
+def test_any_view_of_a_block_retains_it(ends: tuple[Producer, Consumer], holder: Callable[[SampleBatch], Any]) -> None:
     producer, consumer = ends
     for _ in range(3):
         producer.send(steps(7.0))
@@ -105,7 +105,7 @@ def test_blocks_are_returned_in_any_order() -> None:
                 consumer.recv(timeout_s=1)
 
 
-def test_receivers_may_write(ends: tuple[Producer, Consumer]) -> None:
+def test_receivers_may_modify_received_arrays(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     batch = steps(1.0)
     producer.send(batch)
@@ -117,7 +117,7 @@ def test_receivers_may_write(ends: tuple[Producer, Consumer]) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: with_every_kind(20), lambda: in_sequences(padded=True)])
-def test_columns_of_every_kind_hold_the_block(make: Callable[[], SampleBatch]) -> None:
+def test_columns_of_every_kind_retain_the_block(make: Callable[[], SampleBatch]) -> None:
     wanted = make()
     producer, consumer = channel(1 << 17, allow_pickle=True)
     with producer, consumer:
@@ -140,7 +140,7 @@ def test_columns_of_every_kind_hold_the_block(make: Callable[[], SampleBatch]) -
         assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_many_threads_release() -> None:
+def test_many_threads_may_release_blocks() -> None:
     producer, consumer = channel(1 << 18)
     with producer, consumer:
         shelves: list[list[Any]] = [[] for _ in range(4)]
@@ -167,8 +167,8 @@ def test_many_threads_release() -> None:
         assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_the_garbage_collector_may_release_at_any_moment() -> None:
-    """Blocks that are given back while another one is: by arrays in cycles, which the collector finds on its own."""
+def test_the_garbage_collector_may_release_blocks_at_any_time() -> None:
+    """The garbage collector returns blocks of arrays in cycles while another block is returned."""
 
     class Knot:
         def __init__(self, array: Any) -> None:
@@ -227,7 +227,7 @@ def test_a_block_whose_return_was_interrupted_is_reclaimed(monkeypatch: pytest.M
         assert not producer._blocks.lent
 
 
-def test_what_is_given_back_twice_counts_once(ends: tuple[Producer, Consumer]) -> None:
+def test_a_block_returned_twice_is_released_once(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     producer.send(steps())
     batch = consumer.recv(timeout_s=1)
@@ -241,7 +241,7 @@ def test_what_is_given_back_twice_counts_once(ends: tuple[Producer, Consumer]) -
     assert producer._blocks.arena.free_nbytes < producer._blocks.arena.nbytes
 
 
-def test_arrays_outlive_both_ends() -> None:
+def test_arrays_remain_valid_after_both_ends_are_closed() -> None:
     producer, consumer = channel(1 << 17)
     producer.send(steps(3.0))
     batch = consumer.recv(timeout_s=1)
@@ -255,7 +255,7 @@ def test_arrays_outlive_both_ends() -> None:
     rewards[:] = 4
 
 
-def test_a_forked_child_gives_nothing_back(ends: tuple[Producer, Consumer]) -> None:
+def test_a_forked_child_returns_no_blocks(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     producer.send(steps(2.0))
     batch = consumer.recv(timeout_s=1)
@@ -275,7 +275,7 @@ def test_a_forked_child_gives_nothing_back(ends: tuple[Producer, Consumer]) -> N
     assert is_free(producer, consumer)
 
 
-def test_the_pipe_accompanies_its_last_user() -> None:
+def test_the_return_pipe_is_closed_with_its_last_user() -> None:
     before = len(os.listdir("/proc/self/fd"))
     producer, consumer = channel(1 << 17)
     producer.send(steps())
@@ -289,7 +289,7 @@ def test_the_pipe_accompanies_its_last_user() -> None:
     assert len(batch) == ROWS
 
 
-def test_closed_ends_keep_no_memory() -> None:
+def test_closed_ends_retain_no_memory() -> None:
     def mapped() -> int:
         with open("/proc/self/maps") as lines:
             return sum("memfd:samplebatch" in line for line in lines)
@@ -316,7 +316,7 @@ def test_closed_ends_keep_no_memory() -> None:
 
 
 class TestLease:
-    """A batch that is leased for a `with` statement."""
+    """Leases of a batch for a `with` statement."""
 
     def test_returns_the_block_at_the_end(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
@@ -329,7 +329,7 @@ class TestLease:
         assert is_free(producer, consumer)
 
     @pytest.mark.parametrize("holder", list(HOLDERS.values())[1:], ids=list(HOLDERS)[1:])
-    def test_arrays_that_outlive_it_are_an_error(
+    def test_arrays_retained_after_it_raise_an_error(
         self, ends: tuple[Producer, Consumer], holder: Callable[[SampleBatch], Any]
     ) -> None:
         producer, consumer = ends
@@ -340,7 +340,7 @@ class TestLease:
         del held
         assert is_free(producer, consumer)
 
-    def test_arrays_that_outlive_it_stay_valid(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_arrays_retained_after_it_remain_valid(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         producer.send(steps(6.0))
         with pytest.raises(LeaseError), consumer.lease(timeout_s=1) as batch:
@@ -366,7 +366,7 @@ class TestLease:
         ],
         ids=["every kind", "sequences", "multi-agent", "nested"],
     )
-    def test_of_every_batch(self, make: Callable[[], Any]) -> None:
+    def test_every_kind_of_batch_can_be_leased(self, make: Callable[[], Any]) -> None:
         wanted = make()
         producer, consumer = channel(1 << 19, allow_pickle=True)
         with producer, consumer:
@@ -377,7 +377,7 @@ class TestLease:
                 producer._blocks.collect()
                 assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
-    def test_of_a_batch_of_objects_alone(self) -> None:
+    def test_a_batch_of_only_objects_can_be_leased(self) -> None:
         producer, consumer = channel(1 << 16)
         with producer, consumer:
             producer.send(SampleBatch(infos=[{"a": 1}, {}]))
@@ -387,7 +387,7 @@ class TestLease:
             producer._blocks.collect()
             assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
-    def test_an_exception_leaves_the_batch_as_it_is(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_an_exception_does_not_change_the_batch(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         producer.send(steps(3.0))
         with pytest.raises(ZeroDivisionError), consumer.lease(timeout_s=1) as batch:
@@ -396,7 +396,7 @@ class TestLease:
         del batch
         assert is_free(producer, consumer)
 
-    def test_columns_of_ones_own_outlive_it(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_columns_added_by_the_caller_remain_valid(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         producer.send(steps())
         own = np.arange(ROWS)
@@ -406,7 +406,7 @@ class TestLease:
         assert own.sum() > 0
 
 
-def test_a_signal_between_giving_back_and_writing_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_a_block_is_returned_loses_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     returns = ReturnPipe()

@@ -54,7 +54,7 @@ def test_a_child_lives_until_it_is_killed(child) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_one_that_has_ended_before_is_not_alive(child) -> None:
+def test_a_process_that_has_already_ended_is_not_alive(child) -> None:
     identity = identity_of(child.pid)
     kill_and_leave_unburied(child)
     assert not ProcessWatch(identity).is_alive()
@@ -74,12 +74,12 @@ def test_a_later_process_with_the_same_number_is_another() -> None:
 
 
 @pytest.mark.parametrize("pid", [0, -1, -(1 << 31)])
-def test_no_number_is_no_process(pid) -> None:
+def test_identities_without_a_pid_are_not_alive(pid) -> None:
     assert not ProcessWatch(ProcessIdentity(pid, 0)).is_alive()
     assert not peers.is_alive(ProcessIdentity(pid, 0))
 
 
-def test_somebody_elses_process_is_alive(monkeypatch) -> None:
+def test_a_process_of_another_user_is_alive(monkeypatch) -> None:
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
@@ -88,7 +88,7 @@ def test_somebody_elses_process_is_alive(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("child")
-def test_where_the_system_tells_nothing_the_number_counts(monkeypatch, tmp_path, child) -> None:
+def test_only_the_pid_is_compared_without_proc_and_pidfd(monkeypatch, tmp_path, child) -> None:
     monkeypatch.setattr(peers, "_PROC", tmp_path)
     monkeypatch.delattr(os, "pidfd_open")
     assert ProcessIdentity.own() == (os.getpid(), 0)
@@ -111,7 +111,7 @@ def test_the_descriptor_is_readable_once_the_process_has_ended(child) -> None:
         del watch
 
 
-def test_a_programs_name_may_hold_anything(tmp_path, monkeypatch) -> None:
+def test_program_names_may_contain_any_characters(tmp_path, monkeypatch) -> None:
     (tmp_path / "5").mkdir()
     (tmp_path / "5" / "stat").write_text("5 (a) b) c) S " + " ".join(map(str, range(4, 53))))
     monkeypatch.setattr(peers, "_PROC", tmp_path)

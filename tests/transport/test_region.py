@@ -50,7 +50,7 @@ def test_a_new_region_is_zero_writable_and_aligned(make) -> None:
         assert bytes(made.memory[4998:]) == b"\x07\x07"
 
 
-def test_memory_lives_until_its_last_view(make) -> None:
+def test_memory_is_retained_until_its_last_view(make) -> None:
     with leaks.nothing_left():
         made = make(MIB)
         view, array = made.memory[10:20], made.array[30:40]
@@ -97,7 +97,7 @@ def test_a_child_writes_to_the_same_memory(method, make) -> None:
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_it_passes_through_queues_and_back(method, make) -> None:
+def test_a_region_is_sent_through_queues_and_returned(method, make) -> None:
     context = multiprocessing.get_context(method)
     queue, done = context.Queue(), context.Queue()
     made = make(64)
@@ -117,7 +117,7 @@ def test_it_passes_through_queues_and_back(method, make) -> None:
         end.join_thread()
 
 
-def test_read_only_stays_so_in_a_child() -> None:
+def test_a_read_only_region_is_read_only_in_a_child() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     with Region.create(64) as made, made.read_only() as seen:
@@ -132,7 +132,7 @@ def test_read_only_stays_so_in_a_child() -> None:
         there.close()
 
 
-def test_peers_cannot_shrink_it() -> None:
+def test_peers_cannot_shrink_a_region() -> None:
     with Region.create(8192) as made:
         for size in (0, 4096, 16384):
             with pytest.raises(OSError, match="not permitted") as refused:
@@ -169,13 +169,13 @@ def test_descriptors_without_memory_are_rejected() -> None:
                 Region.attach(end, 10)
 
 
-def test_a_region_in_another_process_is_the_same_memory(make) -> None:
+def test_an_attached_region_shares_the_same_memory(make) -> None:
     with make(100) as made, Region.attach(os.dup(made.fileno()), 100, sealed=False) as other:
         other.array[99] = 4
         assert made.array[99] == 4
 
 
-def test_a_region_may_give_up_its_descriptor() -> None:
+def test_a_region_may_close_its_descriptor() -> None:
     with Region.create(100) as made:
         before = len(leaks.descriptors())
         made.close_descriptor()
@@ -185,7 +185,7 @@ def test_a_region_may_give_up_its_descriptor() -> None:
             multiprocessing.reduction.ForkingPickler.dumps(made)
 
 
-def test_other_programs_do_not_inherit_it(make) -> None:
+def test_executed_programs_do_not_inherit_a_region(make) -> None:
     with make(10) as made:
         assert not os.get_inheritable(made.fileno())
         code = f"import os; print(os.path.exists('/proc/self/fd/{made.fileno()}'))"
@@ -193,12 +193,12 @@ def test_other_programs_do_not_inherit_it(make) -> None:
         assert done.stdout.strip() == "False"
 
 
-def test_plain_pickle_rejects_it() -> None:
+def test_plain_pickle_of_a_region_is_rejected() -> None:
     with Region.create(10) as made, pytest.raises(TypeError, match="must be pickled by multiprocessing"):
         pickle.dumps(made)
 
 
-def test_warming_changes_nothing() -> None:
+def test_warming_does_not_change_contents() -> None:
     with Region.create(3 * MIB + 5) as made, made.read_only() as seen:
         made.array[:] = np.arange(made.nbytes) % 251
         before = made.array.copy()
@@ -238,7 +238,7 @@ def test_an_empty_region_is_rejected(nbytes) -> None:
         Region.create(nbytes)
 
 
-def test_more_memory_than_the_machine_has_is_rejected(make) -> None:
+def test_more_memory_than_the_machine_provides_is_rejected(make) -> None:
     free = region.free_nbytes()
     with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=rf"^{1 << 50} bytes .* got \d+ free bytes"):
         make(1 << 50)
@@ -255,7 +255,7 @@ def test_more_memory_than_a_limit_allows_is_rejected(make, monkeypatch) -> None:
             make(4 * MIB)
 
 
-def test_failures_of_the_kernel_name_the_size(make) -> None:
+def test_errors_of_the_kernel_contain_the_size(make) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
     try:
@@ -273,7 +273,7 @@ def test_unknown_free_memory_is_reported_in_the_error(monkeypatch) -> None:
         Region.create(MIB)
 
 
-def test_errors_of_another_kind_are_passed_on(monkeypatch) -> None:
+def test_other_errors_are_raised_unchanged(monkeypatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.EIO))
     with leaks.nothing_left(), pytest.raises(OSError, match="Input/output"):
         Region.create(MIB)
@@ -324,20 +324,20 @@ def test_many_regions_are_created_and_freed() -> None:
             Region.create(70_000).array[:] = 1
 
 
-def test_dropping_a_region_closes_it() -> None:
+def test_deleting_a_region_closes_it() -> None:
     with leaks.nothing_left():
         kept = [Region.create(5000) for _ in range(20)]
         assert len({made.fileno() for made in kept}) == 20
         del kept
 
 
-def test_seals_are_those_that_matter() -> None:
+def test_seals_prevent_resizing_and_further_seals() -> None:
     import fcntl
 
     assert region._SEALS == fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-def test_a_region_that_outlives_its_module_closes_quietly():
+def test_a_region_closes_without_output_at_interpreter_exit():
     code = "from samplebatch.transport import region; held = region.Region.create(4096); region.os = None; del held"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr == ""

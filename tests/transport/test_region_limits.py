@@ -29,13 +29,13 @@ def group(folder: Path, limit: str, usage: int, *, cached: int = 0) -> None:
     (folder / "memory.stat").write_text(STAT.format(active=0, inactive=cached))
 
 
-def test_without_groups_the_machine_is_the_limit(kernel) -> None:
+def test_without_cgroups_the_machine_is_the_limit(kernel) -> None:
     assert region.free_nbytes() == 8 * GIB
     (kernel / "cgroup").write_text("0::/\n")
     assert region.free_nbytes() == 8 * GIB
 
 
-def test_the_tightest_group_above_is_the_limit(kernel) -> None:
+def test_the_tightest_parent_cgroup_is_the_limit(kernel) -> None:
     (kernel / "cgroup").write_text("0::/outer/inner\n")
     group(kernel / "mount" / "outer", str(4 * GIB), 3 * GIB)
     group(kernel / "mount" / "outer" / "inner", str(2 * GIB), 0)
@@ -50,19 +50,19 @@ def test_cached_files_count_as_free(kernel) -> None:
     assert region.free_nbytes() == 1100
 
 
-def test_a_group_over_its_limit_leaves_nothing(kernel) -> None:
+def test_a_cgroup_over_its_limit_has_no_free_memory(kernel) -> None:
     (kernel / "cgroup").write_text("0::/one\n")
     group(kernel / "mount" / "one", "1000", 2000)
     assert region.free_nbytes() == 0
 
 
-def test_in_a_container_the_group_at_the_top_counts(kernel) -> None:
+def test_the_root_cgroup_is_the_limit_in_a_container(kernel) -> None:
     (kernel / "cgroup").write_text("0::/host/only\n")
     group(kernel / "mount", str(GIB), 0)
     assert region.free_nbytes() == GIB
 
 
-def test_the_first_version_of_the_interface(kernel) -> None:
+def test_cgroups_of_version_1_are_supported(kernel) -> None:
     (kernel / "cgroup").write_text("9:name=systemd:/\n4:memory:/jobs/one\n0::/\n")
     folder = kernel / "mount" / "memory" / "jobs" / "one"
     folder.mkdir(parents=True)
@@ -72,12 +72,12 @@ def test_the_first_version_of_the_interface(kernel) -> None:
     assert region.free_nbytes() == 4030
 
 
-def test_a_system_without_memory_information(kernel) -> None:
+def test_missing_memory_information_is_reported_as_unknown(kernel) -> None:
     (kernel / "meminfo").unlink()
     assert region.free_nbytes() is None
 
 
-def test_free_in_folder(tmp_path) -> None:
+def test_free_memory_of_a_folder(tmp_path) -> None:
     free = region.free_in_folder(str(tmp_path))
     assert free is not None
     assert free > 0

@@ -48,7 +48,7 @@ def all_free(producer: Producer) -> bool:
     return producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
+def test_filled_rows_are_received(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def test_nothing_is_copied(ends: tuple[Producer, Consumer]) -> None:
 
 
 @pytest.mark.parametrize("used", [0, 1, 49, 50])
-def test_fewer_rows_may_be_used(ends: tuple[Producer, Consumer], used: int) -> None:
+def test_fewer_rows_than_reserved_may_be_committed(ends: tuple[Producer, Consumer], used: int) -> None:
     producer, consumer = ends
     for _ in range(2):
         with producer.reserve(COLUMNS, 50) as block:
@@ -100,7 +100,7 @@ def test_fewer_rows_may_be_used(ends: tuple[Producer, Consumer], used: int) -> N
         assert batch["camera"].shape == (used, 4, 4)
 
 
-def test_of_tensors(ends: tuple[Producer, Consumer]) -> None:
+def test_columns_of_tensors_can_be_reserved(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     with producer.reserve({"half": (torch.bfloat16, (3,))}, 4) as block:
         block["half"][:] = torch.arange(12.0).reshape(4, 3)
@@ -109,8 +109,8 @@ def test_of_tensors(ends: tuple[Producer, Consumer]) -> None:
     assert batch["half"].sum() == 66
 
 
-def test_columns_beside_those_in_the_block(ends: tuple[Producer, Consumer]) -> None:
-    """What cannot be filled in place is given at the end."""
+def test_extra_columns_are_sent_with_the_reserved_ones(ends: tuple[Producer, Consumer]) -> None:
+    """Columns that cannot be filled in place are passed to `commit`."""
     producer, consumer = ends
     for n, m in ((6, 6), (6, 4)):
         block = producer.reserve({"x": "f8"}, n)
@@ -154,10 +154,10 @@ def test_large_extra_columns_get_a_separate_block(ends: tuple[Producer, Consumer
     assert all_free(producer)
 
 
-class TestMistakes:
-    """A rejected call changes nothing."""
+class TestRejectedCalls:
+    """A rejected call does not change the channel."""
 
-    def test_columns_beside_that_do_not_fit(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_incompatible_extra_columns(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         block = producer.reserve({"x": "f8"}, 3)
         for wrong, error in (
@@ -172,7 +172,7 @@ class TestMistakes:
         block.commit(extra={"infos": [{}] * 3})
         assert consumer.recv(timeout_s=1) == SampleBatch(x=[2.0] * 3, infos=[{}] * 3)
 
-    def test_rows(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_invalid_numbers_of_rows(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         for rows in (-1, {"a": 3}, 2.5, True):
             with pytest.raises(RowIndexError, match="rows must be a whole number from 0"):
@@ -184,7 +184,7 @@ class TestMistakes:
             block.commit(3)
         assert len(consumer.recv(timeout_s=1)) == 3
 
-    def test_names(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_invalid_column_names(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
         block = producer.reserve(COLUMNS, 3)
         with pytest.raises(ColumnNotFoundError, match="rewards"):
@@ -192,7 +192,7 @@ class TestMistakes:
         block.cancel()
 
     @pytest.mark.parametrize("columns", [3, None, [1, 2], SampleBatch(x=[1])])
-    def test_no_mapping(self, ends: tuple[Producer, Consumer], columns: Any) -> None:
+    def test_columns_that_are_not_a_mapping(self, ends: tuple[Producer, Consumer], columns: Any) -> None:
         with pytest.raises(ColumnTypeError, match="columns must be a mapping from names to dtypes"):
             ends[0].reserve(columns, 3)
 
@@ -201,7 +201,7 @@ class TestMistakes:
         with pytest.raises(ColumnTypeError, match="column 'obs' must have a dtype of fixed size"):
             ends[0].reserve({"rewards": "f4", "obs": value}, 3)
 
-    def test_size(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_reservations_larger_than_the_arena(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         with pytest.raises(CapacityError, match="1048576"):
             producer.reserve(COLUMNS, 1 << 20)
@@ -212,8 +212,8 @@ class TestMistakes:
         assert len(consumer.recv(timeout_s=1)) == 10
 
 
-class TestTheLifeOfASlot:
-    """Until a block is sent it is the producer's, and after that the consumer's."""
+class TestBlockLifetime:
+    """The producer owns a block until it is sent, then the consumer owns it."""
 
     def test_cancelled_blocks_are_free(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
@@ -226,7 +226,7 @@ class TestTheLifeOfASlot:
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0)
 
-    def test_a_cancelled_block_stays_while_somebody_looks(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_a_cancelled_block_is_retained_by_views(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         block = producer.reserve({"x": "f8"}, 100_000)
         row = block["x"][5:6]
@@ -239,7 +239,7 @@ class TestTheLifeOfASlot:
         producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
         assert consumer.recv(timeout_s=1)["x"].sum() == 0
 
-    def test_what_is_sent_is_read_only_here(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_sent_arrays_are_read_only_for_the_producer(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         block = producer.reserve({"x": "f8"}, 5)
         array = block["x"]
@@ -265,7 +265,7 @@ class TestTheLifeOfASlot:
             producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
         assert consumer.recv(timeout_s=1)["x"].sum() == 300_000
 
-    def test_several_at_once_in_any_order(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_several_blocks_may_be_sent_in_any_order(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         blocks = [producer.reserve({"x": "i8"}, 10) for _ in range(5)]
         for i in (3, 0, 4, 1, 2):
@@ -287,7 +287,7 @@ class TestTheLifeOfASlot:
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0)
 
-    def test_it_can_be_sent_again_after_a_timeout(self) -> None:
+    def test_a_block_can_be_sent_again_after_a_timeout(self) -> None:
         producer, consumer = channel(1 << 16)
         with producer, consumer:
             block = producer.reserve({"x": "i8"}, 5000)
@@ -298,7 +298,7 @@ class TestTheLifeOfASlot:
             block.commit(timeout_s=0)
             assert consumer.recv(timeout_s=1)["x"].sum() == 8 * 5000 + 1
 
-    def test_without_a_consumer(self) -> None:
+    def test_sending_without_a_consumer_is_an_error(self) -> None:
         producer, consumer = channel(1 << 16)
         block = producer.reserve({"x": "i8"}, 5)
         consumer.close()
@@ -329,7 +329,7 @@ class TestTheLifeOfASlot:
         consumer.close()
 
 
-def test_columns_that_change_are_looked_at_again(ends: tuple[Producer, Consumer]) -> None:
+def test_changed_columns_are_validated_again(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     described: list[dict[str, Any]] = [
         {"x": "f8", "y": "f8"},
@@ -352,7 +352,7 @@ def test_columns_that_change_are_looked_at_again(ends: tuple[Producer, Consumer]
                 assert batch[name].dtype == dtype
 
 
-def test_a_description_that_its_owner_changes_is_looked_at_again(ends: tuple[Producer, Consumer]) -> None:
+def test_a_description_modified_by_the_caller_is_validated_again(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     columns: dict[str, Any] = {"x": "f8", "y": "f8"}
     dtypes = ["f4", "i2", "u1", "f8", "c8"]

@@ -12,12 +12,12 @@ from tests.transport.rewrites import block_of
 
 
 @pytest.mark.parametrize("target", ["BLOCKS", "FILES"])
-def test_rewriting_what_was_received_kills_nobody(target: str) -> None:
+def test_rewriting_received_memory_crashes_no_process(target: str) -> None:
     outcomes, faults = fuzz(f"tests.transport.rewrites:{target}", CASES // 10)
     assert not faults, "\n".join([str(dict(outcomes)), *faults])
 
 
-def test_elements_may_change_after_they_were_received_and_rows_may_not_move() -> None:
+def test_rewritten_elements_change_and_row_boundaries_do_not() -> None:
     producer, consumer = channel(1 << 18)
     batch = SampleBatch(
         a=np.arange(4), r=[[1, 2], [], [3], [4]], s=[np.ones((2, 1))] * 4, state_in_0=[0, 0], seq_lens=[3, 1]

@@ -32,7 +32,7 @@ def region():
         yield made
 
 
-def test_words_are_what_was_written_last(region) -> None:
+def test_counters_return_the_last_written_value(region) -> None:
     here, there = SharedCounters(region.array, 8), SharedCounters(region.read_only().array, 8)
     for value in (1, 2**32, 2**64 - 1, 0):
         here[7] = value
@@ -45,7 +45,7 @@ def test_words_are_what_was_written_last(region) -> None:
         here[0] = 2**64
 
 
-def test_words_keep_their_memory(region) -> None:
+def test_counters_retain_their_memory(region) -> None:
     kept = SharedCounters(region.array, 8)
     region.close()
     kept[1] = 5
@@ -61,7 +61,7 @@ def test_a_wait_ends_in_time(region) -> None:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seen", [0, 8, 1 << 31])
-def test_what_has_changed_before_is_not_waited_for(region, seen) -> None:
+def test_a_wait_returns_immediately_if_the_counter_has_changed(region, seen) -> None:
     shared = SharedCounters(region.array, 1)
     shared[0] = 7
     begun = time.monotonic()
@@ -70,7 +70,7 @@ def test_what_has_changed_before_is_not_waited_for(region, seen) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_all_who_wait_are_woken(region) -> None:
+def test_all_waiting_threads_are_woken(region) -> None:
     shared = SharedCounters(region.array, 2)
     seen = SharedCounters(region.read_only().array, 2)
     ended: list[int] = []
@@ -105,7 +105,7 @@ def test_a_child_process_is_woken(region) -> None:
     assert process.exitcode == 0
 
 
-def test_a_fork_during_a_fence_leaves_the_child_its_own() -> None:
+def test_a_child_forked_during_a_fence_has_its_own_lock() -> None:
     with region_module._lock:
         child = os.fork()
         if not child:

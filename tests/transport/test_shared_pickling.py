@@ -110,7 +110,7 @@ def test_batches_of_every_class_round_trip_through_a_child(method) -> None:
         inbox.put(None)
 
 
-def test_columns_of_every_kind_arrive_as_they_were() -> None:
+def test_columns_of_every_kind_are_received_unchanged() -> None:
     sent = with_every_kind(3000)
     back = through_pickle(sent)
     assert shared_pickling._queue_memory.nbytes > 300_000
@@ -118,7 +118,7 @@ def test_columns_of_every_kind_arrive_as_they_were() -> None:
     assert list(back.keys()) == list(sent.keys())
 
 
-def test_what_arrives_is_writable_and_shared_memory() -> None:
+def test_received_arrays_are_writable_and_in_shared_memory() -> None:
     back = through_pickle(rows(2000))
     parcel = shared_pickling._queue_memory._sent[0].region.array
     assert not (parcel == 77).all()
@@ -127,7 +127,7 @@ def test_what_arrives_is_writable_and_shared_memory() -> None:
     assert (parcel[64 : 64 + 16_000].view(np.float64) == 77.0).all()
 
 
-def test_memory_is_the_receivers_until_its_last_array_is_deleted() -> None:
+def test_the_receiver_retains_memory_until_its_last_array() -> None:
     back = through_pickle(rows(2000))
     piece, tensor = back["obs"][5:7, :1], back["t"][3:]
     del back
@@ -144,7 +144,7 @@ def test_memory_is_the_receivers_until_its_last_array_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, shared_pickling.WORTHWHILE // 8 - 1])
-def test_small_batches_stay_in_the_pickle(size) -> None:
+def test_small_batches_are_stored_in_the_pickle(size) -> None:
     sent = SampleBatch(a=np.arange(float(size)))
     back = through_pickle(sent)
     assert back == sent
@@ -154,13 +154,13 @@ def test_small_batches_stay_in_the_pickle(size) -> None:
     assert shared_pickling._queue_memory.nbytes > 0
 
 
-def test_when_too_many_are_on_their_way_batches_stay_in_the_pickle() -> None:
+def test_batches_beyond_the_in_flight_limit_are_stored_in_the_pickle() -> None:
     sent = [bytes(ForkingPickler.dumps(checked(i))) for i in range(MAX_PARCELS + 2)]
     assert [len(data) > 200_000 for data in sent] == [False] * MAX_PARCELS + [True] * 2
     assert all(is_whole(ForkingPickler.loads(data)) for data in sent)
 
 
-def test_plain_pickle_and_disabled_pickling_stay_as_they_were() -> None:
+def test_plain_pickle_and_disabled_pickling_are_unchanged() -> None:
     sent = rows(2000)
     plain = len(pickle.dumps(sent))
     assert plain > 300_000
@@ -187,13 +187,13 @@ print(b"rebuild_storage" in pickled())
 """
 
 
-def test_torch_has_its_way_with_nested_batches_whenever_ours_is_off() -> None:
+def test_torch_reducers_apply_to_nested_batches_when_disabled() -> None:
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", TORCH_LAST], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False", "True", "False"]
 
 
-def test_disabling_frees_what_is_preserved_and_leaves_others_reducers_alone(monkeypatch) -> None:
+def test_disabling_frees_memory_and_keeps_other_reducers(monkeypatch) -> None:
     through_pickle(rows(2000))
     assert shared_pickling._queue_memory.nbytes > 0
     ForkingPickler.register(Batch, repr)
@@ -227,7 +227,7 @@ def test_a_child_that_ends_waits_until_its_batches_are_received(method) -> None:
         assert process.exitcode == 0
 
 
-def test_a_child_that_does_not_wait_takes_its_batches_with_it() -> None:
+def test_batches_of_a_child_that_does_not_wait_are_lost() -> None:
     context = multiprocessing.get_context("fork")
     with queues_of(context, 1) as (queue,), child(context, pickling_children.put_and_end, queue, 2, 0.0) as process:
         process.join(60)
@@ -265,7 +265,7 @@ def test_a_received_batch_is_sent_on() -> None:
     assert is_whole(again)
 
 
-def test_a_batch_outlives_its_sender() -> None:
+def test_a_received_batch_remains_valid_after_its_sender_ends() -> None:
     context = multiprocessing.get_context("fork")
     with queues_of(context, 1) as (queue,):
         with child(context, pickling_children.send_for_ever, queue) as process:
@@ -274,7 +274,7 @@ def test_a_batch_outlives_its_sender() -> None:
         assert all(map(is_whole, received))
 
 
-def test_a_kill_at_any_moment_tears_no_batch() -> None:
+def test_a_kill_at_any_time_leaves_batches_complete() -> None:
     context = multiprocessing.get_context("fork")
     random = np.random.default_rng(5)
     for turn in range(12):
@@ -301,7 +301,7 @@ def test_a_kill_at_any_moment_tears_no_batch() -> None:
         counter.close()
 
 
-def test_a_pipe_carries_them_after_their_sender_release() -> None:
+def test_batches_are_sent_through_a_pipe() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     ready = context.Event()

@@ -43,7 +43,7 @@ def pages(memory: SharedQueueMemory) -> int:
 @pytest.mark.parametrize(
     "sizes", [[1], [0, 5, 0], [100, 64, 63], [3 * MIB], [5 * MIB, 1, 700 * KIB]], ids=lambda sizes: f"{len(sizes)}"
 )
-def test_what_arrives_is_what_was_sent(memory, sizes) -> None:
+def test_received_bytes_equal_sent_bytes(memory, sizes) -> None:
     buffers = [content(nbytes, seed) for seed, nbytes in enumerate(sizes)]
     address, spans = memory.send([buffer.data for buffer in buffers])
     received = receive(address, spans)
@@ -53,7 +53,7 @@ def test_what_arrives_is_what_was_sent(memory, sizes) -> None:
         assert got.flags.writeable
 
 
-def test_memory_is_reused_after_the_last_view(memory) -> None:
+def test_memory_is_reused_after_the_last_view_is_deleted(memory) -> None:
     address, spans = memory.send([content(100 * KIB), content(10)])
     first, second = receive(address, spans)
     assert memory.unreceived == 0
@@ -89,7 +89,7 @@ def test_the_receiver_releases_the_pages_of_regions_that_are_not_reused(memory) 
     assert memory.nbytes == 4096
 
 
-def test_no_more_is_preserved_than_allowed(memory) -> None:
+def test_retained_memory_does_not_exceed_the_limit(memory) -> None:
     memory.keep(5 * MIB // 2)
     sent = [memory.send([content(MIB - KIB)]) for _ in range(4)]
     assert [address.is_reused for address, _ in sent] == [True, True, False, False]
@@ -150,7 +150,7 @@ def test_a_message_is_received_once(memory) -> None:
         receive(address, spans)
 
 
-def test_another_file_under_the_number_is_detected_out(memory) -> None:
+def test_another_file_under_the_same_descriptor_is_detected(memory) -> None:
     address, spans = memory.send([b"hello"])
     with Region.create(address.nbytes) as other:
         forged = address._replace(handle=f"/proc/self/fd/{other.fileno()}")
@@ -169,7 +169,7 @@ def test_a_buffer_outside_the_region_is_rejected(memory, span) -> None:
     assert bytes(receive(address, spans)[0]) == b"hello"
 
 
-def test_a_sender_that_has_ended(memory) -> None:
+def test_receiving_from_an_ended_sender_is_an_error(memory) -> None:
     address, spans = memory.send([b"hello"])
     with pytest.raises(
         PeerDiedError, match=f"while its sender runs, got one whose /proc/{1 << 30}/fd/3 no longer exists"
@@ -177,7 +177,7 @@ def test_a_sender_that_has_ended(memory) -> None:
         receive(address._replace(handle=f"/proc/{1 << 30}/fd/3"), spans)
 
 
-def test_without_the_right_to_open_the_error_reports_what_is_needed(memory, monkeypatch) -> None:
+def test_missing_permission_to_open_memory_is_reported_with_a_fix(memory, monkeypatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
@@ -188,13 +188,13 @@ def test_without_the_right_to_open_the_error_reports_what_is_needed(memory, monk
     assert "the right to open its sender's descriptors" in refused.value.__notes__[0]
 
 
-def test_what_was_received_outlives_the_memory(memory) -> None:
+def test_received_bytes_remain_valid_after_the_memory_is_closed(memory) -> None:
     received = receive(*memory.send([content(MIB)]))
     memory.close()
     np.testing.assert_array_equal(received[0], content(MIB))
 
 
-def test_receivers_hold_no_descriptors(memory) -> None:
+def test_receivers_keep_no_open_descriptors(memory) -> None:
     sent = [memory.send([content(KIB)]) for _ in range(20)]
     before = len(leaks.descriptors())
     received = [receive(address, spans) for address, spans in sent]
@@ -236,7 +236,7 @@ def test_a_dead_receivers_memory_is_released_and_not_used_again(memory, monkeypa
     os.waitpid(pid, 0)
 
 
-def test_the_forked_child_of_a_receiver_does_not_give_memory_back(memory) -> None:
+def test_a_forked_child_of_a_receiver_does_not_release_memory(memory) -> None:
     received = receive(*memory.send([content(KIB)]))
 
     def drop() -> None:
@@ -250,7 +250,7 @@ def test_the_forked_child_of_a_receiver_does_not_give_memory_back(memory) -> Non
     assert len(memory._retained) == 1
 
 
-def test_through_a_duplicate_where_there_are_no_paths() -> None:
+def test_descriptors_are_duplicated_if_paths_are_unavailable() -> None:
     memory = SharedQueueMemory(keep_nbytes=MIB, by_path=False)
     for turn in range(3):
         address, spans = memory.send([content(KIB, seed=turn)])
@@ -260,7 +260,7 @@ def test_through_a_duplicate_where_there_are_no_paths() -> None:
     memory.close()
 
 
-def test_waiting_until_all_is_received(memory) -> None:
+def test_wait_until_received_returns_after_the_last_receive(memory) -> None:
     address, spans = memory.send([b"x"])
     begun = time.monotonic()
     memory.wait_until_received(0.05)
@@ -292,7 +292,7 @@ def test_threads_do_not_disturb_each_other(memory) -> None:
     assert memory.unreceived == 0
 
 
-def test_a_receiver_that_spoils_the_words_of_a_parcel_keeps_nobody_from_sending() -> None:
+def test_invalid_counters_of_a_receiver_do_not_block_the_sender() -> None:
     memory = SharedQueueMemory(keep_nbytes=1 << 20)
     sent = memory.send([np.arange(3)])
     assert sent is not None

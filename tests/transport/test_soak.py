@@ -14,7 +14,7 @@ from benchmarks.scripts.soak_channel import GROWTH_NBYTES, Footprint, Report
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_channel_stays_flat_for_a_second() -> None:
+def test_a_channel_does_not_grow_for_a_second() -> None:
     command = [sys.executable, "-W", "error", "-m", "benchmarks.scripts", "soak_channel", "--seconds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -34,6 +34,6 @@ def test_a_channel_stays_flat_for_a_second() -> None:
         ({"descriptors": 9}, False),
     ],
 )
-def test_growth_is_seen(change, grown) -> None:
+def test_growth_is_detected(change, grown) -> None:
     early = Footprint(private_nbytes=0, shared_nbytes=0, descriptors=10)
     assert Report(early, replace(early, **change)).has_grown is grown

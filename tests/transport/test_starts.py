@@ -59,7 +59,7 @@ def run(method: str, target: Any, *arguments: Any, kills: bool = False, keeps: b
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_one_that_is_killed_at_once_has_died(method: str, keeps: bool) -> None:
+def test_a_child_killed_immediately_is_reported_as_dead(method: str, keeps: bool) -> None:
     with leaks.nothing_left():
         assert run(method, stay, kills=True, keeps=keeps) == [PeerDiedError, PeerDiedError]
 
@@ -68,7 +68,7 @@ def test_one_that_is_killed_at_once_has_died(method: str, keeps: bool) -> None:
 @pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("how", ["cannot be imported", "is killed", "cannot be pickled"])
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_one_that_cannot_load_its_arguments_has_died(
+def test_a_child_that_cannot_load_its_arguments_is_reported_as_dead(
     method: str, how: str, comes: str, keeps: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = DiesWhenLoaded(how)
@@ -79,7 +79,7 @@ def test_one_that_cannot_load_its_arguments_has_died(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_that_exits_without_having_used_its_ends_has_closed_them(method: str) -> None:
+def test_a_child_that_exits_with_unused_ends_closes_them(method: str) -> None:
     assert run(method, look_on) == [EndOfStreamError, ChannelClosedError]
 
 
@@ -110,12 +110,12 @@ def test_a_failure_is_reported_for_an_end_in_a_local_variable(
         end.close()
 
 
-def test_an_earlier_error_of_the_parent_is_no_failure_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_error_of_the_parent_is_not_reported_for_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "last_value", ValueError("an earlier command of the session"), raising=False)
     assert run("fork", look_on) == [EndOfStreamError, ChannelClosedError]
 
 
-def test_an_end_is_given_to_another_when_the_first_has_died() -> None:
+def test_an_end_can_be_sent_again_if_the_first_child_has_died() -> None:
     context = multiprocessing.get_context("spawn")
     theirs, consumer = channel(1 << 14)
     first = context.Process(target=look_on, args=(DiesWhenLoaded("is killed"), theirs))
@@ -129,7 +129,7 @@ def test_an_end_is_given_to_another_when_the_first_has_died() -> None:
     consumer.close()
 
 
-def test_an_end_is_used_by_its_maker_when_the_process_could_not_start() -> None:
+def test_the_creator_may_use_an_end_if_the_process_did_not_start() -> None:
     theirs, consumer = channel(1 << 14)
     child = multiprocessing.get_context("spawn").Process(
         target=look_on, args=(theirs, DiesWhenLoaded("cannot be pickled"))
@@ -157,7 +157,7 @@ def _tell_the_end(consumer: Any, answers: Any) -> None:
     answers.send(outcome_of_recv(consumer).__name__)
 
 
-def test_a_maker_that_dies_with_an_unused_end_has_died() -> None:
+def test_a_creator_that_dies_with_an_unused_end_is_reported_as_dead() -> None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     go, wait = context.Pipe()
@@ -172,7 +172,7 @@ def test_a_maker_that_dies_with_an_unused_end_has_died() -> None:
         connection.close()
 
 
-def test_ends_that_were_never_used_close_in_order() -> None:
+def test_unused_ends_close_without_errors() -> None:
     with leaks.nothing_left():
         producer, consumer = channel(1 << 14)
         producer.close()

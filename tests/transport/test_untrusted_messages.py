@@ -56,7 +56,7 @@ def test_publications_are_not_unpickled(kind: str, nesting: str, mark: Path) -> 
             subscription.latest(timeout_s=5)
 
 
-def test_what_is_committed_is_not_unpickled(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_reservations_are_not_unpickled(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ObjectColumn, "dump", MaliciousColumn.of("list", mark).dump)
     producer, consumer = channel(1 << 18, allow_pickle=True)
     consumer._allow_pickle = False
@@ -77,7 +77,7 @@ def test_what_is_committed_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
         ("int16", "must not have elements of 1 bytes"),
     ],
 )
-def test_schemas_name_dtypes_that_can_be_built_from_bytes(torch_name: Any, refusal: str) -> None:
+def test_dtypes_in_schemas_must_be_constructible_from_bytes(torch_name: Any, refusal: str) -> None:
     described = {"kind": "SampleBatch", "parts": [["", [["w", "|u1", [2], torch_name, ""]], None]]}
     with pytest.raises(FormatError, match=refusal):
         Schema.read(described)
