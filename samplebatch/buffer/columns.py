@@ -1,4 +1,4 @@
-"""Columns of a buffer: a tree of stores with the structure of the added batches."""
+"""Columns of a buffer, which are a tree of stores with the structure of the added batches."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Columns:
     def fit(self, batch: Any, n: int, *, single: bool = False, keep: bool = False) -> Ready:
         """Validate and convert n rows for all columns, without changes to the columns.
 
-        batch: nested values by name, each with leading axis n. Columns without values are filled with zeros or None,
-            and unknown names become new columns.
+        batch: nested values by name, each with leading axis n. Columns without values in `batch` are filled with zeros
+            or None, and unknown names become new columns.
         single: whether the values are a single row without the leading axis.
         keep: whether new columns may use arrays with one row per slot directly, without a copy.
         """
@@ -203,7 +203,7 @@ class Columns:
         return state
 
     def load_state_dict(self, slots: npt.NDArray[np.intp], state: dict[str, Any]) -> None:
-        """Restore the stores and their rows from a `state_dict`."""
+        """Restore the stores and the rows of the given slots from a `state_dict`."""
         columns: list[Column] = state["columns"]
 
         def grow(indices: dict[str, Any], prefix: str) -> Tree:

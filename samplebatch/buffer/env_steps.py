@@ -47,7 +47,7 @@ class _Run:
 
 
 class _Rows:
-    """Rows of one buffer, grouped by step: number of rows per step, and position of each step's first row."""
+    """Index of one buffer's rows by step: number of rows per step, and position of each step's first row."""
 
     __slots__ = ("counts", "of_slot", "offsets", "slots")
 
@@ -70,7 +70,7 @@ class _Rows:
 class EnvSteps:
     """Index of environment steps from which `MultiAgentReplayBuffer` samples complete steps in lockstep.
 
-    Rows are identified by buffer name and slot.
+    A row is identified by the name of its buffer and its slot.
 
     >>> steps = EnvSteps()
     >>> walker, guard = (
@@ -161,7 +161,7 @@ class EnvSteps:
         self._is_complete.extend(np.ones(len(complete), np.bool_))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as arrays for `from_state_dict`."""
+        """Return the state of the index as arrays, for `from_state_dict`."""
         self._compact()
         parts = {
             name: {

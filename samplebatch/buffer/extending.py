@@ -140,7 +140,7 @@ def as_flat(batch: Any) -> SampleBatch[Any]:
 
 
 def is_dataset(source: Any) -> bool:
-    """Return whether a source is a `Dataset`, whose episodes are assembled one at a time."""
+    """Return whether a source is a `Dataset`; the episodes of a `Dataset` are assembled one at a time."""
     return hasattr(type(source), "iter_episodes")
 
 
@@ -223,7 +223,7 @@ def _form(values: npt.NDArray[Any]) -> str:
 
 
 def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
-    """Return the environment ids of n rows, shape (n,), which determine their rings; None if no column has them."""
+    """Return the environment ids of n rows, shape (n,), which determine the rows' rings; None without such a column."""
     if names.ENV_ID not in columns:
         return None
     ids: Ints = np.asarray(columns[names.ENV_ID])
@@ -237,7 +237,7 @@ def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
 def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
     """Add n rows to a buffer's rings, each agent's steps in time order; return the index of each row.
 
-    If other rows interrupt a running episode in its ring, the episode's last stored step is marked as truncated.
+    If other rows interrupt the running episode of a ring, the last stored step of this episode is marked as truncated.
     `rings` contains the ring of each row, shape (n,); if `rings` is None, the environment and episode of a row
     determine its ring.
     """

@@ -1,7 +1,7 @@
 """Storage of the final observations of episodes, for buffers that do not store next observations.
 
-The next observation of a step is the observation of the following step, except after a truncation and at the newest
-step of a running episode. After a termination, a learner requires no next observation.
+The next observation of a step is the observation of the following step, except for a truncated step and for the newest
+step of a running episode. A learner requires no next observation of a terminated step.
 """
 
 from __future__ import annotations

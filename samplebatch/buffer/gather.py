@@ -30,7 +30,7 @@ _count = np.count_nonzero
 
 
 def rows_at(table: Table, slots: Ints, stack: int, skip: Container[str] = ()) -> dict[str, Any]:
-    """Gather all columns of steps; values have the leading shape (...) of the slots.
+    """Gather all columns of the steps in `slots`; the leading shape of the values is the shape (...) of `slots`.
 
     If `stack` exceeds 1, observations, info and policy have the leading shape (..., stack) and contain the last `stack`
     steps of the episode up to the slot, oldest first. Columns in `skip` are omitted.
@@ -170,9 +170,9 @@ def _around(table: Table, slots: Ints, stack: int) -> Around:
 def next_observations(table: Table, slots: Ints, around: Around) -> Any:
     """Gather next observations that are not stored with their steps.
 
-    The next observation of a step is the observation of the following step. After a truncation and at the newest step
-    of a running episode, the next observation is the stored final observation. After a termination, the step's own
-    observation is returned.
+    In general, the next observation of a step is the observation of the following step. For a truncated step and for
+    the newest step of a running episode, the next observation is the stored final observation. For a terminated step,
+    the step's own observation is returned.
     """
     frame_slots, after, last = around
     stacked = frame_slots is not slots

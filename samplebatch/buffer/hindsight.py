@@ -1,4 +1,4 @@
-"""Hindsight experience replay (arXiv:1707.01495): samples are relabelled with goals achieved later in the episode.
+"""Hindsight experience replay (arXiv:1707.01495), which relabels samples with goals achieved later in the episode.
 
 `relabel` modifies only sampled copies of rows; stored rows are unchanged.
 """
@@ -50,18 +50,18 @@ def relabel(
     gamma: float = 0.99,
     stack: int = 1,
 ) -> Batch:
-    """Relabel sampled rows with new goals and recompute their rewards.
+    """Relabel sampled rows with new goals, and recompute the rewards of these rows.
 
     table, slots: source table, and slots of the rows, shape (n,).
-    rows: rows read from these slots, which are modified in place and returned.
+    rows: rows that were read from the slots; the rows are modified in place and returned.
     goals, chosen: new goals, shape (k, ...), and the positions of the rows to relabel, shape (k,).
     compute_reward_fn: function that computes the rewards of steps from achieved and desired goals.
     n_step, gamma: arguments of `sample`; not None if the rows have `returns`, which are recomputed.
     stack: number of stacked frames of observations.
 
-    Raises ColumnLengthError if the function does not return one reward per goal. Raises ColumnMismatchError if the
-    column of desired goals cannot store the achieved goals exactly. Raises ColumnNotFoundError if observations have no
-    goals.
+    Raises ColumnLengthError if `compute_reward_fn` does not return one reward per goal. Raises ColumnMismatchError if
+    the column of desired goals cannot store the achieved goals exactly. Raises ColumnNotFoundError if observations have
+    no goals.
     """
     if not len(chosen):
         return rows

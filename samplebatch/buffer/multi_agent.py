@@ -147,9 +147,10 @@ class MultiAgentReplayBuffer:
     seed
         Seed of the generator for all sampling.
     **options
-        Further arguments of the class `kind`. `compress` and `ragged` contain column names of batches. Each name must
-        be a column of at least one policy; the first `sample` checks the names. If only a policy that acts later
-        provides such a column, `size` must list all policies.
+        Further arguments of the class `kind`. The options `compress` and `ragged` contain names of columns as in
+        `MultiAgentBatch`es. Each name must be a column of at least one policy; the first call of `sample` checks the
+        names. If a named column is added only by a policy that acts after the first sample, `size` must list all
+        policies.
 
     Attributes
     ----------
@@ -347,8 +348,8 @@ class MultiAgentReplayBuffer:
     def extend(self, batch: Any) -> int:
         """Add a multi-agent batch, or steps of the default policy, in any form that `ReplayBuffer.extend` accepts.
 
-        Batches of a `Dataset` are added in the order in which they were appended. Returns the number of added steps of
-        all agents.
+        The batches of a `Dataset` are added in the order in which they were appended to the dataset. Returns the number
+        of added steps of all agents.
 
         Raises
         ------
@@ -404,7 +405,8 @@ class MultiAgentReplayBuffer:
         Raises
         ------
         ArgumentError, DeviceError
-            As in `ReplayBuffer.sample`. ArgumentError also if no policy has a column named in `compress` or `ragged`.
+            As in `ReplayBuffer.sample`. ArgumentError is also raised if no policy has a column that is named in
+            `compress` or `ragged`.
         EmptyBufferError
             If there are no rows to sample.
         """
@@ -466,7 +468,7 @@ class MultiAgentReplayBuffer:
         batch
             Batch returned by `sample`.
         priorities
-            One priority per row for each policy, shape (n,). Signs are ignored.
+            Priorities by policy, with one priority per row, shape (n,). Signs are ignored.
 
         Raises
         ------
@@ -506,7 +508,7 @@ class MultiAgentReplayBuffer:
         return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Restore the state of a buffer with the same arguments; see `ReplayBuffer.load_state_dict`.
+        """Restore the state of a buffer that was created with the same arguments; see `ReplayBuffer.load_state_dict`.
 
         Raises
         ------
@@ -534,7 +536,7 @@ _COLUMN_OPTIONS = ("compress", "ragged")
 
 
 def _as_stored(selection: Any) -> Any:
-    """Convert column names of batches to the names that buffers use."""
+    """Convert names of batch columns to the names under which buffers store the columns."""
     if isinstance(selection, bool):
         return selection
     parts = [name.partition(".") for name in ([selection] if isinstance(selection, str) else selection)]

@@ -222,7 +222,7 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Size of all columns in bytes; a part of a vector buffer reports the size of the entire buffer."""
+        """Size of all columns in bytes; in a part of a vector buffer, the size of the entire buffer."""
         return gather.nbytes_of(self._table)
 
     # Adding
@@ -372,8 +372,8 @@ class ReplayBuffer:
         max_age
             Number of newest rows per ring from which to sample; None samples from all rows.
         once
-            Whether to sample without replacement, each row at most once until it is overwritten. If fewer than
-            `batch_size` rows remain, the remaining rows are returned. The column `sampled` marks sampled rows.
+            Whether to sample without replacement; each row is sampled at most once until it is overwritten. If fewer
+            than `batch_size` rows remain, the remaining rows are returned. The column `sampled` marks sampled rows.
         device
             Device of tensors; None for arrays. Ragged rows become an array of tensors; other objects are unchanged.
         floats
@@ -564,7 +564,7 @@ class ReplayBuffer:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
-        """Sample steps and return the sequences that start with them; see `get_sequences`.
+        """Sample steps and return the sequences that start with these steps; see `get_sequences`.
 
         Steps are sampled as in `sample`: uniformly, or by priority.
 
@@ -578,7 +578,7 @@ class ReplayBuffer:
             Whether sequences may be shorter than `length`. If false, all runs of `length` steps within an episode are
             candidates; with priorities, the first step after burn-in determines a run's probability.
         device, floats
-            As in `sample`. Raises the errors of `get_sequences` and `sample`; an error samples no step.
+            As in `sample`. Raises the same errors as `get_sequences` and `sample`; after an error, no step is sampled.
 
         Examples
         --------
@@ -608,7 +608,7 @@ class ReplayBuffer:
         """Return the sequences that start with given steps; no sequence crosses an episode end or the write cursor.
 
         A sequence consists of up to `burn_in` earlier steps, the given step and later steps, at most `length` in total.
-        Shorter sequences are padded at the end with zeros, or None for objects.
+        Shorter sequences are padded at the end with zeros or, in object columns, with None.
 
         Parameters
         ----------
@@ -688,7 +688,7 @@ class ReplayBuffer:
         views.set_columns(self._table if self._ring is None else None, batch)
 
     def __getitem__(self, index: Any) -> Any:
-        """Copy rows by a single index, a slice, or indices of any shape.
+        """Copy the rows that a single index, a slice, or indices of any shape select.
 
         `buf[:]` returns all rows in time order, ring by ring. Other slices and indices refer to slots; see `latest` for
         the newest rows. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`, `done`, `obs_next`, `info` and
@@ -746,7 +746,7 @@ class ReplayBuffer:
         ------
         ColumnNotFoundError, RowIndexError, ArgumentError
             If the column does not exist and `default_value` is None; if an index is out of range, or a single index has
-            no row; if `stack_num` is not an integer of at least 1.
+            no row; if `stack_num` is not a positive integer.
 
         Examples
         --------
@@ -877,7 +877,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnMismatchError, ColumnLengthError, ColumnTypeError
-            If names or the number of rows do not match, or a column cannot store its rows. An error changes nothing.
+            If names or the number of rows do not match the buffer, or a column cannot store its rows. An error changes
+            nothing.
         """
         values = step_values(batch, {})
         unknown = [name for name in values if name not in gather.ORDER]
@@ -1030,7 +1031,7 @@ class ReplayBuffer:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
-        """Open a buffer created with `storage`, in the state after its last step, even if the process was killed.
+        """Open a buffer created with `storage`, in the state after the last added step, even if the process was killed.
 
         If `close` was not called, changes of the generator, priorities and `stack_num` after the last added step may be
         lost. `verify=True` compares all files with the checksums of the last `close`; None compares only files that
@@ -1067,7 +1068,7 @@ class ReplayBuffer:
     def close(self) -> None:
         """Flush a buffer with `storage`, write the checksums of all rows, and unlock its folder.
 
-        A closed buffer can be read, but not extended. Idempotent; no effect on buffers without `storage`.
+        A closed buffer can be read, but not extended. `close` is idempotent, and does nothing without `storage`.
         """
         with self._table.lock:
             if self._journal is not None:

@@ -25,7 +25,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
     A full buffer stores step t with probability `size / t`, replacing a row that is selected uniformly. In contrast, a
     ring buffer always stores the newest steps. Averages over a reservoir's rows therefore estimate averages over the
     entire training, as neural fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without
-    neighbours, so frames cannot be stacked, and n-step returns have one step.
+    adjacent steps, so frames cannot be stacked, and n-step returns sum only one step.
 
     Parameters
     ----------
@@ -90,16 +90,18 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis of k steps; keywords are accepted as in older versions of Tianshou.
+            Values by name, with a leading axis of k steps; the values can also be passed as keywords, as in older
+            versions of Tianshou.
         buffer_ids
-            Accepted for compatibility with collectors, but only its length is used: the batch must have one row per
+            Accepted for compatibility with collectors; only the length is used, because the batch must have one row per
             entry.
 
         Returns
         -------
         tuple
-            Index of each step, or -1 if the step is not stored or was replaced by another step of the same call. Also
-            returns, lengths and first indices of episodes, which are zeros because rows have no episodes.
+            Index of each step, or -1 if the step is not stored or was replaced by another step of the same call. The
+            other three arrays, which contain returns, lengths and first indices of episodes, are zeros because rows
+            have no episodes.
 
         Raises
         ------

@@ -36,8 +36,8 @@ class Rings:
     """Index arithmetic of n ring buffers for `Table`: cursors, sizes and running episodes.
 
     A ring is a contiguous range of slots that is written cyclically; the ranges of the rings are adjacent. While all
-    rings are written in lockstep, they share one cursor. Methods that search for previous or next steps in an episode
-    require `done`, the episode-end flags of all slots.
+    rings are written in lockstep, the rings share one cursor. Methods that search for previous or next steps in an
+    episode require `done`, the episode-end flags of all slots.
 
     maxsizes, bases: number of slots and first slot of each ring, shape (n,).
     edges: first slot of each ring, and the total number of slots; shape (n + 1,).
@@ -117,9 +117,9 @@ class Rings:
     def window_of_one(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints, Flags] | None:
         """Return each slot's frames, the frames of the next step, and whether the slot's step is the episode's last.
 
-        Fast path of `frames` and `next` for one ring in which every frame has a row and no stack wraps around; returns
-        None otherwise. Frames are as in `frames`. The last stored step of an episode is repeated as the newest frame of
-        the next step.
+        This method is a fast path of `frames` and `next` for a single ring in which every frame has a row and no stack
+        wraps around; it returns None in other cases. Frames are as in `frames`. The last stored step of an episode is
+        repeated as the newest frame of the next step.
         """
         window = slots[..., None] + np.arange(1 - count, 2)
         if self.n > 1 or _count(window.view(_UINTP) >= self.size):
@@ -272,7 +272,7 @@ class Rings:
         return last[~done[last]]
 
     def generation(self, slots: Ints) -> Ints:
-        """Return how often each slot has been overwritten; -1 for a slot that was never written.
+        """Return how often each slot has been overwritten; -1 for a slot that has never been written.
 
         Emptying a ring counts as an overwrite of all its slots.
         """
@@ -319,7 +319,7 @@ class Rings:
         return int(self.cursors[ring]), int(self.sizes[ring])
 
     def chronological(self, ring: int | None = None) -> Ints:
-        """Return the slots of all rows of one ring, or of all rings in order, oldest first."""
+        """Return the slots of all rows of one ring, or of all rings one after another, oldest rows first."""
         if ring is None and self.together:
             order = np.concatenate([_zeros(0, _INTP), *(np.arange(*pair) for pair in self.stretches(0))])
             return order if self.n == 1 else (self.bases[:, None] + order).ravel()
@@ -554,7 +554,7 @@ class Rings:
         self._unended = starts, *self._no_end
 
     def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Advance all rings, of which there are several, by one step; see `advance`.
+        """Advance all rings by one step if there are several rings; see `advance`.
 
         If the step ends no episode, all returned arrays except the slots are read-only and shared between steps.
         """
@@ -600,7 +600,7 @@ class Rings:
         return slots, returns, lengths, starts
 
     def append(self, ring: int, count: int) -> Ints:
-        """Advance a ring by `count` rows that belong to no running episode; return their slots.
+        """Advance a ring by `count` rows that belong to no running episode; return the slots of these rows.
 
         The running episode is neither ended nor extended.
         """

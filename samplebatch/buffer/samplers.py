@@ -145,7 +145,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def state_dict(self, slots: Ints) -> Any:
-        """Return the state of the sampler and of its slots, shape (n,), for `from_state_dict`."""
+        """Return the state of the sampler and of the given slots, shape (n,), for `from_state_dict`."""
 
     @classmethod
     @abstractmethod
@@ -209,8 +209,8 @@ def draw_limited(
 ) -> Ints:
     """Sample slots from each ring's newest `max_age` rows; if `once`, only slots of unmarked rows.
 
-    Probabilities are proportional to priorities if the sampler has priorities. If `once`, unmarked rows are sampled
-    without replacement and then marked; fewer than `batch_size` slots may be returned.
+    If the sampler has priorities, the probability of a row is proportional to its weight. If `once`, unmarked rows are
+    sampled without replacement and then marked; fewer than `batch_size` slots may be returned.
     """
     newest = whole("max_age", table.rings.capacity if max_age is None else max_age, 0 if max_age is None else 1)
     candidates = table.rings.newest(newest, ring)
@@ -312,7 +312,7 @@ class Prioritized(Sampler):
         self._set(slots, state["weights"])
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
-        """Return the importance weights of rows, and the generations of their slots."""
+        """Return the columns with the importance weights of rows and the generations of the rows' slots."""
         weights = self.importance(slots)
         if self.weight_norm and weights.size:
             largest = weights.max()

@@ -99,7 +99,7 @@ def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
 
 
 def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
-    """Return the slots `by` steps after the given slots in their rings; a negative `by` returns earlier slots.
+    """Return the slots that are `by` steps after the given slots in the same ring, or before if `by` is negative.
 
     Shapes are broadcast. The rings must have rows at the returned slots.
     """
@@ -165,7 +165,7 @@ def draw_episodes(
 
 
 def select_episodes(table: Table, episodes: Episodes, candidates: Ints, where: Any) -> Ints:
-    """Return the candidate episodes, shape (k,), that an Arrow expression selects."""
+    """Return the numbers of the candidate episodes that an Arrow expression selects, shape (k,)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

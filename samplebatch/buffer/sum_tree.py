@@ -149,10 +149,10 @@ class SumTree:
         """Sample slots with replacement, with probabilities proportional to their weights.
 
         rng: source of n uniform numbers.
-        start, stop: range of slots from which to sample; all slots by default. Sampling from fewer than all slots takes
-            time proportional to the length of the range.
-        stratified: whether draw k covers the k-th of n equal intervals of the total. Slots are then in ascending order,
-            and each slot's frequency differs from its expectation by less than 2.
+        start, stop: range of slots from which to sample; all slots by default. The time to sample from fewer than all
+            slots is proportional to the length of the range.
+        stratified: whether draw k covers the k-th of n equal intervals of the total. If true, the slots are in
+            ascending order, and the number of draws of each slot differs from its expected value by less than 2.
 
         Returns: slots, shape (n,), with positive weights.
 
@@ -248,7 +248,7 @@ class SegmentTree:
     def get_prefix_sum_idx(self, value: npt.ArrayLike) -> Any:
         """Return, for each value v, the smallest i such that `array[0] + ... + array[i]` is at least v.
 
-        Zeros are skipped, so that v = 0 returns the index of the first non-zero element.
+        Elements that are 0 are skipped, so that v = 0 returns the index of the first non-zero element.
 
         Parameters
         ----------

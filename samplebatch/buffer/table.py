@@ -85,10 +85,10 @@ class Journal(Protocol):
         """Store a sampler's weights of all slots; return the array to which later weight changes must be copied."""
 
     def flush(self) -> None:
-        """Commit all other changes, and sync all data to disk."""
+        """Commit all changes that have not been committed, and sync all data to disk."""
 
     def close(self) -> None:
-        """Commit all other changes, and close the log; idempotent."""
+        """Commit all changes that have not been committed, and close the log; idempotent."""
 
 
 class Listener(Protocol):
@@ -98,7 +98,7 @@ class Listener(Protocol):
         """Handle rows written to slots."""
 
     def on_remove(self, slots: Ints) -> None:
-        """Handle slots that no longer have rows."""
+        """Update the observer's state for slots that no longer have rows."""
 
 
 class Table:
@@ -109,9 +109,10 @@ class Table:
         following steps, and only final observations are stored separately.
     last_frame: whether to store only the newest frame of stacked observations.
 
-    fast_add: function that `compile_fast_add` compiled for batches with the layout of the last batch, or None.
+    fast_add: function that `compile_fast_add` compiled for batches with the layout of the last batch; None if there is
+        no such function.
     journal: write-ahead log; None for a table in memory.
-    listener: observer of added and removed rows, or None.
+    listener: observer of added and removed rows; None if there is no observer.
     action_unit: unit of the rows' actions; None if unknown.
     lock: lock that a thread holds while it reads or writes rows. Buffers hold the lock across sampling and gathering,
         so that the rows are consistent.
@@ -152,7 +153,7 @@ class Table:
         self._general_only = ()
 
     def compile_fast_add(self, values: dict[str, Any], n: int | None) -> None:
-        """Compile `fast_add` for batches with the layout of the last added batch, unless it is already compiled."""
+        """Compile `fast_add` for batches with the layout of the last added batch, unless `fast_add` exists already."""
         form = (n, *values)
         if self.fast_add is None and not self.raise_on_nan and form != self._general_only:
             self.fast_add = compile_fast_add(self, values, n)
@@ -221,7 +222,7 @@ class Table:
         self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
-        """Add rows to a ring without extending or ending its running episode.
+        """Add rows to a ring without extending or ending the ring's running episode.
 
         rows: values by name, as returned by `gather.rows_at`.
         count: number of rows to count as added; `rows` contains the last of these rows, at most one per slot of the
@@ -308,7 +309,7 @@ class Table:
         self._commit()
 
     def truncate_newest(self, slot: int) -> None:
-        """Truncate the running episode of a ring at its newest step, which is in `slot`."""
+        """Truncate the running episode of a ring at the ring's newest step, which is in `slot`."""
         slots = np.array([slot])
         ring = int(self.rings.ring_of(slots)[0])
         self._begin(slots, np.array([ring]), 1)
@@ -400,7 +401,7 @@ class Table:
     # Emptying
 
     def reset(self, rings: Sequence[int] | None = None, *, keep_statistics: bool = False) -> None:
-        """Empty some or all rings; the values of rows remain until they are overwritten."""
+        """Empty some rings or all rings; the values of removed rows stay in memory until the slots are overwritten."""
         if self.journal is not None:
             # No column changes, but weights and row owners do.
             changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored_slots())]

@@ -202,7 +202,7 @@ class ReplayBufferManager(ReplayBuffer):
             return table.add(step_values(batch, columns), self.buffer_num if rings is None else len(rings), rings)
 
     def _rings_of(self, buffer_ids: Any) -> Ints | None:
-        """Validate `buffer_ids` and convert them to rings; None for all rings in order."""
+        """Validate `buffer_ids` and convert them to numbers of rings; return None for all rings in order."""
         if buffer_ids is self._order:
             return None
         rings = np.asarray(buffer_ids)
@@ -217,7 +217,7 @@ class ReplayBufferManager(ReplayBuffer):
         return rings.astype(_INTP, copy=False)
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Raise NotImplementedError, because the target ring is ambiguous. Update one of `buffers`."""
+        """Raise NotImplementedError, because the target ring of the rows is ambiguous. Update one of `buffers`."""
         raise NotImplementedError(f"{type(self).__name__} has no update(); update one of its buffers")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -267,10 +267,10 @@ class VectorReplayBuffer(ReplayBufferManager):
 
 
 class CachedReplayBuffer(ReplayBufferManager):
-    """Main buffer with one cache per environment; finished episodes move from the caches to the main buffer.
+    """Main buffer with one cache per environment; finished episodes are moved from the caches to the main buffer.
 
     The main buffer therefore stores every episode contiguously, although the steps of environments are interleaved.
-    Indices refer first to the slots of the main buffer, then to the slots of the caches.
+    The first indices refer to the slots of the main buffer, and the following indices to the slots of the caches.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         *more: Never,
         **columns: Any,
     ) -> Added:
-        """Add steps of all or some environments; episodes that end move to the main buffer.
+        """Add steps of all environments or some environments, and move the episodes that end to the main buffer.
 
         Parameters
         ----------
@@ -422,8 +422,8 @@ class ListReplayBuffer(ReplayBuffer):
     """Replay buffer for scripts of early Tianshou versions, which do not pass a size.
 
     Early versions of Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then
-    overwrites the oldest steps. Memory is reserved at the first step; the operating system allocates pages as rows are
-    written.
+    overwrites the oldest steps. Memory is reserved when the first step is added; the operating system allocates the
+    pages when rows are written.
 
     Parameters
     ----------

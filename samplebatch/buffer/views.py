@@ -213,7 +213,7 @@ def ranges_of(buffer: ReplayBuffer, index: slice) -> list[Range] | None:
 
 
 def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
-    """Convert an index of a buffer to slots of its table."""
+    """Convert an index of a buffer to slots of the buffer's table."""
     rings = buffer._table.rings
     if isinstance(index, slice):
         if index == slice(None):
@@ -254,7 +254,7 @@ def require_row(buffer: ReplayBuffer, slot: Ints) -> Ints:
 
 
 def slots_at(buffer: ReplayBuffer, indices: Ints) -> Ints:
-    """Convert indices of a buffer to slots of its table, and check their bounds."""
+    """Convert indices of a buffer to slots of the buffer's table, and check that the indices are in bounds."""
     maxsize = buffer.maxsize
     # As unsigned numbers, negative indices are also out of bounds.
     if _count(indices.view(np.uintp) >= maxsize):
@@ -268,7 +268,7 @@ def slots_at(buffer: ReplayBuffer, indices: Ints) -> Ints:
 
 
 def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Mapping[str, Any]) -> Flags:
-    """Write columns of rows whose generation is unchanged; see `ReplayBuffer.update_rows`."""
+    """Write columns of the rows whose slots still have the given generation; see `ReplayBuffer.update_rows`."""
     table, n = buffer._table, len(slots)
     is_current = table.rings.holds(slots)
     if generation is None:
@@ -300,7 +300,7 @@ def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Map
 def neighbours(
     buffer: ReplayBuffer, index: Any, find_within: Callable[..., Ints | None], find: Callable[..., Ints]
 ) -> Any:
-    """Return the indices that `find` returns; `find_within` is its fast path, which may return None."""
+    """Return the indices that `find` returns; `find_within` is a fast path of `find`, which may return None."""
     table = buffer._table
     with table.lock:
         has_ends = "done" in table.columns.tree

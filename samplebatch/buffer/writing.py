@@ -54,8 +54,8 @@ def drop_empty(rows: dict[str, Any]) -> dict[str, Any]:
 def convert_step(step: Mapping[str, Any], n: int, *, single: bool, last_frame: bool) -> dict[str, Any]:
     """Convert n rows, or a single row without a leading axis, to stored values.
 
-    If `done` is the only flag, it is used as `terminated`. If `last_frame` is true, stacked observations are reduced to
-    their newest frame.
+    If `done` is the only flag in the step, `done` is used as `terminated`. If `last_frame` is true, stacked
+    observations are reduced to their newest frame.
 
     >>> convert_step(
     ...     {"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False
