@@ -114,7 +114,7 @@ def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyTyp
 
     file: the open file, which must be valid in its format.
     known: precomputed checksums by block number.
-    nbytes: size of the contents, if the file also has reserved bytes after them; 0 for the size of the file.
+    nbytes: size of the contents if reserved bytes follow the contents; 0 if the contents are the entire file.
     """
     file.flush()
     with mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:

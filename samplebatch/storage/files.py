@@ -97,7 +97,7 @@ def form_to_write(path: str | os.PathLike[str]) -> Form | None:
 
 
 def form_of_file(path: str | os.PathLike[str]) -> Form:
-    """Detect the format of a file from its first or last bytes, or from its suffix if both are damaged."""
+    """Detect the format of a file from its first or last bytes, or from its suffix if these bytes are damaged."""
     return form_of_bytes(file_bytes(os.fspath(path), memory_map=True), path)
 
 
@@ -131,7 +131,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True, unnamed: bo
     path: path to replace.
     durable: whether to sync the file to disk before it replaces the path.
     unnamed: whether the temporary file has no name, if the file system supports unnamed files. Other processes cannot
-    see an unnamed file, and it does not remain if the process is killed.
+    see an unnamed file, and the file does not remain if the writing process is killed.
 
     Raises OSError if the path is a folder or not writable, or the disk is full; the error's `filename` is the path.
     """

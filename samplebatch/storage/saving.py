@@ -110,7 +110,7 @@ def load(
         Columns that are not selected are neither read nor decompressed.
     filters
         Conditions on the rows of a batch, in pyarrow's form: `[("rewards", ">", 0.0)]` combines conditions by "and"; a
-        list of such lists combines them by "or". Row groups whose statistics exclude all rows are not read.
+        list of such lists combines the lists by "or". Row groups whose statistics exclude all rows are not read.
     memory_map
         Whether to memory-map an Arrow file instead of reading it. The columns are then read-only views of the file.
     allow_pickle

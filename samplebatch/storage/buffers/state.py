@@ -57,7 +57,7 @@ def check_structure(tree: Any, count: int) -> None:
 
 
 def check_rings(state: Mapping[str, Any]) -> None:
-    """Check that cursors, sizes and episodes of rings are within their slots.
+    """Check that the cursors, sizes and episodes of rings are within the rings' slots.
 
     >>> state = Rings([4]).state_dict()
     >>> check_rings(state)
@@ -390,7 +390,7 @@ def _describe_part(part: str, state: Mapping[str, Any]) -> str:
 
 
 def _digest(value: Any, crc: int = 0) -> int:
-    """Compute a checksum of plain values, arrays, tensors and columns; of other objects, only the class is included."""
+    """Compute a checksum of plain values, arrays, tensors and columns; for other objects, only the class is summed."""
     kind = type(value)
     crc = zlib.crc32(kind.__name__.encode(), crc)
     if isinstance(value, Mapping):

@@ -6,9 +6,9 @@ not on every step.
 
 - A closed folder is intact if each file has its recorded change time or matches its checksums. A mixture of files from
   different states is rejected.
-- The files of an open folder must have the inodes that the process recorded when it opened the folder. If that process
-  was killed, its writes persist in the same files. A copy of an open folder has different inodes and may mix states, so
-  the copy is rejected.
+- The files of an open folder must have the inodes that the process recorded when it opened the folder. If the process
+  that opened the folder was killed, its writes persist in the same files. A copy of an open folder has different inodes
+  and may mix states, so the copy is rejected.
 - A crash of the machine loses unflushed writes, so a folder that was open during a crash is rejected.
 """
 

@@ -7,10 +7,10 @@ The log is a Parquet file without rows, so that other readers of the folder trea
         89abcdef              seal: CRC-32 of all following bytes, or dashes
     footer                schema of the dataset, no row groups; its length; PAR1
 
-An append overwrites the previous seal and footer with the next line, dashes and a footer in one call. Once these bytes
-are on disk, the new seal replaces the dashes. The last line of a sealed log is therefore complete, and a damaged line
-can be distinguished from a truncated line. In format version 1, the log was a text file that consisted of the lines
-alone.
+An append overwrites the previous seal and footer with the next line, dashes and a footer in one call. Once the line,
+the dashes and the footer are on disk, the new seal replaces the dashes. The last line of a sealed log is therefore
+complete, and a damaged line can be distinguished from a truncated line. In format version 1, the log was a text file
+that consisted of the lines alone.
 """
 
 from __future__ import annotations

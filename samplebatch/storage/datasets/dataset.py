@@ -43,9 +43,9 @@ class Dataset:
     """Folder of Parquet files with batches of experience that need not fit into memory.
 
     An append writes the batch as a complete file, called a part, and then adds a line to a commit log. Files without a
-    log line do not belong to the dataset, so a process that is killed during an append loses only that part. Processes
-    can read during an append; several processes can append one after another. Other tools can read the folder, for
-    example `polars.scan_parquet("folder")`, because the log is a Parquet file without rows.
+    log line do not belong to the dataset, so a process that is killed during an append loses only the part that it was
+    appending. Processes can read during an append; several processes can append one after another. Other tools can read
+    the folder, for example `polars.scan_parquet("folder")`, because the log is a Parquet file without rows.
 
     A row is a step, or a sequence if the batches have `seq_lens`. Readers use a snapshot of the dataset; `refresh`
     adopts later commits.

@@ -40,8 +40,8 @@ def write_arrow(
 ) -> None:
     """Write a batch atomically to an Arrow IPC file.
 
-    The bytes are written to a temporary file, which replaces the path once they are on disk. Until then, an existing
-    file at the path is unchanged. Existing memory mappings of that file remain valid.
+    The bytes are written to a temporary file, which replaces the path once they are on disk. Until the replacement, an
+    existing file at the path is unchanged. Memory mappings of the replaced file remain valid.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ from samplebatch.storage.tables.parquet_layout import holds_flags, parquet_field
 
 
 class FileSchema:
-    """Schema of a file and values derived from it; cached for files with the same schema."""
+    """Schema of a file and values derived from the schema; cached for files with the same schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema

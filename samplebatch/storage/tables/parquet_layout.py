@@ -147,7 +147,7 @@ def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _nested_type(tensor: pa.DataType) -> pa.DataType:
-    """Return the nested fixed-size list type of a tensor's shape; the tensor's storage type if it has no elements."""
+    """Return the nested fixed-size list type of a tensor's shape; an empty tensor retains its storage type."""
     shape = tensor.shape
     return tensor.storage_type if 0 in shape else _lists_of(tensor.value_type, shape)
 
