@@ -296,7 +296,7 @@ def test_what_does_not_fit_a_buffer_is_rejected() -> None:
     with pytest.raises(ValueError, match="indices must be the slots"):
         compute_nstep_return(batch, buffer, None, ones)
     for slot in (6, -1):
-        with pytest.raises(RowIndexError, match=rf"slot {slot} must be in \[0, 6\)"):
+        with pytest.raises(RowIndexError, match=rf"slot must be in \[0, 6\), got {slot}"):
             compute_nstep_return(batch, buffer, [0, slot], ones)
     with pytest.raises(ColumnLengthError, match=r"estimates must have 2 rows, one per window, got shape \(3,\)"):
         compute_nstep_return(batch, buffer, [0, 1], lambda *_: np.ones(3))

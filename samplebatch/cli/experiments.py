@@ -76,7 +76,7 @@ def resume_any(folder: Path, flags: Mapping[str, Any], *, plot: Path | None = No
             training = replace(training, parallel=parallel)
         return _run(training, folder, plot=plot, is_resumed=True, allow_pickle=allow_pickle)
     if parallel is not None:
-        raise ArgumentError(f"parallel must be omitted for {str(folder)!r}, which has a single run")
+        raise ArgumentError(f"parallel must be omitted for {str(folder)!r}, which has a single run, got {parallel}")
     return run_training(training, folder, is_resumed=True, plot=plot, allow_pickle=allow_pickle)
 
 

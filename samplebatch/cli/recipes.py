@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, str, type(None))
 class Recipe:
     """Description of an algorithm for the command line.
 
-    - `summary`: the algorithm in a few words.
+    - `summary`: short description of the algorithm.
     - `algorithm`: class of the algorithm; its arguments of plain types are settings.
     - `params`: parameter class of its trainer; its fields of plain types are settings.
     - `make`: function that creates the algorithm from spaces and settings.

@@ -200,7 +200,7 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
 
 
 def _without_range(line: Line) -> Line:
-    """Remove the range of an id column, because ids are names, and keep the count."""
+    """Remove the range of an id column, because ids are names; the count remains."""
     return line._replace(min="", max="", points=()) if line.column in IDS else line
 
 

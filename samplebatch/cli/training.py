@@ -83,8 +83,8 @@ def read_training(
 ) -> Training:
     """Merge options from a file, flags and `--set`; later sources override earlier sources.
 
-    A name that imports a module can execute arbitrary code. Such a name in a file is accepted only with `allow_pickle`,
-    or if a flag repeats the name.
+    A name that imports a module can execute arbitrary code. A file may contain the name of a module to import only with
+    `allow_pickle`, or if a flag repeats the name.
 
     >>> found = read_training(
     ...     None, {"algorithm": "dqn", "source": "CartPole-v1", "steps": 9000}, ["lr=1e-4"]
@@ -184,7 +184,7 @@ def new_folder(training: Training, folder: Path | None, content: str) -> Path:
 def read_resumed(folder: Path, flags: Mapping[str, Any], *, allow_pickle: bool = False) -> Training:
     """Return the options of the run in a folder.
 
-    Raises ArgumentError if a flag contradicts these options.
+    Raises ArgumentError if a flag contradicts the run's options.
     """
     config = folder / CONFIG
     options = read_toml(config)

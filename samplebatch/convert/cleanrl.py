@@ -77,7 +77,7 @@ class CleanRLReplayBuffer:
         truncated episode is stored separately.
     handle_timeout_termination
         Whether an episode end with `"TimeLimit.truncated"` in `infos` is a truncation. CleanRL's scripts pass False,
-        and `done` is true only for terminations.
+        because their `done` is true only for terminations.
     n_steps
         Maximum number of steps per transition; None samples single steps without `discounts`.
     gamma

@@ -76,7 +76,10 @@ def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuff
     columns[names.TERMINATEDS] = flags_of(batch)[0]
     for name, values in columns.items():
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
-            raise ColumnTypeError(f"column {name!r} must be a single numeric array for a cpprb buffer; drop it")
+            kind = values.dtype if isinstance(values, np.ndarray) else "several arrays"
+            raise ColumnTypeError(
+                f"column {name!r} must be a single numeric array for a cpprb buffer, got {kind}; drop it"
+            )
     room = batch.count if capacity is None else whole("capacity", capacity, 1)
     if room < batch.count:
         raise CapacityError(f"capacity must be at least {batch.count}, the number of steps, got {room}")

@@ -187,7 +187,9 @@ def _without_sequences(batch: SampleBatch) -> SampleBatch:
     if names.SEQ_LENS not in batch:
         return batch
     if batch.time_major:
-        raise errors.SequenceError("experience must be batch-major; call to_batch_major() first")
+        raise errors.SequenceError(
+            "experience must be batch-major, got a time-major batch; call to_batch_major() first"
+        )
     columns = {name: column for name, column in rowwise(batch).items() if not names.is_per_sequence(name)}
     flags = replace(batch._flags, zero_padded=False, max_seq_len=None, per_sequence=())
     return batch._of(columns, select(batch._nested, columns), flags)
@@ -218,7 +220,9 @@ def arrays_of(batch: SampleBatch, name: str) -> Any:
 def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
     column = batch.column(path)
     if isinstance(column, VaryingRows):
-        raise errors.ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted; pad it first")
+        raise errors.ColumnTypeError(
+            f"column {path!r} must have rows of equal shape to be converted, got several shapes; pad it first"
+        )
     return column.to_numpy()
 
 
@@ -311,7 +315,9 @@ def _stack_leaf(path: str, rows: list[Any]) -> npt.NDArray[Any]:
     try:
         return np.asarray(rows)
     except ValueError as error:
-        raise errors.ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted") from error
+        raise errors.ColumnTypeError(
+            f"column {path!r} must have rows of equal shape to be converted, got several"
+        ) from error
 
 
 def gather_leaves(steps: list[Any], path: str) -> Any:

@@ -387,14 +387,17 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
         try:
             # The image header contains the size: it is checked before any pixel is decoded.
             with image.open(io.BytesIO(encoded.as_py()), formats=("PNG", "JPEG")) as opened:
-                has_shape: bool = opened.size == (width, height)
-                if has_shape:
+                size = opened.size
+                if size == (width, height):
                     images[row] = np.asarray(opened.convert(mode)).reshape(height, width, channels)
         # Pillow raises many types for damaged images, and warns about suspiciously large ones.
         except (OSError, ValueError, SyntaxError, TypeError, image.DecompressionBombError, Warning) as error:
             raise errors.FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG") from error
-        if not has_shape:
-            raise errors.FormatError(f"row {row} of column {name!r} must be an image of {width} by {height} pixels")
+        if size != (width, height):
+            raise errors.FormatError(
+                f"row {row} of column {name!r} must be an image of {width} by {height} pixels, got "
+                f"{size[0]} by {size[1]}"
+            )
     return images
 
 
@@ -481,7 +484,7 @@ def write_lerobot(
     source
         A batch, a buffer, or an iterable of fragments.
     folder
-        Folder to create. It must not exist or must be empty, and its parent folder must exist.
+        Folder to create. The folder must not exist or must be empty, and its parent folder must exist.
     fps
         Frames per second.
     task
@@ -625,7 +628,8 @@ def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Create a temporary folder, which replaces the target on success and is removed on failure."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise errors.StorageError(f"{str(target)!r} must be a new or empty folder")
+        kind = "a folder with files" if target.is_dir() else "a file"
+        raise errors.StorageError(f"{str(target)!r} must be a new or empty folder, got {kind}")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     temporary.mkdir()
     try:

@@ -122,8 +122,9 @@ def from_rllib_episodes(
     if listed and all(hasattr(episode, "agent_episodes") for episode in listed):
         return _from_several_agents(listed)
     if not listed or not all(hasattr(episode, "extra_model_outputs") for episode in listed):
+        kinds = ", ".join(sorted({type(episode).__name__ for episode in listed})) or "none"
         raise errors.ColumnTypeError(
-            "episodes must contain at least one RLlib episode, and only episodes of the same class"
+            f"episodes must contain at least one RLlib episode, and only episodes of the same class, got {kinds}"
         )
     return experience.join_episodes([parts_of(episode).to_batch() for episode in listed])
 
@@ -833,7 +834,9 @@ def _shape(field: pa.Field, metadata: bytes) -> tuple[int, ...]:
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise errors.FormatError(f"column {field.name!r} must declare the shape of its tensors in its metadata")
     if len(shape) > _MAX_DIMENSIONS:
-        raise errors.FormatError(f"column {field.name!r} must have tensors of at most {_MAX_DIMENSIONS} dimensions")
+        raise errors.FormatError(
+            f"column {field.name!r} must have tensors of at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}"
+        )
     return tuple(shape)
 
 
@@ -853,7 +856,7 @@ def _lists(chunk: pa.Array, name: str) -> pa.Array:
     kind = storage.type
     field_indices = [kind.get_field_index(part) for part in ("data", "shape")] if pa.types.is_struct(kind) else [-1]
     if min(field_indices) < 0 or storage.null_count:
-        raise errors.FormatError(f"column {name!r} must have fields 'data' and 'shape' for each tensor")
+        raise errors.FormatError(f"column {name!r} must have fields 'data' and 'shape' for each tensor, got {kind}")
     data, shapes = map(storage.field, field_indices)
     if not _is_list(shapes.type) or shapes.null_count or not np.all(_lengths(shapes) <= 1):
         raise errors.FormatError(f"column {name!r} must have tensors of equal shape, or one-dimensional tensors")

@@ -283,7 +283,10 @@ def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
     """Copy rows, which are grouped by environment, to the start of arrays of shape (size, n_envs, ...)."""
     if isinstance(theirs, dict):
         if not isinstance(values, dict) or values.keys() != theirs.keys():
-            raise errors.ColumnMismatchError(f"column {name!r} must have the parts of its space, {', '.join(theirs)}")
+            parts = ", ".join(values) if isinstance(values, dict) else "a single array"
+            raise errors.ColumnMismatchError(
+                f"column {name!r} must have the parts of its space, {', '.join(theirs)}, got {parts}"
+            )
         for part, inner in theirs.items():
             _fill(inner, values[part], f"{name}.{part}", length)
         return
@@ -689,7 +692,7 @@ class SB3RolloutBuffer:
         """
         if self.full:
             raise errors.CapacityError(
-                f"a rollout must contain at most {self.buffer_size} steps per environment; call reset"
+                f"a rollout must contain at most {self.buffer_size} steps per environment, got another; call reset"
             )
         lead = (self.n_envs,)
         actions = fit_rows("action", action, (np.dtype(self.action_space.dtype), (*lead, self._action_dim)))

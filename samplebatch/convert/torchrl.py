@@ -349,7 +349,7 @@ class TorchRLReplayBuffer:
         """
         for name in ("td_error", "index"):
             if name not in td.keys():  # noqa: SIM118 - iteration goes over rows
-                raise errors.ColumnNotFoundError(f"td must have the entry {name!r} to set priorities")
+                raise errors.ColumnNotFoundError(f"td must have the entry {name!r} to set priorities, got none")
         self.update_priority(td["index"], td["td_error"], td.get("generation", None))
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:

@@ -1,9 +1,9 @@
 """Adapters of multi-agent environments: the base class, and adapters for RLlib and both PettingZoo interfaces.
 
 An adapter contains one environment and the environment's current episode. `groups` are the agents that act next. `step`
-executes the actions of these agents and returns all outcomes that are known. If agents act simultaneously, `step`
-returns the outcomes of the executed actions. In turn-based environments, an agent observes the outcome of its action at
-its next turn.
+executes the actions of the agents in `groups` and returns all outcomes that are known. If agents act simultaneously,
+`step` returns the outcomes of the executed actions. In turn-based environments, an agent observes the outcome of its
+action at its next turn.
 """
 
 from __future__ import annotations

@@ -627,7 +627,7 @@ class AsyncStepResult(NamedTuple):
       shape (k, ...) each. If a step ended an episode, `new_obs` is the final observation. None if k is 0.
     - `step_infos`: infos of the steps.
     - `ended`: indices of environments whose episode ended.
-    - `ready`: indices of environments that are ready for an action, ascending, shape (m,). Such environments have
+    - `ready`: indices of environments that are ready for an action, ascending, shape (m,). Ready environments have
       completed a step that did not end the episode, or have started an episode.
     - `obs`, `infos`: observations (one array per leaf) and infos of the ready environments. `obs` is empty if m is 0.
     """

@@ -96,7 +96,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives, self._is_over = 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Continue the game with a no-op after a lost life; start a new game after its end or if a seed is passed."""
+        """Continue the game with a no-op after a lost life; start a new game if the game ended or a seed is passed."""
         if self._is_over or seed is not None:
             start = self.env.reset(seed=seed, options=options)
         else:
@@ -116,7 +116,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that executes the action FIRE at the start of each episode, and after a lost life within an episode.
 
-    A policy that is trained with this wrapper does not learn to start a life with FIRE, so evaluate it with the
+    A policy that is trained with this wrapper does not learn to start a life with FIRE, so evaluate the policy with the
     wrapper, too.
     """
 
@@ -129,7 +129,7 @@ class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return start
 
     def step(self, action: Any) -> Any:
-        """Step the environment, and execute FIRE if a life was lost and the episode continues; add both rewards."""
+        """Step the environment, and execute FIRE if a life was lost and the episode continues; rewards are added."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         before, self._lives = self._lives, _count_lives(self)
         if self._lives < before and not (terminated or truncated):

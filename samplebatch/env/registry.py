@@ -189,8 +189,8 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
 def imports_module(name: str) -> bool:
     """Return whether the creation of an environment imports a module that its name specifies.
 
-    Registered ids, such as `CartPole-v1`, do not import modules. Without permission, names that are read from files
-    must be registered ids.
+    Registered ids, such as `CartPole-v1`, do not import modules. Names that are read from files must be registered ids
+    unless the caller permits imports.
 
     >>> [
     ...     imports_module(name)

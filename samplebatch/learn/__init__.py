@@ -1,6 +1,7 @@
 """Policies, algorithms and trainers in torch.
 
-Public names are imported on first use, because most of them import torch. No lower package imports this one.
+Public names are imported on first use, because most of them import torch. Lower packages do not import
+`samplebatch.learn`.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
     .. math:: y = \sum_{i<k} \gamma^i r_i + \gamma^k (1 - d_k) Q'(s_k, a')
 
     with k steps up to `n_step_return_horizon`, termination d_k, a target critic Q' and an action a' chosen by the
-    algorithm. Rewards and s_k are read from the buffer for each sample, so a hindsight buffer relabels the goals of
-    both.
+    algorithm. Rewards and s_k are read from the buffer for each sample, so a hindsight buffer replaces the goals in s_k
+    and recomputes the rewards.
 
     Parameters
     ----------

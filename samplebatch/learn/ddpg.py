@@ -25,7 +25,7 @@ class DDPG(ActionValueLearner[ContinuousDeterministicPolicy], OffPolicyAlgorithm
     """Deep deterministic policy gradient, for continuous actions (Lillicrap et al., arXiv:1509.02971, algorithm 1).
 
     Targets bootstrap from the target critic's values of the target policy's actions. Each update performs one gradient
-    step of the critic and one of the policy, and then updates the target networks.
+    step of the critic and one gradient step of the policy, and then updates the target networks.
 
     Parameters
     ----------

@@ -30,8 +30,8 @@ def _behaviour_log_probabilities(batch: Batch) -> torch.Tensor:
     """Return the log-probabilities of the actions under the behaviour policy, shape (n,)."""
     if ACTION_LOGP not in batch:
         raise ColumnNotFoundError(
-            f"rows must have column {ACTION_LOGP!r}, the log-probability of each action under the behaviour policy; "
-            "create the algorithm before collectors and workers, so that its policy records the column"
+            f"rows must have column {ACTION_LOGP!r}, the log-probability of each action under the behaviour policy, "
+            "got none; create the algorithm before collectors and workers, so that its policy records the column"
         )
     recorded: torch.Tensor = batch[ACTION_LOGP]
     return recorded
@@ -52,8 +52,8 @@ class IMPALA(A2C):
     """Importance-weighted actor-learner: policy gradient with V-trace targets (Espeholt et al., arXiv:1802.01561).
 
     Steps may be collected by older policies, so workers can collect during updates (`asynchronous` and `overlap` of
-    `OnPolicyTrainerParams`). The policy records the log-probability of each action in the column `action_logp`: create
-    the algorithm before collectors and workers.
+    `OnPolicyTrainerParams`). The policy records the log-probability of each action in the column `action_logp`, so
+    create the algorithm before collectors and workers.
 
     Parameters
     ----------

@@ -99,7 +99,9 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         for policy_id, rows in _turns(batch, self._policies).items():
             decision = self._policies[policy_id](_own_rows(batch, rows))
             if decision.get("state") is not None and len(decision.state):
-                raise PolicySpecError(f"policies of agents that take turns must have no state, {policy_id!r} has one")
+                raise PolicySpecError(
+                    f"policies of agents that take turns must have no state, got a state of {policy_id!r}"
+                )
             actions = np.asarray(to_numpy(decision.act))
             if acts is None:
                 acts = np.zeros((len(batch.obs.agent_id), *actions.shape[1:]), actions.dtype)

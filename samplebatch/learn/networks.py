@@ -182,7 +182,7 @@ _PEER_MODULES = tuple(f"tianshou.utils.net.{name}" for name in ("common", "discr
 
 
 def _peer_class(kind: type[Any]) -> type[Any]:
-    """Return Tianshou's class with the name of a network's class if Tianshou is loaded; otherwise the class."""
+    """Return the Tianshou class with the name of a network's class if Tianshou is loaded, or the network's class."""
     if kind.__module__.startswith("samplebatch."):
         for name in _PEER_MODULES:
             peer: type[Any] | None = getattr(sys.modules.get(name), kind.__name__, None)
@@ -670,7 +670,7 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
 class LaggedNetwork(nn.Module):
     """Target network: a copy (`module`) of a source network, updated from the source and never trained itself.
 
-    Always in evaluation mode; its parameters require no gradients.
+    A target network is always in evaluation mode, and its parameters require no gradients.
 
     >>> source = nn.Linear(1, 1)
     >>> target = LaggedNetwork(source)

@@ -129,7 +129,9 @@ class RunningMeanStd(nn.Module):
         squares = self.var * self.count + var * count + shift.square() * (self.count * count / total)
         new_var = squares / total
         if not bool(new_mean.isfinite().all() and new_var.isfinite().all()):
-            raise ArgumentError("rows of running statistics must have a variance that float64 can represent")
+            raise ArgumentError(
+                "rows of running statistics must have a variance that float64 can represent, got an overflow"
+            )
         # In place: workers and views of `state_dict` share the storage.
         self.mean.copy_(new_mean)
         self.var.copy_(new_var)
@@ -190,7 +192,7 @@ class AddedRows:
         return rings.slots_since(counted)
 
     def state_dict(self) -> list[int] | None:
-        """Return the row counts of the buffer; after `load_state_dict`, they apply to the next buffer."""
+        """Return the row counts of the buffer; after `load_state_dict`, the counts apply to the next buffer."""
         return None if self._writes is None else self._writes.tolist()
 
     def load_state_dict(self, state: list[int] | None) -> None:

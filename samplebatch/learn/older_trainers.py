@@ -56,7 +56,7 @@ def onpolicy_trainer(
     Raises
     ------
     ArgumentError
-        If an argument is unknown, the algorithm is off-policy, or the number of passed collection amounts is not one.
+        If an argument is unknown, the algorithm is off-policy, or not exactly one collection amount is passed.
     """
     if collect_per_step is not None:
         episode_per_collect = collect_per_step
@@ -113,7 +113,7 @@ def offpolicy_trainer(
     Raises
     ------
     ArgumentError
-        If an argument is unknown, or the number of passed collection amounts is not one.
+        If an argument is unknown, or not exactly one collection amount is passed.
     """
     if (collect_per_step is None) == (step_per_collect is None):
         raise ArgumentError(

@@ -20,7 +20,7 @@ class LRSchedulerFactory(ABC):
 
     @abstractmethod
     def create_scheduler(self, optim: torch.optim.Optimizer) -> LRScheduler:
-        """Create the schedule of an optimizer, which is stepped once per update of the algorithm."""
+        """Create the learning-rate schedule of an optimizer; algorithms step the schedule once per update."""
 
 
 class LRSchedulerFactoryLinear(LRSchedulerFactory):

@@ -266,8 +266,8 @@ class Policy(nn.Module, ABC):
         Networks receive `(obs - mean) / std`, clipped; collectors and buffers store unnormalized observations.
         On-policy algorithms and MAPPO add the observations of each update to the statistics after its gradient steps.
         Algorithms that sample from a replay buffer add each row once, before the first update after the row was added;
-        from other sources, such as datasets, they add the observations of each sample. The statistics are part of
-        `state_dict`, and therefore of the weights for workers, of checkpoints and of exported policies.
+        from other sources, such as datasets, the algorithms add the observations of each sample. The statistics are
+        part of `state_dict`, and therefore of the weights for workers, of checkpoints and of exported policies.
 
         Parameters
         ----------

@@ -670,7 +670,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 self._returns.add({name: value})
 
     def _record_update(self, stats: Any) -> None:
-        """Check losses unless `allow_nonfinite`, smooth them, and log the statistics and duration of an update."""
+        """Check losses unless `allow_nonfinite`, smooth the losses, and log an update's statistics and duration."""
         metrics = stats.get_loss_stats_dict()
         if not (self.params.allow_nonfinite or getattr(self.algorithm, "allow_nonfinite", False)):
             require_finite_losses(metrics)

@@ -147,6 +147,7 @@ def _bounds(map_action: Any, space: Any) -> tuple[Any, Any]:
         )
     if map_action == "scale" and not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise PolicySpecError(
-            "the action space must have finite bounds for map_action='scale'; use 'clip' or a function"
+            "the action space must have finite bounds for map_action='scale', got infinite ones; use 'clip' or "
+            "a function"
         )
     return low, high

@@ -61,7 +61,7 @@ class Actor:
     - `hidden_state`: name of an additional column for the state after each step, which Tianshou's collector stores;
       None for no such column. The state before each step is always stored, in `state_in_0`, `state_in_1`, ...
 
-    Its attributes:
+    Attributes of the actor:
     - `action_unit`, `random_unit`: units of recorded actions: of the policy's actions and of random actions.
     - `unmaps_random`: whether random actions are converted to the policy's unit before they are recorded (see `unmap`).
 

@@ -45,7 +45,7 @@ class PeerPolicy(ABC):
 
     - `policy`: object of the other library.
     - `map_action`, `map_action_inverse`: conversion of recorded actions to environment actions and its inverse; None if
-      they are equal.
+      recorded actions equal environment actions.
     - `action_unit`: unit of recorded actions; None if they are not mapped.
     """
 

@@ -94,7 +94,7 @@ def gae(
         after the last element of each row, shape (rows,), which is 0 for a terminated row; None if all rows are
         terminated.
     gamma, gae_lambda
-        Discount per step, and decay of the estimates. Defaults: 0.99 and 0.95; for ragged rewards, 1 and 1.
+        Discount per step, and decay of the estimates. The defaults are 0.99 and 0.95, or 1 and 1 for ragged rewards.
 
     Returns
     -------
@@ -274,7 +274,7 @@ def discounted_returns(
         or an unfinished last row replaces the rewards of later steps; other estimates are ignored. For ragged rewards,
         one estimate per row, as in `gae`. None represents zeros.
     gamma
-        Discount per step. Default: 0.99; for ragged rewards 1.
+        Discount per step. The default is 0.99, or 1 for ragged rewards.
 
     Returns
     -------
@@ -426,7 +426,7 @@ def nstep_of_rings(
         last,
     )
     if invalid >= 0:
-        raise RowIndexError(f"slot {slots[invalid]} must be in [0, {len(reward)})")
+        raise RowIndexError(f"slot must be in [0, {len(reward)}), got {slots[invalid]}")
     if not is_ready:
         return NStep(_sum_windows(reward, ends, slots, last, gamma), discount, last)
     return NStep(returns.reshape(n, *reward.shape[1:]), discount, last)

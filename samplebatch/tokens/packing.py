@@ -194,7 +194,7 @@ def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B
 
 
 def _beside(batch: SampleBatch[Any], columns: dict[str, Column]) -> dict[str, Column]:
-    """Move columns to the device of the batch's ragged tensors, if it has any."""
+    """Move columns to the device of the batch's ragged tensors, if the batch has ragged tensors."""
     tensors = [column for column in ragged_columns(batch).values() if isinstance(column, RaggedTorchColumn)]
     if not tensors:
         return columns

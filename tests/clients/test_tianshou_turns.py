@@ -219,5 +219,5 @@ def test_mistakes_with_agents_that_take_turns_are_reported() -> None:
         return Batch(act=np.zeros(len(batch)), state=Batch(h=np.zeros(len(batch))))
 
     remembers: Any = MultiAgentPolicy(dict.fromkeys(AGENTS, recurrent))  # type: ignore[arg-type]
-    with pytest.raises(PolicySpecError, match="agents that take turns must have no state, 'north' has one"):
+    with pytest.raises(PolicySpecError, match="agents that take turns must have no state, got a state of 'north'"):
         remembers(Batch.stack(steps(2, Batch, False)))
