@@ -90,7 +90,7 @@ class RowIndexError(SampleBatchError, IndexError):
 
 
 class SequenceError(SampleBatchError, ValueError):
-    """Sequence lengths, padding or time layout prevent the operation."""
+    """The sequence lengths, padding or time layout of a batch prevent an operation."""
 
 
 class PriorityError(SampleBatchError, ValueError):
@@ -106,7 +106,7 @@ class FormatError(SampleBatchError, ValueError):
 
 
 class UntrustedPickleError(SampleBatchError, ValueError):
-    """Reading the data requires unpickling, which the caller has not permitted."""
+    """Reading data requires unpickling, which the caller has not permitted."""
 
 
 class UnstorableError(SampleBatchError, NotImplementedError):
@@ -134,7 +134,7 @@ class RingError(SampleBatchError, ValueError):
 
 
 class CapacityError(SampleBatchError, ValueError):
-    """A batch exceeds the capacity of a channel, buffer or limit."""
+    """A batch exceeds the capacity of a channel or a buffer, or another limit."""
 
 
 class ChannelTimeoutError(SampleBatchError, TimeoutError):

@@ -304,7 +304,7 @@ def gae_rows(
     advantages: Floats,
     returns: Floats,
 ) -> None:
-    """Estimate advantages in one backward pass over rows; each row is one trajectory.
+    """Estimate advantages in one backward pass per row, where each row is one trajectory.
 
     rewards, values: elements of all rows, shape (m,).
     last_values: estimates after the last element of each row, shape (n,).
@@ -340,7 +340,7 @@ def count_positions(offsets: Indices, positions: Indices) -> None:
 def copy_rows(source: Bytes, starts: Indices, lengths: Indices, target: Bytes) -> None:
     """Copy rows of any lengths into contiguous memory, as fast as a single copy of all bytes.
 
-    source: bytes that contain the rows.
+    source: array of bytes that contains the rows.
     starts, lengths: first byte and number of bytes of each row, shape (n,), within `source`.
     target: output: concatenated bytes of all rows; the size is the sum of the lengths.
     """

@@ -212,7 +212,7 @@ def is_state_out(name: str) -> bool:
 
 
 def is_per_sequence(name: str) -> bool:
-    """Return whether a column has one row per sequence in a batch with sequences.
+    """Return whether a column has one row per sequence, and not one row per step, in a batch with sequences.
 
     >>> [n for n in ("obs", "seq_lens", "state_in_0", "state_out_0") if is_per_sequence(n)]
     ['seq_lens', 'state_in_0']
@@ -253,7 +253,7 @@ def is_policy_id(value: object) -> bool:
 
 
 def policy_seed(policy: PolicyID) -> bytes:
-    r"""Return seed bytes for a policy's random generators, which are unique per policy id.
+    r"""Return seed bytes that are unique per policy id, for the random generators of a policy.
 
     >>> policy_seed("1"), policy_seed(1)
     (b'1', b'\x001')

@@ -89,7 +89,7 @@ class Store(ABC):
 
     @abstractmethod
     def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
-        """Return the size in bytes of the rows that `take` would gather, without allocating memory."""
+        """Return the size in bytes of the rows that `take` would gather, without gathering the rows."""
 
     @abstractmethod
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
@@ -430,7 +430,7 @@ class RaggedStore(Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int) -> RaggedStore:
-        """Create an empty store with the layout of the rows."""
+        """Create an empty store with the dtype and number of dimensions of the given rows."""
         rows = ragged_rows(first_rows, name)
         store = cls(name, slots, rows.dtype, rows.ndim)
         store._is_open = not len(rows.flat)
@@ -483,7 +483,7 @@ class RaggedStore(Store):
         self._end += count
 
     def _compact(self, slots: Slots, count: int) -> None:
-        """Move the rows of all other slots to a new array with space for `count` more elements and spare space."""
+        """Move the rows of all other slots to a new array, with capacity for at least `count` more elements."""
         lengths = self._lengths.copy()
         lengths[slots] = 0
         required = int(lengths.sum()) + count

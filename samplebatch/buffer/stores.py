@@ -42,9 +42,10 @@ class _Chunk:
 class CompressedStore(store.Store):
     """Store of rows of equal shape, such as images, in chunks of slots that are compressed with LZ4.
 
-    A chunk is open (uncompressed) while its rows are written, and sealed (compressed as one block) when all its rows
-    have been written. When a sealed chunk is overwritten, its rows are decompressed, so that rows not yet overwritten
-    remain readable. At most `max_open` chunks are open; the least recently written chunks are sealed first.
+    A chunk is open (uncompressed) while rows are being written to it, and is sealed (compressed as one block) when all
+    of its rows have been written. When a row of a sealed chunk is overwritten, all rows of the chunk are decompressed,
+    so that the remaining rows stay readable. At most `max_open` chunks are open; if the limit is exceeded, the least
+    recently written chunk is sealed.
 
     max_open: maximum number of open chunks: two per write position, plus a few spare chunks.
 
@@ -274,7 +275,7 @@ class Stores:
         return store_for(name, first_rows, slots, self.allocate)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> store.Store:
-        """Create an empty store of a kind for rows that another store's `to_column` returned."""
+        """Create an empty store of the given kind, for rows that another store's `to_column` returned."""
         if kind == "object":
             return store.ObjectStore(name, slots, row_shape)
         if kind == "compressed":
@@ -284,7 +285,7 @@ class Stores:
         return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
 
     def for_final_observations(self) -> Self:
-        """Return a factory for final observations: uncompressed, and ragged if the observations are ragged."""
+        """Return a factory for stores of final observations, which are uncompressed, and ragged if observations are."""
         ragged = (f"obs_next{name[3:]}" for name in self.ragged if covers(("obs",), name))
         return replace(self, compress=(), ragged=(*self.ragged, *ragged))
 

@@ -73,13 +73,13 @@ class SumTree:
     def set(self, slots: npt.ArrayLike, weights: npt.ArrayLike) -> None:
         """Set weights of slots.
 
-        slots: integers in [0, size), shape (n,).
+        slots: numbers of slots, integers in [0, size), shape (n,).
         weights: shape (n,), or one weight for all. For duplicate slots, the last weight wins.
 
         Raises ColumnLengthError if the number of weights differs from the number of slots. Raises PriorityError if a
         weight is negative, NaN, infinite, or large enough for a sum to overflow. Raises RowIndexError if a slot is
-        outside [0, size), or slots are not integers; the message contains the first invalid slot. After an error, no
-        weight has changed.
+        outside [0, size), or slots are not integers; the message contains the first invalid slot. If an error is
+        raised, no weight is changed.
         """
         slot_array = np.asarray(slots)
         if slot_array.dtype.kind not in "iu" and slot_array.size:

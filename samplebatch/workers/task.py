@@ -46,7 +46,7 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Specification of a worker's environments and policy, which is pickled to its process.
+    """Specification of a worker's environments and policy, which is pickled to the worker's process.
 
     - `index`: index of the worker, counted from 0.
     - `envs`: ids or functions that create the worker's environments.
@@ -82,7 +82,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Request:
-    """Request to one worker to collect steps, which is pickled to its process.
+    """Request to one worker to collect steps, which is pickled to the worker's process.
 
     - `n_step`, `n_episode`: number of steps or episodes to collect; unlimited if both are None.
     - `fragment_length`: environment steps per fragment; None for a single fragment.
@@ -100,7 +100,7 @@ class Request:
 
 @dataclass(frozen=True)
 class StateRequest(Request):
-    """Request to one worker to return or restore its state, which is pickled to its process.
+    """Request to one worker to return or restore its state, which is pickled to the worker's process.
 
     - `state`: state to restore; None to return the worker's state.
     - `earlier_versions`: as in `WorkerSpec`; only used if `state` is not None.
@@ -222,7 +222,7 @@ class Task(ABC):
 
     @abstractmethod
     def _collect(self, request: Request) -> Fragment:
-        """Collect the next fragment of a request, and drop the request after its last fragment."""
+        """Collect the next fragment of a request; after the last fragment, set the current request to None."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the picklable state of the task between two requests, for `load_state_dict`."""
@@ -245,7 +245,7 @@ class Task(ABC):
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def _exploring(self) -> list[tuple[Any, Any]]:
-        """Return the policies that have an exploration state outside their weights, with their ids."""
+        """Return pairs of id and policy for the policies whose exploration state is not part of the weights."""
         policies = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
         owners = [(policy_id, unwrap_policy(policy)) for policy_id, policy in policies.items()]
         return [(policy_id, policy) for policy_id, policy in owners if hasattr(policy, "get_exploration_state")]
@@ -399,7 +399,7 @@ def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> T
 def answer(task: Task, request: StateRequest) -> dict[str, Any]:
     """Restore a task from the state in a request, or return its state.
 
-    If the state cannot be saved, the result contains the reason as `refused`.
+    If the state cannot be saved, the result contains the reason under the key `refused`.
     """
     if request.state is not None:
         task.load_state_dict(request.state["task"], request.earlier_versions)
@@ -429,7 +429,7 @@ def _only_policy(policies: Mapping[str, Any]) -> Any:
 
 
 def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any, Any]:
-    """Return the spaces of a policy's first agent, or of the first agent if `policy_id` is None.
+    """Return the spaces of a policy's first agent, or of the environment's first agent if `policy_id` is None.
 
     Both spaces are None if the environment has no such agent.
     """
