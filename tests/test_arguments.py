@@ -65,7 +65,7 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("wrong", [2.5, 2.0, float("nan"), True, "2", -2], ids=str)
 @pytest.mark.parametrize("name", sorted(NUMBERS))
-def test_numbers_of_things_are_integers(name: str, wrong: Any) -> None:
+def test_counts_must_be_integers(name: str, wrong: Any) -> None:
     if name == "batch_size" and wrong == -2:
         assert len(NUMBERS[name](wrong)[1]) == 0
         return
@@ -87,7 +87,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("number", [np.int64(2), np.uint8(2)], ids=repr)
 @pytest.mark.parametrize("name", MADE)
-def test_numbers_of_things_may_be_numpys(name: str, number: Any) -> None:
+def test_counts_may_be_numpy_integers(name: str, number: Any) -> None:
     assert MADE[name](NUMBERS[name](number)) == MADE[name](NUMBERS[name](2))
 
 
@@ -122,7 +122,7 @@ def nstep_return(gamma: Any) -> Any:
 
 @pytest.mark.parametrize("wrong", [2, -0.1, float("nan"), float("inf"), "0.9", True], ids=str)
 @pytest.mark.parametrize("place", sorted(DISCOUNTS))
-def test_discounts_are_between_0_and_1(place: str, wrong: Any) -> None:
+def test_discounts_must_be_between_0_and_1(place: str, wrong: Any) -> None:
     name, call = DISCOUNTS[place]
     with pytest.raises(ArgumentError, match=f"^{name} must be a number from 0 to 1, got {wrong!r}$"):
         call(wrong)
@@ -130,7 +130,7 @@ def test_discounts_are_between_0_and_1(place: str, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5])
-def test_stacks_are_checked_wherever_they_are_set(wrong: Any) -> None:
+def test_stack_num_is_validated_at_every_assignment(wrong: Any) -> None:
     buf = filled()
     with pytest.raises(ArgumentError, match="stack_num"):
         buf.stack_num = wrong
@@ -140,7 +140,7 @@ def test_stacks_are_checked_wherever_they_are_set(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("draw", ["sample", "n_step", "gamma", "batch_size", "stretches", "names", "next", "agents"])
-def test_what_is_rejected_draws_nothing(draw: str) -> None:
+def test_rejected_calls_draw_no_random_numbers(draw: str) -> None:
     buf = filled()
     masked = ReplayBuffer(4)
     masked.add(Batch(obs=1, act=0, rew=1.0, terminated=False, truncated=False, mask=1))
@@ -163,7 +163,7 @@ def test_what_is_rejected_draws_nothing(draw: str) -> None:
 
 @pytest.mark.parametrize("wrong", [0.5, 2, -1, float("nan")])
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
-def test_flags_are_0_or_1(name: str, wrong: Any) -> None:
+def test_flags_must_be_0_or_1(name: str, wrong: Any) -> None:
     for buf in (filled(), ReplayBuffer(4)):
         before = len(buf)
         row = Batch(obs=9, act=0, rew=1.0, terminated=False, truncated=False, obs_next=10)
@@ -192,7 +192,7 @@ def test_flags_are_0_or_1(name: str, wrong: Any) -> None:
         MultiAgentReplayBuffer(4).add(MultiAgentBatch({"walker": part}, 2))
 
 
-def test_columns_to_compress_are_columns() -> None:
+def test_columns_to_compress_must_exist() -> None:
     row = Batch(obs={"camera": np.zeros((4, 4), np.uint8)}, act=0, rew=1.0, terminated=False, truncated=False)
     for name, hint in (("typo", "got 'typo'; there are"), ("obs.camra", "did you mean 'obs.camera'")):
         for option in ("compress", "ragged"):
@@ -205,7 +205,7 @@ def test_columns_to_compress_are_columns() -> None:
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 4), (84, 84, 1), (84, 84)], ids=str)
-def test_images_are_no_stacks_of_frames(shape: tuple[int, ...]) -> None:
+def test_images_are_rejected_as_frame_stacks(shape: tuple[int, ...]) -> None:
     frames = np.zeros(shape, np.uint8)
     for obs in (frames, {"camera": frames}):
         buf = ReplayBuffer(4, save_only_last_obs=True)
@@ -218,13 +218,13 @@ def test_images_are_no_stacks_of_frames(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 84, 84), (4, 84, 84, 3), (1, 84, 84, 4), (4,), (4, 17)], ids=str)
-def test_stacks_of_frames_are_stored_by_the_last(shape: tuple[int, ...]) -> None:
+def test_only_the_last_frame_of_a_stack_is_stored(shape: tuple[int, ...]) -> None:
     buf = ReplayBuffer(4, save_only_last_obs=True)
     buf.add(Batch(obs=np.zeros(shape), act=0, rew=1.0, terminated=False, truncated=False))
     assert buf.obs.shape == (4, *shape[1:])
 
 
-def test_conventions_are_those_there_are() -> None:
+def test_unknown_naming_conventions_are_rejected() -> None:
     with pytest.raises(
         ArgumentError, match="convention must be one of 'rllib', 'tianshou', got 'tianshu'; did you mean"
     ):
@@ -236,12 +236,12 @@ def test_conventions_are_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), 0, -1.0, "1"], ids=str)
-def test_times_are_numbers_above_0(wrong: Any) -> None:
+def test_durations_must_be_positive(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="stall_timeout_s must be a number above 0"):
         RolloutWorkers("random", "CartPole-v1", stall_timeout_s=wrong)
 
 
-def test_an_update_that_fails_changes_nothing() -> None:
+def test_a_failed_update_does_not_change_the_batch() -> None:
     for batch in (SampleBatch(a=[1, 2], b={"x": [3, 4]}), SampleBatch(a=[0, 1, 2], b={"x": [0, 3, 4]})[1:]):
         a = batch["a"]
         with pytest.raises(ValueError, match="'c'"):

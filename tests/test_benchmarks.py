@@ -56,7 +56,7 @@ def test_contestants_that_disagree_are_detected() -> None:
         measure(wrong, QUICK)
 
 
-def test_work_in_place_gets_a_fresh_argument_every_call() -> None:
+def test_in_place_benchmarks_receive_a_new_argument_each_call() -> None:
     seen: list[list[int]] = []
     way = Way(lambda *_: [1, 2], lambda items: seen.append(list(items)) or items.clear(), fresh=list)
     measure(Row("clear", lambda: None, {"numpy": way}, view=None), replace(QUICK, rounds=3))
@@ -70,7 +70,7 @@ def test_a_quick_run_calls_each_contestant_to_check_it_and_to_time_it() -> None:
     assert calls == ["bare", "numpy"] * 2
 
 
-def test_quick_runs_leave_out_a_way_that_takes_long_to_start() -> None:
+def test_quick_runs_omit_contestants_that_start_slowly() -> None:
     ways = {"bare": Way(lambda *_: 1, lambda n: n), "numpy": Way(lambda *_: 1, lambda n: n, quick=False)}
     declared = Row("slow", lambda: None, ways)
     assert measure(declared, QUICK).us.keys() == {"bare"}
@@ -86,7 +86,7 @@ def test_quick_runs_leave_out_a_way_that_takes_long_to_start() -> None:
         (np.zeros((1, 2)), np.zeros(2), "result"),
     ],
 )
-def test_differs_names_the_place(a: object, b: object, where: str | None) -> None:
+def test_differs_reports_the_position(a: object, b: object, where: str | None) -> None:
     assert differs(a, b) == where
 
 
@@ -124,7 +124,7 @@ def test_command_line_filters_and_writes_json(tmp_path, capsys) -> None:
     assert [r["work"] for r in json.loads(path.read_text())["rows"]] == ["sb.slice"]
 
 
-def test_command_line_rejects_what_is_not_there(capsys) -> None:
+def test_command_line_rejects_unknown_names(capsys) -> None:
     for arguments in (["nothing"], ["batch", "--filter", "nothing"]):
         with pytest.raises(SystemExit):
             main(arguments)
@@ -140,7 +140,7 @@ def test_everything_can_be_pinned_to_one_core() -> None:
     assert done.stdout.rstrip().endswith("; 1 core.")
 
 
-def test_missing_peer_is_left_out_and_named() -> None:
+def test_missing_peer_is_omitted_and_reported() -> None:
     program = (
         "import sys; sys.modules['tensordict'] = None\n"
         "from benchmarks.peers import _MAKERS, library\n"

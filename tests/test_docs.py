@@ -57,7 +57,7 @@ def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @each_page
-def test_modules_that_pages_name_exist(page: Path) -> None:
+def test_modules_mentioned_on_pages_exist(page: Path) -> None:
     text = page.read_text()
     folders = "batch|buffer|column|convert|env|policy|rollout|storage|transport|workers"
     named = {f"samplebatch/{found}" for found in re.findall(rf"`(?:samplebatch/)?((?:{folders})/[\w/]*\.py)`", text)}
@@ -68,7 +68,7 @@ def test_modules_that_pages_name_exist(page: Path) -> None:
 @pytest.mark.parametrize(
     "page", ["batches", "buffers", "builders", "columns", "convert", "nested", "rollout", "files", "learn", "trainers"]
 )
-def test_reference_names_no_private_module(page: str) -> None:
+def test_reference_contains_no_private_module(page: str) -> None:
     listed = re.findall(r"^::: (\S+)\.(\w+)$", (ROOT / "docs" / "api" / page / "index.md").read_text(), re.MULTILINE)
     assert listed
     private = [f"{door}.{name}" for door, name in listed if name not in getattr(import_module(door), "__all__", ())]

@@ -34,26 +34,26 @@ def run(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("script", ["ppo_cartpole", pytest.param("dqn_cartpole", marks=pytest.mark.long)])
-def test_learners_get_better_than_chance(script: str) -> None:
+def test_learners_become_better_than_random_actions(script: str) -> None:
     pytest.importorskip("gymnasium")
     returned = runpy.run_path(str(EXAMPLES / f"{script}.py"))["main"](10_000, seed=0)
     assert returned > 50  # random actions bring 22
 
 
 @pytest.mark.long
-def test_two_policies_get_better_than_chance() -> None:
+def test_two_policies_become_better_than_random_actions() -> None:
     pytest.importorskip("mpe2")
     trained, random = runpy.run_path(str(EXAMPLES / "ppo_speaker_listener.py"))["main"](16_000, seed=0)
     assert trained > random + 4
 
 
-def test_two_processes_pass_every_step() -> None:
+def test_two_processes_transfer_every_step() -> None:
     pytest.importorskip("gymnasium")
     steps = [int(found) for found in re.findall(r"(\d+) steps", run("two_processes.py"))]
     assert steps == list(range(200, 2001, 200))
 
 
-def test_many_workers_pass_every_step_and_follow_the_weights() -> None:
+def test_many_workers_send_every_step_and_receive_new_weights() -> None:
     pytest.importorskip("gymnasium")
     lines = run("many_workers.py", "--workers", "4", "--fragments", "3").splitlines()
     assert [int(line.split()[0]) for line in lines] == [200, 400, 600]

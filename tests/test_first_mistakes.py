@@ -262,7 +262,9 @@ lib_table: Any = ReplayTable
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_first_mistakes_are_answered(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_mistakes_are_reported_with_the_fix(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     call, way_out = MISTAKES[mistake]
     with pytest.raises(Exception, match=way_out) as answer:
@@ -281,7 +283,7 @@ def test_first_mistakes_are_answered(mistake: str, tmp_path: Path, monkeypatch: 
     ],
     ids=["algorithm", "swapped", "environment", "table", "command"],
 )
-def test_first_mistakes_of_commands_are_answered(arguments: list[str], way_out: str) -> None:
+def test_common_mistakes_of_commands_are_reported_with_the_fix(arguments: list[str], way_out: str) -> None:
     if arguments[0] == "train":
         pytest.importorskip("torch")
     result = CliRunner().invoke(application(), arguments)
@@ -289,7 +291,7 @@ def test_first_mistakes_of_commands_are_answered(arguments: list[str], way_out: 
     assert way_out in result.output + (result.stderr or "")
 
 
-def test_a_missing_main_guard_is_named(tmp_path: Path) -> None:
+def test_a_missing_main_guard_is_reported(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "from samplebatch import RolloutWorkers\n"
@@ -300,7 +302,7 @@ def test_a_missing_main_guard_is_named(tmp_path: Path) -> None:
     assert 'under `if __name__ == "__main__":`' in result.stderr
 
 
-def test_a_missing_extra_is_named() -> None:
+def test_a_missing_extra_is_reported() -> None:
     program = "import sys; sys.modules['torch'] = None; from samplebatch.learn import PPO"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
     assert "pip install 'samplebatch[torch]'" in result.stderr

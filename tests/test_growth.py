@@ -11,7 +11,7 @@ import pytest
 from benchmarks.scripts import growth
 
 
-def test_every_work_is_timed_at_every_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_workload_is_timed_at_every_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     plot, times = tmp_path / "growth.svg", tmp_path / "growth.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -27,7 +27,7 @@ def test_every_work_is_timed_at_every_size(tmp_path: Path, capsys: pytest.Captur
     assert plot.read_text().startswith("<?xml")
 
 
-def test_exponents_are_those_of_the_entire_time() -> None:
+def test_exponents_are_computed_from_the_total_time() -> None:
     per_row = {"unit": "row", "seconds": {1000: 1e-9, 10_000: 1e-9}}
     assert growth.exponent(per_row) == 1.0
     per_call = {"unit": "call", "seconds": {1000: 1e-6, 10_000: 1e-6}}

@@ -75,7 +75,7 @@ def test_public_names_resolve(door: ModuleType, name: str) -> None:
     assert name in dir(door)
 
 
-def test_a_misspelt_name_lists_the_near_ones() -> None:
+def test_a_misspelt_name_lists_similar_names() -> None:
     with pytest.raises(AttributeError, match="SampleBatch"):
         _ = samplebatch.SampelBatch
     with pytest.raises(ImportError, match="SampelBatch"):

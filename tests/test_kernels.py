@@ -67,7 +67,7 @@ def finish(process: subprocess.Popen[str], folder: Path) -> bool:
 
 
 @pytest.mark.long
-def test_processes_that_compile_at_the_same_time_leave_a_cache_for_the_next(tmp_path: Path) -> None:
+def test_processes_that_compile_concurrently_leave_a_valid_cache(tmp_path: Path) -> None:
     folder = installed_in(tmp_path / "site", read_only=False)
     for process in [start(folder) for _ in range(3)]:
         finish(process, folder)
@@ -82,7 +82,7 @@ def test_an_installation_that_cannot_be_written_to_is_cached_for_the_user(tmp_pa
     assert list(home.rglob("*.nbc"))
 
 
-def test_without_any_folder_to_write_to_kernels_work_all_the_same(tmp_path: Path) -> None:
+def test_kernels_work_without_a_writable_folder(tmp_path: Path) -> None:
     folder = installed_in(tmp_path / "site", read_only=True)
     nowhere = tmp_path / "a file"
     nowhere.touch()
@@ -96,7 +96,7 @@ def test_other_dtypes_and_layouts_are_rejected_not_compiled_for() -> None:
             kernels.tree_find(tree, 4, values, found)
 
 
-def test_what_is_only_read_may_be_read_only() -> None:
+def test_read_only_inputs_are_accepted() -> None:
     tree, values, found = np.arange(8.0), np.ones(1), np.empty(1, np.intp)
     tree.flags.writeable = values.flags.writeable = False
     kernels.tree_find(tree, 4, values, found)

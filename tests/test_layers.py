@@ -276,12 +276,12 @@ def test_the_picture_of_the_layers_shows_each() -> None:
     assert {name for box in boxes for name in box.split(" · ")} == {*LAYERS} - {"__main__"}
 
 
-def test_imports_flow_one_way() -> None:
+def test_imports_only_target_lower_layers() -> None:
     breaches = [f"{found}: {why}" for found in all_imports() if (why := breach(found))]
     assert not breaches, "\n".join(breaches)
 
 
-def test_every_listed_import_is_still_there() -> None:
+def test_every_listed_import_exists_in_the_code() -> None:
     present = {(found.importer, found.function, found.target) for found in all_imports()}
     listed = {(*where, target) for where, targets in (HAND_OVERS | LOADED_INSIDE).items() for target in targets}
     assert listed <= present, f"no longer in the code: {sorted(listed - present)}"
@@ -295,7 +295,7 @@ def is_listing(statement: ast.stmt) -> bool:
 
 
 @pytest.mark.parametrize("door", sorted(FRONT_DOORS))
-def test_front_doors_hold_no_code(door: str) -> None:
+def test_front_modules_contain_no_code(door: str) -> None:
     found = [ast.unparse(statement) for statement in TREES[door].body if not is_listing(statement)]
     assert not found, f"{door} is to list names only, it has: {found}"
 
@@ -325,12 +325,12 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
     return {frozenset(other for other in reach[node] if node in reach[other]) for node in graph if node in reach[node]}
 
 
-def test_circles_are_seen() -> None:
+def test_import_cycles_are_detected() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
     assert circles(graph) == {frozenset("bc")}
 
 
-def test_no_modules_import_each_other() -> None:
+def test_no_modules_have_cyclic_imports() -> None:
     found = sorted(map(sorted, circles(import_graph())))
     assert not found, f"modules that import each other: {found}"
 
@@ -390,7 +390,7 @@ def required_modules() -> Iterator[tuple[str, str, str]]:
                 yield f"{module}:{node.lineno}", name, extra
 
 
-def test_required_modules_have_the_extra_they_name() -> None:
+def test_required_modules_belong_to_the_extra_they_mention() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for where, name, extra in required_modules():
         assert extra in extras, f"{where}: there is no extra {extra!r}"
@@ -414,6 +414,6 @@ def test_required_modules_have_the_extra_they_name() -> None:
         ("samplebatch.batch.tree", "def save():\n    import samplebatch.storage.saving", "stands after"),
     ],
 )
-def test_breaches_are_seen(module: str, source: str, why: str) -> None:
+def test_layer_violations_are_detected(module: str, source: str, why: str) -> None:
     (found,) = imports_of(module, ast.parse(source))
     assert why in str(breach(found))

@@ -48,7 +48,7 @@ def test_learning_from_data_has_no_return_of_training_episodes() -> None:
     assert line.split() == ["bc", "ours", *["-"] * 4, "2.0", "+-", "0.0", "100"]
 
 
-def test_outcomes_of_several_files_are_put_together_and_the_last_of_a_run_counts(tmp_path: Path) -> None:
+def test_results_of_files_are_merged_and_the_last_of_a_run_is_used(tmp_path: Path) -> None:
     first = Outcome("ours", "ppo", 0, 100, 1.0, 1.0, 2.0, [(5, 1.0)])
     other, again = replace(first, task="dqn"), replace(first, tried=3.0)
     for name, outcomes in (("one", [first, other]), ("two", [again])):
@@ -57,7 +57,7 @@ def test_outcomes_of_several_files_are_put_together_and_the_last_of_a_run_counts
     assert [(one.task, one.tried) for one in found] == [("ppo", 3.0), ("dqn", 2.0)]
 
 
-def test_agents_of_a_team_step_together_and_count_as_one_environment() -> None:
+def test_agents_of_a_team_count_as_one_environment() -> None:
     pytest.importorskip("mpe2")
     from benchmarks.training.team import seats
 
@@ -105,7 +105,7 @@ def test_the_replay_of_a_run_is_the_same_each_time(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("who", CONTESTANTS)
 @pytest.mark.parametrize("name", ["ppo", "td3", "bc", "mappo"])
-def test_runs_learn_and_are_tried(who: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_learn_and_are_evaluated(who: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if who == "tianshou":
         # It compiles functions that are called for a second.
         monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")

@@ -72,7 +72,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_a_small_buffer_prints_its_values_slot_by_slot() -> None:
-    """As the tutorial of Tianshou's buffers shows it."""
+    """The output agrees with the tutorial of Tianshou's buffers."""
     buffer = ReplayBuffer(10)
     for i in range(3):
         buffer.add(Batch(obs=i, act=i, rew=i, terminated=0, truncated=0, done=0, obs_next=i + 1, info={}))
@@ -117,7 +117,7 @@ def test_an_empty_buffer_prints_its_class(size: int) -> None:
     assert repr(full) == "ReplayBuffer()"
 
 
-def test_slots_without_rows_are_in_no_range() -> None:
+def test_slots_without_rows_are_excluded_from_ranges() -> None:
     line = next(line for line in repr(fill(ReplayBuffer(1000), 3)).splitlines() if "act" in line)
     assert cells(line)[:6] == ["act", "int64", "(3,)", "0", "2", "1"]
 
@@ -156,7 +156,7 @@ def test_every_kind_of_buffer_prints(make: Callable[[int], Any], size: int) -> N
     assert buffer.sample_indices(0).tolist() == before
 
 
-def test_a_large_buffer_prints_at_once_and_says_so() -> None:
+def test_a_large_buffer_prints_quickly_with_a_note() -> None:
     rows, flags = 3_000_000, np.zeros(3_000_000, bool)
     obs = np.arange(rows, dtype=np.float64)
     buffer = ReplayBuffer.from_data(obs, flags, obs, flags, flags, flags, obs)
@@ -333,7 +333,7 @@ def test_polars_reads_the_stream_of_a_batch_as_a_series_of_structs() -> None:
 
 
 @pytest.mark.parametrize("name", ["class", "two words"])
-def test_a_column_that_no_record_can_name_is_left_to_data_frames(name: str) -> None:
+def test_columns_with_invalid_record_names_require_data_frames(name: str) -> None:
     batch = SampleBatch({"a": [1], name: [2]})
     with pytest.raises(ColumnTypeError, match=f"column '{name}' must .*call to_pandas"):
         np.asarray(batch)
@@ -436,7 +436,7 @@ def test_long_batches_are_drawn_by_some_steps() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_tracebacks_name_the_method_that_was_meant(
+def test_tracebacks_suggest_a_similar_method(
     value: Any, wrong: str, right: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(AttributeError) as caught:

@@ -18,7 +18,7 @@ def mutant(line: int, outcome: str = "") -> Mutant:
     return Mutant(PATH, line, "gae", "core/AddNot", "", ("    if a:", "    if not a:"), outcome=outcome)
 
 
-def test_tests_of_a_mutant_call_its_function_and_the_quickest_comes_first() -> None:
+def test_tests_that_call_the_mutated_function_run_fastest_first() -> None:
     line = line_of("edges, slots")
     found = function_at(PATH, line)
     assert found == ((PATH, line_of("def _sum_windows")), "_sum_windows")
@@ -33,7 +33,7 @@ def test_annotations_are_not_executed() -> None:
     assert not any(begin <= (1, 0) < end for begin, end in unexecuted_spans(PATH))
 
 
-def test_a_report_lists_what_no_test_has_noticed_and_counts_the_rest() -> None:
+def test_a_report_lists_undetected_mutants_and_counts_the_others() -> None:
     lines = report([mutant(1, "killed"), mutant(2, "survived"), mutant(3, "no test")]).splitlines()
     assert [line.partition(" ")[0] for line in lines if line.startswith(f"{PATH}:")] == [f"{PATH}:2", f"{PATH}:3"]
     assert lines[-1].split() == ["all", "1", "0", "1", "1"]

@@ -42,7 +42,7 @@ print(region._FUTEX, region._SEALS, region.free_nbytes(), peers._HAS_EPOLL)
 @pytest.mark.parametrize(
     "part", ["batches", "files", "channel", "killed_sender", "broadcast", "queue", "workers", "service", "learning"]
 )
-def test_part_works_with_posix_alone(part: str, tmp_path: Path) -> None:
+def test_part_works_without_linux_calls(part: str, tmp_path: Path) -> None:
     if part == "learning":
         pytest.importorskip("torch")
     if part in {"workers", "learning"}:

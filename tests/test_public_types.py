@@ -94,6 +94,6 @@ def test_classes_in_public_signatures_are_in_the_reference() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_the_walk_sees_inherited_methods_and_functions() -> None:
+def test_the_search_includes_inherited_methods_and_functions() -> None:
     found = {named.__name__ for named in mentions()}
     assert {"Producer", "Consumer", "Subscription", "SampleBatch", "Batch", "CollectStats"} <= found

@@ -75,7 +75,7 @@ discounts = st.sampled_from([0.0, 0.5, 0.99, 1.0])
 
 @settings(max_examples=100)
 @given(some_steps(), discounts, discounts)
-def test_gae_is_what_its_definition_says(steps: SimpleNamespace, gamma: float, gae_lambda: float) -> None:
+def test_gae_agrees_with_its_definition(steps: SimpleNamespace, gamma: float, gae_lambda: float) -> None:
     flags, estimates = (steps.terminated, steps.truncated), (steps.values, steps.next_values)
     returns, advantages = gae(
         steps.rewards, *flags, values=steps.values, next_values=steps.next_values, gamma=gamma, gae_lambda=gae_lambda
@@ -87,7 +87,7 @@ def test_gae_is_what_its_definition_says(steps: SimpleNamespace, gamma: float, g
 
 @settings(max_examples=100)
 @given(some_steps(), st.integers(1, 40), discounts)
-def test_nstep_is_what_its_definition_says(steps: SimpleNamespace, n_step: int, gamma: float) -> None:
+def test_nstep_agrees_with_its_definition(steps: SimpleNamespace, n_step: int, gamma: float) -> None:
     found = nstep(steps.rewards, steps.terminated, steps.truncated, n_step, gamma)
     expected = nstep_written_out(steps.rewards, steps.terminated, steps.truncated, n_step, gamma)
     totals, discount, last = zip(*expected, strict=True) if expected else ((), (), ())
@@ -98,7 +98,7 @@ def test_nstep_is_what_its_definition_says(steps: SimpleNamespace, n_step: int, 
 
 @settings(max_examples=50)
 @given(some_steps(), discounts)
-def test_discounted_returns_are_windows_without_an_end(steps: SimpleNamespace, gamma: float) -> None:
+def test_discounted_returns_equal_n_step_returns_of_full_length(steps: SimpleNamespace, gamma: float) -> None:
     flags = (steps.terminated, steps.truncated)
     found = nstep(steps.rewards, *flags, max(steps.n, 1), gamma)
     np.testing.assert_allclose(discounted_returns(steps.rewards, *flags, gamma=gamma), found.returns, atol=1e-12)
@@ -109,7 +109,7 @@ def test_discounted_returns_are_windows_without_an_end(steps: SimpleNamespace, g
     )
 
 
-def test_a_truncated_step_counts_what_it_leads_to_and_a_terminated_one_does_not() -> None:
+def test_truncated_steps_are_bootstrapped_and_terminated_ones_not() -> None:
     common = {"values": [0.0, 0.0], "next_values": [8.0, 8.0], "gamma": 0.5, "gae_lambda": 1.0}
     assert gae([1.0, 1.0], [1, 1], [0, 0], **common)[0].tolist() == [1.0, 1.0]
     assert gae([1.0, 1.0], [0, 0], [1, 1], **common)[0].tolist() == [5.0, 5.0]
@@ -117,7 +117,7 @@ def test_a_truncated_step_counts_what_it_leads_to_and_a_terminated_one_does_not(
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 2)])
-def test_several_rewards_a_step_are_estimated_each_for_itself(shape: tuple[int, ...]) -> None:
+def test_several_rewards_per_step_are_estimated_separately(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     rewards, values, next_values = rng.normal(size=(3, 20, *shape))
     terminated = rng.random(20) < 0.2
@@ -162,7 +162,7 @@ def test_values_of_any_kind(convert: Callable[[Any], Any]) -> None:
         assert np.array_equal(one, other)
 
 
-def test_what_is_given_is_not_changed_and_may_be_read_only() -> None:
+def test_inputs_are_not_changed_and_may_be_read_only() -> None:
     arrays = [np.ones(3), np.array([False, True, False]), np.zeros(3, bool), np.ones(3), np.ones(3)]
     for array in arrays:
         array.flags.writeable = False
@@ -195,7 +195,7 @@ def test_what_is_given_is_not_changed_and_may_be_read_only() -> None:
         (lambda: compute_episodic_return({"rew": [1.0], "terminated": [0]}), ValueError, "got 0.95; pass v_s_"),
     ],
 )
-def test_refusals(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_rejected(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
 
@@ -230,13 +230,13 @@ def test_every_kind_of_batch(make: Callable[[Any], Any]) -> None:
     assert np.array_equal(batch["returns"][:, 0], found.returns + found.discount * next_values[found.last])
 
 
-def test_done_alone_is_terminated() -> None:
+def test_done_without_other_flags_means_terminated() -> None:
     batch = Batch(rew=[1.0, 1.0, 1.0], done=[False, True, False])
     assert compute_episodic_return(batch, gamma=0.5, gae_lambda=1.0)[0].tolist() == [1.5, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["eps_id", "agent_index"])
-def test_fragments_joined_do_not_run_into_each_other(name: str) -> None:
+def test_joined_fragments_are_estimated_separately(name: str) -> None:
     fragments = [SampleBatch(rewards=[1.0, 1.0], terminateds=[False, False], **{name: [i, i]}) for i in range(3)]
     batch = concat_samples(fragments)
     values = np.full(6, 8.0)
@@ -271,7 +271,7 @@ def a_buffer(n: int = 6) -> SimpleNamespace:
     )
 
 
-def test_windows_of_a_buffer_go_round_the_edge_and_end_at_the_newest_step() -> None:
+def test_windows_of_a_buffer_wrap_around_to_the_newest_step() -> None:
     asked = []
 
     def estimate(buffer: Any, slots: np.ndarray) -> torch.Tensor:
@@ -286,7 +286,7 @@ def test_windows_of_a_buffer_go_round_the_edge_and_end_at_the_newest_step() -> N
     assert batch.returns.dtype == batch.weight.dtype == torch.float32
 
 
-def test_what_does_not_fit_a_buffer_is_rejected() -> None:
+def test_estimates_that_do_not_fit_a_buffer_are_rejected() -> None:
     buffer, ones = a_buffer(), lambda buffer, slots: np.ones(len(slots))
     batch = Batch(weight=np.ones(2), rew=np.ones(2), terminated=np.zeros(2))
     with pytest.raises(ColumnLengthError, match=r"indices must have 2 rows .* got shape \(3,\)"):
@@ -333,7 +333,7 @@ def filled_by_tianshou(kind: str, size: int, adds: int, seed: int) -> Any:
 
 @pytest.mark.parametrize("kind", ["single", "vector"])
 @pytest.mark.parametrize("adds", [3, 20, 57])
-def test_beside_tianshous(kind: str, adds: int) -> None:
+def test_returns_agree_with_tianshou(kind: str, adds: int) -> None:
     buffer = filled_by_tianshou(kind, 50, adds, seed=adds)
     theirs = pytest.importorskip("tianshou.algorithm").Algorithm
     rng = np.random.default_rng(1)
@@ -370,7 +370,7 @@ def test_beside_tianshous(kind: str, adds: int) -> None:
 
 
 @pytest.mark.parametrize("m", [None, 1, 3])
-def test_missing_values_are_the_next_values_of_the_row_before(m: int | None) -> None:
+def test_missing_values_are_taken_from_the_previous_row(m: int | None) -> None:
     rng = np.random.default_rng(0)
     shape = (6,) if m is None else (6, m)
     rewards, next_values = rng.normal(size=shape), rng.normal(size=shape)

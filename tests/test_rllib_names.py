@@ -86,6 +86,6 @@ def test_every_public_name_is_on_the_page() -> None:
     assert not gone, f"take off the page what RLlib does not have: {sorted(gone)}"
 
 
-def test_what_the_page_says_is_true() -> None:
+def test_the_page_agrees_with_the_library() -> None:
     wrong = {name: answer for name, answer in table().items() if ours(name) is (answer == "left out")}
     assert not wrong

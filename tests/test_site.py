@@ -80,14 +80,14 @@ def test_each_class_has_a_page_and_a_link(group: Path) -> None:
         assert len(link.partition(": ")[2]) > 10, f"{path} must have a first sentence"
 
 
-def test_members_are_on_the_page_of_the_class_that_has_them() -> None:
+def test_members_are_on_the_page_of_their_class() -> None:
     listed = {path for group in GROUPS for path in hooks.classes_of(group).values()}
     assert "inherited_members: true" in hooks.class_page("ReplayBuffer", "samplebatch.ReplayBuffer", listed)
     vector = hooks.class_page("VectorReplayBuffer", "samplebatch.VectorReplayBuffer", listed)
     assert "inherited_members: false" in vector
 
 
-def test_pictures_are_those_that_the_script_draws() -> None:
+def test_pictures_equal_the_output_of_the_script() -> None:
     drawn = pictures.draw_all()
     assert len(drawn) >= 22
     for name, text in drawn.items():
@@ -132,14 +132,14 @@ def test_links_of_a_complete_site(site: Path) -> None:
         ("#x", "no such anchor"),
     ],
 )
-def test_broken_links_are_named(site: Path, link: str, reason: str) -> None:
+def test_broken_links_are_reported(site: Path, link: str, reason: str) -> None:
     with (site / "index.html").open("a") as page:
         page.write(f'<a href="{link}">c</a>')
     assert links.check(site)[0] == [f"index.html: {link}: {reason}"]
     assert link in str(links.main(str(site)))
 
 
-def test_an_empty_folder_is_no_site(tmp_path: Path) -> None:
+def test_an_empty_folder_is_rejected_as_a_site(tmp_path: Path) -> None:
     assert "must contain a built site" in str(links.main(str(tmp_path)))
 
 

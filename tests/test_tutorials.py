@@ -53,7 +53,7 @@ def test_the_code_of_a_page_runs_as_one_script(page: Path, tmp_path: Path) -> No
 
 
 @each_page
-def test_pages_have_their_figures_and_outputs_and_lines_that_fit(page: Path) -> None:
+def test_pages_have_figures_outputs_and_short_lines(page: Path) -> None:
     text = page.read_text()
     for path in BUILD["FIGURE"].findall(text):
         figure = page.parent / path

@@ -97,7 +97,9 @@ def test_programs_in_files_are_not_unpickled(mark: Path, tmp_path: Path) -> None
         load_policy(path)
 
 
-def test_checkpoints_are_read_by_a_torch_that_runs_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_checkpoints_are_loaded_by_torch_without_executing_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import torch
 
     from samplebatch.learn.checkpoint import FILE, read_checkpoint
@@ -123,7 +125,7 @@ def test_a_buffer_of_an_unknown_class_imports_nothing(tmp_path: Path, monkeypatc
 # -- the one place -----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_looked_at_without_permission(mark: Path) -> None:
+def test_no_pickle_is_read_without_permission(mark: Path) -> None:
     def pickles() -> Iterator[bytes]:
         raise AssertionError("a pickle was looked at")
         yield b""
@@ -170,7 +172,7 @@ DANGEROUS = frozenset((
 ))  # fmt: skip
 
 
-def test_code_is_read_only_in_the_listed_places() -> None:
+def test_code_is_loaded_only_in_the_listed_modules() -> None:
     found: dict[str, set[str]] = {}
     for module, node in nodes():
         for name in DANGEROUS.intersection(dotted(node)):
@@ -178,7 +180,7 @@ def test_code_is_read_only_in_the_listed_places() -> None:
     assert found == {name: set(modules) for name, modules in ALLOWED.items()}
 
 
-def test_only_the_listed_places_allow_unpickling_themselves() -> None:
+def test_only_the_listed_modules_allow_unpickling() -> None:
     found = {
         module
         for module, node in nodes()

@@ -120,7 +120,7 @@ def test_targets_and_advantages_agree_with_rllib():
         np.testing.assert_allclose(found.advantages, expected[1][:, env], atol=1e-9)
 
 
-def test_autoreset_rows_change_no_other_row():
+def test_autoreset_rows_do_not_change_other_rows():
     # Row 2 is the step that a vector environment spends on resetting after the episode that row 1 ended.
     rewards, values = np.array([1.0, 2.0, 77.0, 3.0]), np.array([0.5, 0.25, -88.0, 0.75])
     following, ratios = np.array([0.25, 9.0, 0.75, 0.1]), np.array([0.3, -0.2, 99.0, 0.4])
@@ -162,7 +162,7 @@ def test_infinite_ratios_are_clipped_and_nan_is_not():
         ({"vtrace_lambda": 1.5}, ArgumentError, "vtrace_lambda"),
     ],
 )
-def test_wrong_arguments_are_named(changed, error, match):
+def test_wrong_arguments_are_reported(changed, error, match):
     options = {"values": [0.0, 0.0], "next_values": [0.0, 0.0], "log_ratios": [0.0, 0.0], **changed}
     with pytest.raises(error, match=match):
         vtrace([1.0, 1.0], [0, 0], **options)

@@ -143,7 +143,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("work", TENSORS.values(), ids=TENSORS)
-def test_what_needs_torch_names_the_command_that_installs_it(work: str) -> None:
+def test_missing_torch_is_reported_with_the_install_command(work: str) -> None:
     run = subprocess.run([sys.executable, "-c", BLOCKED + work], capture_output=True, text=True, timeout=300)
     last = run.stderr.strip().splitlines()[-1]
     assert last.startswith("samplebatch.errors.MissingExtraError: 'torch' is not installed"), run.stderr

@@ -82,12 +82,12 @@ SEEDS = {
 
 @pytest.mark.parametrize("case", [collectors.CollectorCase, collectors.MultiAgentCollectorCase])
 @pytest.mark.parametrize(("test", "breach"), BREACHES)
-def test_breaches_are_noticed(case: type[Any], test: str, breach: Breach) -> None:
+def test_contract_violations_are_detected(case: type[Any], test: str, breach: Breach) -> None:
     with pytest.raises(AssertionError):
         getattr(broken(case, breach), test)()
 
 
-def test_infos_of_other_steps_are_noticed() -> None:
+def test_infos_of_other_steps_are_detected() -> None:
     with pytest.raises(AssertionError, match="'infos'"):
         broken(
             collectors.CollectorCase, lambda batch: with_column(batch, "infos", rolled)
@@ -95,7 +95,7 @@ def test_infos_of_other_steps_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("case", [collectors.CollectorCase, collectors.MultiAgentCollectorCase])
-def test_seeds_that_do_nothing_are_noticed(case: type[Any]) -> None:
+def test_ignored_seeds_are_detected(case: type[Any]) -> None:
     class Unseeded(case):  # type: ignore[misc]
         def collect(self, *args: Any, seed: int | None = None, **given: Any) -> list[Any]:
             return super().collect(*args, **given)

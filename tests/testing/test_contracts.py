@@ -13,35 +13,35 @@ class TestCollector(collectors.CollectorCase):
 
 
 class TestCollectorStepByStep(collectors.CollectorStepByStepCase):
-    """Vector environments, a step at a time."""
+    """Vector environments, one step per call."""
 
 
 class TestCollectorOfCopies(collectors.CollectorOfCopiesCase):
-    """Vector environments that write to their arrays again."""
+    """Vector environments that reuse their arrays."""
 
 
 class TestEnvironmentList(collectors.EnvironmentListCase):
-    """Single environments, one or many."""
+    """One or several single environments."""
 
 
 class TestEnvironmentListStepByStep(collectors.EnvironmentListStepByStepCase):
-    """Single environments, a step at a time."""
+    """Single environments, one step per call."""
 
 
 class TestAsyncCollector(collectors.AsyncCollectorCase):
-    """Environments in processes, each stepped when it is ready."""
+    """Environments in processes, stepped as soon as they are ready."""
 
 
 class TestWorkers(collectors.WorkersCase):
-    """Workers, one agent an environment."""
+    """Workers, one agent per environment."""
 
 
 class TestWorkersCollect(collectors.WorkersCollectCase):
-    """Workers that are asked for batches."""
+    """Workers, batches requested with `collect`."""
 
 
 class TestWorkersOfSeveral(collectors.WorkersOfSeveralCase):
-    """Workers, several environments of one agent each."""
+    """Workers with several single-agent environments each."""
 
 
 class TestMultiAgentCollector(collectors.MultiAgentCollectorCase):
@@ -49,14 +49,14 @@ class TestMultiAgentCollector(collectors.MultiAgentCollectorCase):
 
 
 class TestMultiAgentWorkers(collectors.MultiAgentWorkersCase):
-    """Workers, several agents an environment."""
+    """Workers, several agents per environment."""
 
 
 class TestMultiAgentWorkersCollect(collectors.MultiAgentWorkersCollectCase):
-    """Workers that are asked for batches, several agents an environment."""
+    """Workers, batches requested with `collect`, several agents per environment."""
 
 
-def test_contracts_need_no_pytest() -> None:
+def test_contracts_run_without_pytest() -> None:
     use = "import samplebatch.testing as testing; testing.CollectorContract, testing.MultiAgentContract"
     code = f"import sys; {use}; assert 'pytest' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

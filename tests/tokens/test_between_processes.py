@@ -56,7 +56,7 @@ def check(received: Any, *parts: list[int]) -> None:
 
 
 @of_lengths
-def test_ragged_columns_pass_through_a_channel(lengths: list[int]) -> None:
+def test_ragged_columns_are_sent_through_a_channel(lengths: list[int]) -> None:
     producer, consumer = channel(1 << 20)
     with producer, consumer:
         # A repeated layout is sent without its description.
@@ -86,7 +86,7 @@ def test_ragged_columns_are_published_and_pickled(lengths: list[int]) -> None:
 
 @of_lengths
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_ragged_columns_pass_through_a_table_of_fragments(lengths: list[int], shared_memory: bool) -> None:
+def test_ragged_columns_are_stored_in_a_table_of_fragments(lengths: list[int], shared_memory: bool) -> None:
     table = ReplayTable("queue", kind="queue", capacity=10)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue", shared_memory=shared_memory) as client:
         for _ in range(3):
@@ -99,7 +99,7 @@ def test_ragged_columns_pass_through_a_table_of_fragments(lengths: list[int], sh
 
 @of_lengths
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_ragged_columns_pass_through_a_table_of_rows(lengths: list[int], shared_memory: bool) -> None:
+def test_ragged_columns_are_stored_in_a_table_of_rows(lengths: list[int], shared_memory: bool) -> None:
     keys = list(range(len(lengths)))
     with (
         ReplayServer([RowTable("rows", 100)]) as server,
@@ -124,7 +124,7 @@ def test_ragged_columns_are_stored_in_a_dataset(lengths: list[int], tmp_path: Pa
 
 
 @of_lengths
-def test_ragged_columns_pass_through_arrow(lengths: list[int]) -> None:
+def test_ragged_columns_are_restored_from_arrow(lengths: list[int]) -> None:
     table = rollouts(lengths).to_arrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
@@ -155,7 +155,7 @@ print("done")
 """
 
 
-def test_ragged_columns_pass_through_ray() -> None:
+def test_ragged_columns_are_sent_through_ray() -> None:
     pytest.importorskip("ray")
     script = subprocess.run([sys.executable, "-c", ON_RAY], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert script.stdout.splitlines()[-1:] == ["done"], script.stderr[-2000:]

@@ -71,7 +71,7 @@ def test_packing_agrees_with_first_fit_in_a_loop(lengths, max_tokens, in_torch):
 
 @given(lengths_of_rows, st.integers(1, 6), st.booleans())
 @settings(max_examples=60)
-def test_balanced_parts_have_every_row_once_and_little_imbalance(lengths, k, equal_size):
+def test_balanced_parts_have_every_row_once_and_similar_sizes(lengths, k, equal_size):
     batch = batch_of(lengths)
     parts = balance(batch, k, equal_size=equal_size)
     assert len(parts) == k
@@ -91,7 +91,7 @@ def test_balanced_parts_have_every_row_once_and_little_imbalance(lengths, k, equ
 
 
 @pytest.mark.parametrize("equal_size", [False, True])
-def test_many_rows_are_balanced_within_a_percent(equal_size):
+def test_many_rows_are_balanced_within_one_percent(equal_size):
     rng = np.random.default_rng(0)
     weights = rng.lognormal(7, 1, 512).astype(int)
     batch = SampleBatch(tokens=weights)
@@ -105,7 +105,7 @@ def test_many_rows_are_balanced_within_a_percent(equal_size):
 
 
 @given(st.integers(0, 12), st.integers(1, 6), st.booleans())
-def test_chunks_are_consecutive_and_joined_again(count, n, pad):
+def test_chunks_are_consecutive_and_can_be_joined(count, n, pad):
     batch = SampleBatch(a=np.arange(count))
     if pad and count == 0:
         return
@@ -122,7 +122,7 @@ def test_chunks_are_consecutive_and_joined_again(count, n, pad):
 
 
 @given(lengths_of_rows, st.integers(20, 60), st.integers(0, 9))
-def test_minibatches_stay_within_the_tokens(lengths, max_tokens, seed):
+def test_minibatches_respect_the_token_budget(lengths, max_tokens, seed):
     batch = batch_of(lengths)
     parts = list(token_minibatches(batch, max_tokens, epochs=2, rng=seed))
     assert all(part["ids"].lengths.sum() <= max_tokens for part in parts)
@@ -290,7 +290,7 @@ def test_methods_of_batches_call_the_functions():
             batch.minibatches(**arguments)
 
 
-def test_packing_moves_nothing_twice():
+def test_rows_in_packing_order_are_packed_without_reordering():
     batch = batch_of([5, 3, 2])
     packed = pack(batch, 5)
     edges = packed.batch["ids"].offsets

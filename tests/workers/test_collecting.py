@@ -88,7 +88,7 @@ class BrokenLadder(gyms.Ladder):
         return super().step(action)
 
 
-def test_the_report_is_that_of_a_collector() -> None:
+def test_the_report_agrees_with_a_collector() -> None:
     with (
         inline(actors.lean, "CartPole-v1", num_workers=1, envs_per_worker=3, seed=5) as workers,
         Collector(actors.lean, "CartPole-v1", num_envs=3, seed=5) as collector,
@@ -107,7 +107,7 @@ def test_the_report_is_that_of_a_collector() -> None:
         assert workers.stats.n_collected_episodes == collector.collect_episode
 
 
-def test_the_report_has_every_policy() -> None:
+def test_the_report_contains_every_policy() -> None:
     with (
         inline("random", TAG, num_workers=1, envs_per_worker=2, seed=5) as workers,
         MultiAgentCollector("random", TAG, num_envs=2, seed=5) as collector,
@@ -124,7 +124,7 @@ def test_the_report_has_every_policy() -> None:
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", TAG, "arena:Bazaar"])
-def test_a_batch_does_not_depend_on_how_environments_are_spread(env: str) -> None:
+def test_a_batch_does_not_depend_on_the_number_of_workers(env: str) -> None:
     found = []
     for workers, envs in ((1, 4), (2, 2)):
         with inline("random", env, num_workers=workers, envs_per_worker=envs, seed=3) as pool:
@@ -138,7 +138,7 @@ def test_a_batch_does_not_depend_on_how_environments_are_spread(env: str) -> Non
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "arena:Relay"])
-def test_every_batch_has_one_version_of_the_weights(env: str) -> None:
+def test_every_batch_is_collected_with_one_version_of_the_weights(env: str) -> None:
     with RolloutWorkers("actors:Marked", env, seed=1, capacity_nbytes=1 << 16) as workers:
         for version in range(4):
             if version:
@@ -185,7 +185,7 @@ def test_a_buffer_has_a_ring_for_each_environment_of_all_workers(kind: Any) -> N
     assert set(wanted.sample(1)[0].keys()) <= set(buffer.sample(1)[0].keys())
 
 
-def test_iterating_fills_a_buffer_as_well() -> None:
+def test_iteration_fills_a_buffer() -> None:
     buffer = VectorReplayBuffer(4000, 4)
     with forked(climb_here, ladder, buffer, envs_per_worker=2) as workers:
         fragments = list(workers.fragments(n_step=402, fragment_length=30))
@@ -197,7 +197,7 @@ def test_iterating_fills_a_buffer_as_well() -> None:
     assert check_rings(buffer) <= 4
 
 
-def test_a_buffer_of_several_agents_is_filled_as_a_collector_fills_it() -> None:
+def test_a_multi_agent_buffer_is_filled_like_by_a_collector() -> None:
     buffer, wanted = MultiAgentReplayBuffer(1000), MultiAgentReplayBuffer(1000)
     with (
         inline("random", TAG, buffer, num_workers=1, envs_per_worker=2, seed=3) as workers,
@@ -217,7 +217,7 @@ def test_a_buffer_of_several_agents_is_filled_as_a_collector_fills_it() -> None:
 
 
 @pytest.mark.parametrize("envs", [1, 2])
-def test_a_plain_buffer_has_room_for_one_environment(envs: int) -> None:
+def test_a_plain_buffer_accepts_one_environment(envs: int) -> None:
     buffer = ReplayBuffer(100)
     if envs == 1:
         with inline(climb_here, ladder, buffer, num_workers=1) as workers:
@@ -250,7 +250,7 @@ def kill_soon(workers: RolloutWorkers, place: int, after_s: float) -> threading.
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: bool) -> None:
+def test_killed_workers_cause_neither_gaps_nor_duplicates(collects: bool) -> None:
     buffer = VectorReplayBuffer(8000, 4)
     with forked(climb_here, SlowLadder, buffer, envs_per_worker=2, max_restarts=9) as workers:
         if collects:
@@ -272,7 +272,7 @@ def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: b
     assert check_rings(buffer) <= 2 * facts.restarts
 
 
-def test_a_share_is_repeated_by_the_worker_that_replaces_another() -> None:
+def test_a_replacement_worker_repeats_the_lost_steps() -> None:
     with forked("random", "arena:slow_relay", max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
         timer = kill_soon(workers, 0, 0.1)
@@ -285,7 +285,7 @@ def test_a_share_is_repeated_by_the_worker_that_replaces_another() -> None:
         assert np.unique(batch["runner"]["env_id"]).tolist() == [0, 1]
 
 
-def test_a_worker_that_dies_with_nothing_to_do_is_replaced_when_it_is_asked() -> None:
+def test_a_dead_idle_worker_is_replaced_by_the_next_call() -> None:
     with forked("random", ladder, max_restarts=1) as workers:
         workers.collect(n_step=2)
         os.kill(workers.pids[1], signal.SIGKILL)
@@ -294,7 +294,7 @@ def test_a_worker_that_dies_with_nothing_to_do_is_replaced_when_it_is_asked() ->
         assert workers.worker_stats.restarts == 1
 
 
-def test_a_failure_loses_nothing_that_was_received() -> None:
+def test_a_failure_loses_no_received_steps() -> None:
     def make() -> gyms.Ladder:
         # Workers are made one after the other: the second one's breaks.
         made.append(None)
@@ -311,7 +311,7 @@ def test_a_failure_loses_nothing_that_was_received() -> None:
         assert [fragment["env_id"].tolist() for fragment in workers.fragments()] == [[0] * 6]
 
 
-def test_an_interrupted_call_is_finished_first_and_iteration_has_its_steps() -> None:
+def test_an_interrupted_call_is_completed_by_the_next_one() -> None:
     def interrupt(*_: Any) -> None:
         raise TimeoutError
 
@@ -343,14 +343,14 @@ class ClosingLadder(gyms.Ladder):
         Path(self._folder, str(os.getpid())).touch()
 
 
-def test_workers_with_nothing_to_do_close_their_environments(tmp_path: Path) -> None:
+def test_idle_workers_close_their_environments(tmp_path: Path) -> None:
     with forked("random", ClosingLadder, env_kwargs={"folder": str(tmp_path)}) as workers:
         pids = workers.pids
         workers.collect(n_step=10)
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
-def test_who_iterates_cannot_collect_until_the_end() -> None:
+def test_collect_is_rejected_during_an_iteration() -> None:
     with inline("random", "CartPole-v1") as workers:
         fragments = workers.fragments(n_step=40, fragment_length=10)
         next(fragments)
@@ -369,7 +369,7 @@ def test_who_iterates_cannot_collect_until_the_end() -> None:
         workers.collect(n_step=1, n_episode=1)
 
 
-def test_fragments_that_are_too_old_are_not_handed_out() -> None:
+def test_fragments_that_are_too_old_are_dropped() -> None:
     versions: list[tuple[int, int]] = []
     with forked("actors:Marked", "CartPole-v1", num_workers=1, max_lag=1, capacity_nbytes=1 << 18) as workers:
         fragments = workers.fragments(fragment_length=20)
@@ -411,7 +411,7 @@ class telling(actors.Marked):
         return climb_here(obs)
 
 
-def test_noise_and_maps_of_actions_reach_environments_of_several_agents() -> None:
+def test_noise_and_action_maps_apply_to_several_agents() -> None:
     def noisy(actions: Any, batch: Any) -> Any:
         return np.full_like(actions, 3)
 
@@ -426,7 +426,7 @@ def test_noise_and_maps_of_actions_reach_environments_of_several_agents() -> Non
     ("policy", "env"),
     [("CartPole-v1", "random"), ("mpe2/simple_tag_v3", {"agent": "random"}), (["CartPole-v1"] * 2, actors.lean)],
 )
-def test_swapped_policy_and_environment_are_named(policy: Any, env: Any) -> None:
+def test_swapped_policy_and_environment_are_reported(policy: Any, env: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^RolloutWorkers must be called with \(policy, env, buffer\), got env"):
         RolloutWorkers(policy, env)
 
@@ -436,7 +436,7 @@ def test_a_policy_and_an_environment_may_both_be_created_by_functions() -> None:
         assert workers.collect(n_step=3).batch["terminated" + "s"].tolist() == [False, False, True]
 
 
-def test_random_steps_and_seeds_of_resets_are_those_of_a_collector() -> None:
+def test_random_steps_and_reset_seeds_agree_with_a_collector() -> None:
     options: dict[str, Any] = {"random": True, "reset_before_collect": True, "gym_reset_kwargs": {"seed": 7}}
     with (
         inline("random", TAG, num_workers=2, envs_per_worker=2, seed=5) as workers,
@@ -450,7 +450,7 @@ def test_random_steps_and_seeds_of_resets_are_those_of_a_collector() -> None:
         check_alike(steps, wanted.batch[policy_id])
 
 
-def test_workers_reset_and_draw_random_actions_apart() -> None:
+def test_workers_have_separate_resets_and_random_actions() -> None:
     starts = {"reset_before_collect": True, "gym_reset_kwargs": {"seed": 7}}
     with (
         inline(actors.lean, "CartPole-v1", envs_per_worker=2) as workers,

@@ -29,14 +29,14 @@ def telling(obs: Any) -> dict[str, Any]:
     "environment", ["CartPole-v1", "gyms:Walk", "mpe2/simple_tag_v3", "arena:Relay", "arena:Bazaar"]
 )
 @pytest.mark.parametrize("envs", [1, 3])
-def test_fragments_arrive_as_they_were_collected(environment: str, envs: int) -> None:
+def test_fragments_are_received_unchanged(environment: str, envs: int) -> None:
     arrived = sent(plan(environment, envs=envs), 6)
     assert len(arrived) == 6
     check_same(arrived, made(plan(environment, envs=envs), 6))
 
 
 @pytest.mark.parametrize("name", ["mpe2/simple_spread_v3", "mpe2/simple_tag_v3", "arena:Relay", "arena:Bazaar"])
-def test_columns_of_a_policy_arrive_too(name: str) -> None:
+def test_columns_of_a_policy_are_received(name: str) -> None:
     arrived = sent(plan(name, telling), 5)
     assert all("vf_preds" in steps for batch in arrived for steps in batch.policy_batches.values())
     check_same(arrived, made(plan(name, telling), 5))
@@ -143,13 +143,13 @@ class Poetic(arena.Relay):
         return observations, dict.fromkeys(rewards, "a rose") if self.made == 50 else rewards, *rest
 
 
-def test_rewards_that_are_no_numbers_are_rejected_by_name() -> None:
+def test_rewards_that_are_not_numbers_are_rejected() -> None:
     task = begin(plan(Poetic, envs=1))
     with pytest.raises(EnvironmentSpecError, match="'rewards'"):
         task.next()
 
 
-def test_an_environment_that_raises_costs_no_steps_of_the_others() -> None:
+def test_an_error_in_one_environment_loses_no_steps_of_the_others() -> None:
     stages = [arena.Relay(), arena.Failing()]
     collector = MultiAgentCollector("random", stages, seed=0)
     with pytest.raises(RuntimeError, match="baton"):

@@ -22,14 +22,14 @@ def stay(obs: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_each_environment_has_the_env_id_of_its_place(num_workers: int, backend: Any) -> None:
+def test_env_ids_are_positions_in_the_list(num_workers: int, backend: Any) -> None:
     given = {"num_workers": num_workers, "envs_per_worker": 4 // num_workers, "backend": backend}
     with RolloutWorkers(stay, LADDERS, start_method="fork", **given) as workers:
         batch = workers.collect(n_step=24).batch
     assert batch["obs"][:, 0].tolist() == batch["env_id"].tolist() == [env for env in range(4) for _ in range(6)]
 
 
-def test_agents_who_act_at_once_and_who_take_turns_are_collected_together() -> None:
+def test_simultaneous_and_turn_based_agents_are_collected_together() -> None:
     given: list[Any] = [arena.Relay, "mpe2/simple_tag_v3", arena.Bazaar]
     with RolloutWorkers("random", given, num_workers=3, seed=1, backend="inline") as workers:
         several = workers.collect(n_step=30).batch
@@ -51,7 +51,7 @@ def test_agents_who_act_at_once_and_who_take_turns_are_collected_together() -> N
         (gyms.Ladder(3), EnvironmentSpecError, "created in its own process, got a Ladder"),
     ],
 )
-def test_lists_that_do_not_fit_are_rejected(env: Any, error: type[Exception], message: str) -> None:
+def test_invalid_lists_of_environments_are_rejected(env: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         RolloutWorkers("random", env, num_workers=2, envs_per_worker=2)
 
@@ -66,7 +66,7 @@ def test_environments_of_a_list_must_have_equal_spaces() -> None:
         workers.collect(n_step=2)
 
 
-def test_all_collectors_take_lists_of_names_and_functions() -> None:
+def test_all_collectors_accept_lists_of_names_and_functions() -> None:
     given: Any = ["CartPole-v1", "gymnasium.envs.classic_control:CartPoleEnv"]
     with Collector("random", given, seed=1) as collector:
         batches = [collector.collect(n_step=20).batch]

@@ -93,7 +93,7 @@ def test_a_cluster_without_tokens_is_detected_on_a_machine_that_has_one(machine:
     assert said == "20", errors
 
 
-def test_a_process_that_asks_for_tokens_learns_that_the_cluster_has_none(machine: dict[str, str], cluster: str) -> None:
+def test_a_process_that_requires_tokens_rejects_a_cluster_without(machine: dict[str, str], cluster: str) -> None:
     _, errors = learn(machine, RAY_AUTH_MODE="token")
     assert "ArgumentError: RAY_AUTH_MODE must be 'disabled' from the start of the process" in errors
     assert f"on the cluster of Ray at {cluster}, which was started without tokens, got 'token'" in errors
@@ -105,18 +105,18 @@ def test_a_cluster_with_tokens_is_detected(machine: dict[str, str]) -> None:
     assert said == "20", errors
 
 
-def test_workers_start_a_local_cluster_and_stay_on_it(machine: dict[str, str]) -> None:
+def test_workers_start_a_local_cluster_and_keep_using_it(machine: dict[str, str]) -> None:
     said, errors = learn(machine, _LOCAL)
     assert said == "20 True 20 True", errors
 
 
-def test_a_local_cluster_is_none_that_others_started(machine: dict[str, str], cluster: str) -> None:
+def test_a_local_cluster_is_never_one_of_another_process(machine: dict[str, str], cluster: str) -> None:
     connected = f"import ray\nray.init(address={cluster!r})\n"
     _, errors = learn(machine, connected + _LOCAL, RAY_AUTH_MODE="disabled")
     assert f"address must be '{cluster}', the cluster that this process is connected to, got 'local'" in errors
 
 
-def test_the_file_of_a_cluster_that_has_ended_is_named(tmp_path: Path) -> None:
+def test_the_address_file_of_an_ended_cluster_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "ray" / "ray_current_cluster"
     path.parent.mkdir()
     with socket.socket() as unused:

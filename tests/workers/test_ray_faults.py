@@ -73,7 +73,7 @@ def check_rings(buffer: Any) -> None:
 
 
 @pytest.mark.parametrize("collects", [False, True])
-def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, collects: bool) -> None:
+def test_a_lost_node_loses_only_its_own_steps(cluster: Any, collects: bool) -> None:
     cluster, nodes = cluster
     buffer = VectorReplayBuffer(40_000, 3)
     with RolloutWorkers(
@@ -99,7 +99,7 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
 
 
 @pytest.mark.parametrize("collects", [False, True])
-def test_steps_of_a_worker_without_room_are_created_by_another(
+def test_steps_of_an_unplaceable_worker_are_collected_by_another(
     cluster: Any, collects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, _ = cluster
@@ -160,7 +160,7 @@ def test_fragments_that_are_lost_with_a_node_are_repeated(cluster: Any) -> None:
     assert all(failure.lost_steps in (0, 50, 100, 150) for failure in facts.failures), facts.failures
 
 
-def test_actors_that_are_killed_again_and_again_cost_their_fragments_only(cluster: Any) -> None:
+def test_repeatedly_killed_actors_lose_only_their_fragments(cluster: Any) -> None:
     buffer = VectorReplayBuffer(40_000, 2)
     with RolloutWorkers(climb_here, SlowLadder, buffer, max_restarts=30, backend="ray", seed=1) as workers:
         killed: set[int] = set()
@@ -215,7 +215,7 @@ def wait_until_gone(pids: Any, timeout_s: float = 30) -> list[int]:
     return left
 
 
-def test_a_script_connects_by_an_address_and_brings_its_own_policy(cluster: Any, tmp_path: Path) -> None:
+def test_a_script_connects_by_address_and_defines_its_policy(cluster: Any, tmp_path: Path) -> None:
     with run_script(cluster[0], tmp_path / "learner.py", "end") as script:
         said, errors = script.communicate(timeout=120)
     assert said.startswith("{1} "), errors

@@ -68,7 +68,7 @@ def check_alike(one: Any, other: Any) -> None:
         pytest.param("arena:Bazaar", "random", "inline", marks=pytest.mark.long),
     ],
 )
-def test_reports_and_batches_are_those_of_other_backends_seed_for_seed(env: str, policy: Any, backend: Any) -> None:
+def test_reports_and_batches_agree_with_other_backends(env: str, policy: Any, backend: Any) -> None:
     given: Any = {"envs_per_worker": 2, "seed": 3}
     with on_ray(policy, env, **given) as workers, RolloutWorkers(policy, env, backend=backend, **given) as others:
         for amount in ({"n_step": 101}, {"n_episode": 3}, {"n_step": 40}):
@@ -84,7 +84,7 @@ def test_reports_and_batches_are_those_of_other_backends_seed_for_seed(env: str,
 
 
 @pytest.mark.parametrize("amount", [{"n_step": 505}, pytest.param({"n_episode": 11}, marks=pytest.mark.long)])
-def test_an_iteration_has_the_steps_of_any_other(amount: Any) -> None:
+def test_iterations_agree_with_other_backends(amount: Any) -> None:
     found = []
     for make in (on_ray, partial(RolloutWorkers, backend="inline")):
         with make("random", "CartPole-v1", envs_per_worker=2, seed=1) as workers:
@@ -112,7 +112,7 @@ def mapping_at(address: int) -> str:
     return ""
 
 
-def test_fragments_are_read_in_place() -> None:
+def test_fragments_are_read_without_copies() -> None:
     import ray
 
     batch = SampleBatch(obs=np.arange(400_000.0), terminateds=np.zeros(400_000, bool))
@@ -124,7 +124,7 @@ def test_fragments_are_read_in_place() -> None:
         assert not one[name].flags.writeable
 
 
-def test_workers_fragments_are_in_the_object_store_until_half_of_a_workers_memory_is_held() -> None:
+def test_fragments_beyond_half_of_the_capacity_are_copied() -> None:
     given: Any = {"num_workers": 1, "capacity_nbytes": 10 << 20}
     with on_ray("random", Pictures, **given) as workers:
         kept = list(workers.fragments(n_step=300, fragment_length=100))
@@ -136,7 +136,7 @@ def test_workers_fragments_are_in_the_object_store_until_half_of_a_workers_memor
 
 
 @pytest.mark.long
-def test_a_store_is_not_flooded_by_who_keeps_all_fragments() -> None:
+def test_retained_fragments_do_not_fill_the_object_store() -> None:
     with on_ray("random", Pictures, seed=2) as workers:
         kept = list(workers.fragments(n_step=2000, fragment_length=100))
     # 54 MiB of pictures a hundred megabytes of store have room for, and twice that they have not.
@@ -167,7 +167,7 @@ def test_a_slow_learner_has_a_bounded_number_of_fragments_waiting(in_flight: int
             assert facts.sent_steps == 10 * (facts.fragments + facts.queue_depth)
 
 
-def test_weights_are_put_once_a_version_and_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_stored_once_per_version_and_received(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     puts: list[Any] = []
@@ -187,7 +187,7 @@ def test_weights_are_put_once_a_version_and_arrive(monkeypatch: pytest.MonkeyPat
         workers.publish({"mark": np.zeros(1)})
 
 
-def test_weights_arrive_in_an_iteration_after_the_fragments_that_were_asked_for_before() -> None:
+def test_new_weights_apply_after_fragments_already_requested() -> None:
     seen = []
     with on_ray("actors:Marked", "CartPole-v1", num_workers=1, seed=1) as workers:
         for number, fragment in enumerate(workers.fragments(fragment_length=20, n_step=120)):
@@ -212,7 +212,7 @@ def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() 
 
 
 @pytest.mark.long
-def test_policies_by_id_and_hooks_work_as_in_processes() -> None:
+def test_policies_by_id_and_hooks_agree_with_processes() -> None:
     policies = {"adversary": "actors:Marked", "agent": "random"}
     with on_ray(policies, TAG, num_workers=1, seed=1) as workers:
         workers.publish({"adversary": {"mark": np.array([4.0])}})
@@ -234,7 +234,7 @@ def test_functions_that_cannot_be_imported_are_sent_to_actors_by_value() -> None
 
 
 @pytest.mark.parametrize("kind", ["rings", pytest.param("several agents", marks=pytest.mark.long)])
-def test_buffers_are_filled_as_by_other_workers(kind: str) -> None:
+def test_buffers_are_filled_like_by_other_backends(kind: str) -> None:
     env = "CartPole-v1" if kind == "rings" else TAG
     buffers: list[Any] = [
         VectorReplayBuffer(4000, 4) if kind == "rings" else MultiAgentReplayBuffer(1000) for _ in range(2)
@@ -254,7 +254,7 @@ def test_buffers_are_filled_as_by_other_workers(kind: str) -> None:
 
 
 @pytest.mark.long
-def test_actors_write_straight_to_a_replay_service() -> None:
+def test_actors_write_directly_to_a_replay_service() -> None:
     table = ReplayTable("replay", capacity=400, streams=4, seed=5)
     local = VectorReplayBuffer(400, 4, random_seed=5)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
@@ -268,7 +268,7 @@ def test_actors_write_straight_to_a_replay_service() -> None:
 
 
 @pytest.mark.long
-def test_workers_resume_from_a_state_of_processes_and_the_other_way_round() -> None:
+def test_states_are_interchangeable_with_process_workers() -> None:
     given: Any = {"seed": 5, "envs_per_worker": 2}
     local = partial(RolloutWorkers, ray_worlds.draw, "CartPole-v1", **given, backend="process")
     remote = partial(on_ray, ray_worlds.draw, "CartPole-v1", **given)
@@ -301,7 +301,7 @@ def test_a_killed_actor_is_replaced_and_the_steps_are_repeated() -> None:
 
 
 @pytest.mark.long
-def test_lost_steps_are_counted_as_far_as_an_actor_has_told() -> None:
+def test_reported_steps_of_a_killed_actor_are_counted_as_lost() -> None:
     with on_ray("random", SlowLadder, max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
         timer = threading.Timer(0.8, os.kill, [workers.pids[1], signal.SIGKILL])
@@ -326,7 +326,7 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
     assert "ray_worlds.py" in caught.value.__notes__[0]
 
 
-def test_an_actor_that_hangs_is_ended_and_named() -> None:
+def test_a_hanging_actor_is_killed_and_reported() -> None:
     with on_ray("random", ray_worlds.Hanging, num_workers=1, stall_timeout_s=1) as workers:
         found = []
         with pytest.raises(WorkerError, match=r"hangs \(it completed no step for 1 s\) after sending 24 of 100"):
@@ -371,7 +371,7 @@ def test_stopping_closes_environments(tmp_path: Path) -> None:
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
-def test_leaving_early_gives_up_the_fragments_in_progress_and_closes_environments(tmp_path: Path) -> None:
+def test_leaving_early_discards_fragments_and_closes_environments(tmp_path: Path) -> None:
     given: Any = {"env_kwargs": {"folder": str(tmp_path), "pause_s": 0.01}}
     with on_ray("random", ray_worlds.Closing, **given) as workers:
         workers.collect(n_step=10)
@@ -381,7 +381,7 @@ def test_leaving_early_gives_up_the_fragments_in_progress_and_closes_environment
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
-def test_actors_run_where_their_resources_are(nodes: list[Any]) -> None:
+def test_actors_are_placed_by_their_resources(nodes: list[Any]) -> None:
     options = RayOptions(num_cpus=0.5, resources={"far": 1}, runtime_env=ENVIRONMENT)
     with RolloutWorkers(ray_worlds.tell_node, "CartPole-v1", num_workers=2, backend="ray", ray_options=options) as far:
         found = far.collect(n_step=20).batch["policy.node"]
@@ -413,7 +413,7 @@ def test_options_that_have_no_effect_are_rejected(given: Any, words: str) -> Non
         RayOptions(**given)
 
 
-def test_options_of_ray_are_for_ray_and_for_the_cluster_that_there_is() -> None:
+def test_ray_options_require_ray_and_the_connected_cluster() -> None:
     with pytest.raises(ArgumentError, match="ray_options must be None unless backend is 'ray'"):
         RolloutWorkers("random", "CartPole-v1", ray_options=RayOptions())
     with pytest.raises(ArgumentError, match="ray_options must be RayOptions, got a dict"):
@@ -423,13 +423,13 @@ def test_options_of_ray_are_for_ray_and_for_the_cluster_that_there_is() -> None:
         elsewhere.__enter__()
 
 
-def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"samplebatch\[ray\]"):
         RolloutWorkers("random", "CartPole-v1", backend="ray")
 
 
-def test_policies_may_be_pickled_otherwise() -> None:
+def test_policies_may_use_another_pickle_function() -> None:
     import ray
 
     made = PickledPolicy(lambda obs: obs + 1, ray.cloudpickle.dumps)

@@ -12,7 +12,7 @@ def workers(buffer: VectorReplayBuffer | None = None) -> RolloutWorkers:
     return RolloutWorkers("random", "CartPole-v1", buffer, num_workers=2, seed=1, backend="inline")
 
 
-def test_collect_receives_what_was_requested() -> None:
+def test_collect_returns_the_requested_steps() -> None:
     with workers() as one, workers() as other:
         one.request(n_step=30)
         for _ in range(2):
@@ -24,14 +24,14 @@ def test_collect_receives_what_was_requested() -> None:
         assert one.stats.n_collected_steps == other.stats.n_collected_steps == 60
 
 
-def test_another_amount_leaves_the_requested_steps_to_iteration() -> None:
+def test_steps_of_an_unused_request_are_returned_by_iteration() -> None:
     with workers() as collector:
         collector.request(n_step=30)
         assert collector.collect(n_step=10).n_collected_steps == 10
         assert collector.stats.n_collected_steps == 40
 
 
-def test_requested_steps_reach_the_buffer_when_they_are_collected() -> None:
+def test_requested_steps_are_stored_when_they_are_collected() -> None:
     buffer = VectorReplayBuffer(100, 2)
     with workers(buffer) as collector:
         collector.request(n_step=30)
@@ -40,7 +40,7 @@ def test_requested_steps_reach_the_buffer_when_they_are_collected() -> None:
         assert len(buffer) == 30
 
 
-def test_a_state_has_the_steps_that_were_requested() -> None:
+def test_a_state_contains_the_requested_steps() -> None:
     with workers() as one, workers() as other, workers() as whole:
         one.request(n_step=30)
         other.load_state_dict(one.state_dict(), allow_pickle=True)
@@ -52,7 +52,7 @@ def test_a_state_has_the_steps_that_were_requested() -> None:
         assert (found["obs"] == expected["obs"]).all()
 
 
-def test_amounts_are_rejected_as_collect_rejects_them() -> None:
+def test_amounts_are_validated_like_in_collect() -> None:
     with workers() as collector, pytest.raises(ArgumentError, match="exactly one of n_step and n_episode"):
         collector.request()
     with pytest.raises(WorkerError, match="workers must be started"):

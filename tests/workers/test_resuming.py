@@ -101,7 +101,7 @@ def test_another_process_resumes(name: str, tmp_path: Path) -> None:
     assert pickle.loads(ended.stdout) == expected
 
 
-def test_the_episodes_in_progress_keep_their_ids_and_fragments_count_on() -> None:
+def test_episode_ids_and_fragment_numbers_continue() -> None:
     with inline("random", "CartPole-v1", seed=1) as first, inline("random", "CartPole-v1", seed=1) as second:
         first.collect(n_step=6)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
@@ -112,7 +112,7 @@ def test_the_episodes_in_progress_keep_their_ids_and_fragments_count_on() -> Non
 
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
-def test_weights_and_their_numbers_continue(backend: Any) -> None:
+def test_weights_and_their_versions_are_restored(backend: Any) -> None:
     make = partial(RolloutWorkers, actors.Marked, "CartPole-v1", backend=backend, seed=1, max_lag=1)
     with make() as first, make() as second:
         for mark in (3.0, 7.0):
@@ -216,7 +216,7 @@ class Deadly(gyms.Ladder):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_dies_while_it_is_asked_is_named() -> None:
+def test_a_worker_that_dies_while_saving_its_state_is_reported() -> None:
     with forked("random", partial(Deadly, 0), num_workers=1) as workers:
         workers.collect(n_step=4)
         with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) was killed by SIGKILL"):
@@ -224,7 +224,7 @@ def test_a_worker_that_dies_while_it_is_asked_is_named() -> None:
         assert workers.pids == []
 
 
-def test_a_worker_that_died_is_replaced_when_it_is_asked() -> None:
+def test_a_dead_worker_is_replaced_when_the_state_is_saved() -> None:
     with forked("random", "CartPole-v1", max_restarts=1) as workers:
         workers.collect(n_step=4)
         kill(workers, 1)
@@ -243,7 +243,7 @@ class Telling(gyms.Ladder):
 
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
-def test_workers_that_cannot_tell_their_state_continue(backend: Any) -> None:
+def test_workers_continue_if_their_state_cannot_be_saved(backend: Any) -> None:
     with RolloutWorkers("random", partial(Telling, 0), backend=backend, infos=False) as workers:
         workers.collect(n_step=3)
         with pytest.raises(WorkerError, match="worker 0 cannot save its state: TypeError: cannot pickle 'generator'"):
@@ -259,7 +259,7 @@ class Wide(gyms.Ladder):
         self.map = np.arange(3 << 20)
 
 
-def test_a_state_larger_than_the_arena_arrives_in_parts() -> None:
+def test_a_state_larger_than_the_arena_is_sent_in_parts() -> None:
     make = partial(forked, "random", Wide, num_workers=1, capacity_nbytes=8 << 20, seed=1)
     with make() as first, make() as second:
         first.collect(n_step=5)
@@ -267,7 +267,7 @@ def test_a_state_larger_than_the_arena_arrives_in_parts() -> None:
         assert columns(first.collect(n_step=9).batch) == columns(second.collect(n_step=9).batch)
 
 
-def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
+def test_environments_are_not_unpickled_without_permission(mark: Path) -> None:
     with inline("random", "CartPole-v1") as workers:
         state = workers.state_dict()
         state["workers"][0]["task"]["collector"]["environments"][0]["saved"]["pickles"] = [pickle.dumps(Mark(mark))]
@@ -293,7 +293,7 @@ def test_states_that_do_not_fit_are_rejected_and_change_nothing() -> None:
         assert columns(workers.collect(n_step=20).batch) == columns(same.collect(n_step=20).batch)
 
 
-def test_who_iterates_has_no_state_until_the_end() -> None:
+def test_saving_the_state_is_rejected_during_an_iteration() -> None:
     with inline("random", "CartPole-v1", seed=1) as workers:
         next(workers.fragments(n_step=100, fragment_length=10))
         with pytest.raises(WorkerError, match="must be exhausted before workers save their state"):
@@ -331,7 +331,7 @@ def test_workers_must_be_started() -> None:
 
 
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copies_and_pickles_name_the_state(take: Any) -> None:
+def test_copies_and_pickles_are_rejected_with_advice(take: Any) -> None:
     with pytest.raises(
         SampleBatchError, match=r"a RolloutWorkers must not be copied or pickled, .* pass its state_dict"
     ):
@@ -339,7 +339,7 @@ def test_copies_and_pickles_name_the_state(take: Any) -> None:
 
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", SPREAD])
-def test_the_state_of_a_long_run_does_not_grow_by_the_episodes_that_were_cut_off(environment: str) -> None:
+def test_abandoned_episodes_do_not_increase_the_state_of_a_long_run(environment: str) -> None:
     with inline("random", environment, num_workers=1, envs_per_worker=2, seed=5) as workers:
         for _ in range(6):
             workers.collect(n_step=5)

@@ -115,7 +115,7 @@ def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
     assert not np.intersect1d(*ids).size
 
 
-def test_a_killed_worker_is_named_and_the_rest_is_preserved() -> None:
+def test_a_killed_worker_is_reported_and_other_steps_are_kept() -> None:
     delay_s = random.choice([0.0, random.uniform(0.02, 0.25)])
     aggregator = Aggregator()
     with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
@@ -149,7 +149,7 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
     check_whole(aggregator.build_and_reset())
 
 
-def test_a_worker_that_hangs_is_ended_and_named() -> None:
+def test_a_hanging_worker_is_killed_and_reported() -> None:
     aggregator = Aggregator()
     with RolloutWorkers("random", "arena:Hanging", num_workers=1, stall_timeout_s=3) as workers:
         pids = workers.pids
@@ -160,7 +160,7 @@ def test_a_worker_that_hangs_is_ended_and_named() -> None:
     assert aggregator.env_steps == 24
 
 
-def test_who_takes_fragments_may_be_slow() -> None:
+def test_a_slow_consumer_does_not_count_as_a_stalled_worker() -> None:
     with RolloutWorkers("random", "arena:Relay", num_workers=2, stall_timeout_s=2) as workers:
         fragments = workers.fragments(n_step=4000, fragment_length=20)
         counts = [next(fragments).count]
@@ -182,7 +182,7 @@ def test_leaving_early_ends_all_workers() -> None:
     assert not wait_until_gone(pids, 0.5)
 
 
-def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
+def test_a_requested_stop_returns_sent_fragments_without_an_error() -> None:
     aggregator = Aggregator()
     with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
         for fragment in workers.fragments(n_step=100_000, fragment_length=5):
@@ -195,7 +195,7 @@ def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
     check_whole(aggregator.build_and_reset())
 
 
-def test_asking_to_stop_while_workers_start_ends_the_iteration_at_once() -> None:
+def test_a_requested_stop_during_start_ends_iteration_immediately() -> None:
     workers = RolloutWorkers("random", "arena:slow_relay", num_workers=2)
     workers.request_stop()
     with workers:
@@ -230,7 +230,7 @@ def by_environment(fragments: Iterable[Any]) -> dict[tuple[str, int], dict[str, 
 @pytest.mark.parametrize(
     ("environment", "policy"), [("CartPole-v1", "random"), (SPREAD, "random"), ("gyms:Walk", "actors:ones")]
 )
-def test_the_same_seed_gives_the_same_data_however_environments_are_spread(environment: str, policy: str) -> None:
+def test_the_same_seed_gives_the_same_data_for_any_worker_count(environment: str, policy: str) -> None:
     runs = []
     for workers, envs, backend in ((1, 4, "inline"), (4, 1, "inline"), (2, 2, "process")):
         with RolloutWorkers(
@@ -244,7 +244,7 @@ def test_the_same_seed_gives_the_same_data_however_environments_are_spread(envir
         assert other == first
 
 
-def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
+def test_all_sent_steps_are_received_and_aggregated() -> None:
     aggregator = Aggregator(300, "env_steps")
     trained = 0
     with RolloutWorkers("random", "CartPole-v1", envs_per_worker=3) as workers:
@@ -260,7 +260,7 @@ def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
     assert facts.fragments == 2 * 15
 
 
-def test_weights_arrive_and_every_step_names_which() -> None:
+def test_new_weights_are_used_and_recorded_with_every_step() -> None:
     seen = []
     with RolloutWorkers("actors:Marked", "CartPole-v1", num_workers=2, seed=1) as workers:
         for fragment in workers.fragments(fragment_length=50):
@@ -278,7 +278,7 @@ def test_weights_arrive_and_every_step_names_which() -> None:
     assert sum(workers.worker_stats.versions.values()) == workers.stats.n_collected_steps
 
 
-def test_weights_go_to_the_policy_of_their_name() -> None:
+def test_weights_are_loaded_by_the_policy_of_their_name() -> None:
     policies = {"adversary": "actors:Marked", "agent": "random"}
     with RolloutWorkers(policies, "mpe2/simple_tag_v3", num_workers=1, backend="inline") as workers:
         assert workers.publish({"adversary": {"mark": np.array([4.0])}}) == 1
@@ -288,7 +288,7 @@ def test_weights_go_to_the_policy_of_their_name() -> None:
 
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
-def test_policies_may_be_numbered(backend: Any) -> None:
+def test_policy_ids_may_be_integers(backend: Any) -> None:
     policies = {0: "actors:Marked", "0": "random"}
     with RolloutWorkers(
         policies, "mpe2/simple_tag_v3", policy_mapping=actors.numbered, num_workers=1, backend=backend
@@ -336,7 +336,7 @@ def test_workers_apply_hooks() -> None:
             assert wanted[name].tolist() == other[name].tolist()
 
 
-def test_fragments_may_all_be_kept_in_an_arena_that_cannot_hold_them() -> None:
+def test_more_fragments_than_the_arena_can_store_may_be_retained() -> None:
     with RolloutWorkers("random", "CartPole-v1", capacity_nbytes=1 << 16, seed=2) as workers:
         kept = list(workers.fragments(n_step=6000, fragment_length=100))
     with RolloutWorkers("random", "CartPole-v1", backend="inline", seed=2) as workers:
@@ -344,14 +344,14 @@ def test_fragments_may_all_be_kept_in_an_arena_that_cannot_hold_them() -> None:
     assert sum(fragment.size_bytes() for fragment in kept) > 4 << 16
 
 
-def test_fragments_larger_than_the_arena_arrive_in_parts() -> None:
+def test_fragments_larger_than_the_arena_are_sent_in_parts() -> None:
     with RolloutWorkers("random", SPREAD, num_workers=1, capacity_nbytes=1 << 16) as workers:
         counts = [fragment.count for fragment in workers.fragments(n_step=400, fragment_length=400)]
     assert sum(counts) == 400
     assert len(counts) > 4
 
 
-def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> None:
+def test_repeatedly_killed_workers_lose_only_their_fragments() -> None:
     aggregator = Aggregator(complete_episodes=True)
     with RolloutWorkers("random", "arena:slow_relay", num_workers=1) as workers:
         # The first workers of a process open descriptors that stay, such as that of multiprocessing's resource tracker.
@@ -406,13 +406,13 @@ def test_a_failing_worker_is_replaced_until_the_limit() -> None:
     assert len({int(fragment["runner"]["unroll_id"][0]) for fragment in fragments}) == 9
 
 
-def test_a_replacement_makes_the_steps_that_are_missing() -> None:
+def test_a_replacement_collects_the_missing_steps() -> None:
     with RolloutWorkers("random", "arena:Failing", num_workers=1, max_restarts=2, backend="inline") as workers:
         assert sum(fragment.count for fragment in workers.fragments(n_step=60, fragment_length=8)) == 60
     assert [one.lost_steps for one in workers.worker_stats.failures] == [5, 5]
 
 
-def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None:
+def test_errors_of_inline_workers_have_a_cause() -> None:
     with (
         RolloutWorkers("actors:broken", "CartPole-v1", num_workers=1, backend="inline") as workers,
         pytest.raises(WorkerError, match="failed after sending 0 of 9 steps: RuntimeError: the policy broke") as caught,
@@ -440,7 +440,7 @@ def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
 
 
 @pytest.mark.parametrize("environment", ["arena:Bazaar", "arena:vector_of_carts"])
-def test_processes_send_what_this_process_makes(environment: str) -> None:
+def test_process_and_inline_workers_collect_the_same_steps(environment: str) -> None:
     runs = []
     for backend in ("process", "inline"):
         with RolloutWorkers("random", environment, seed=6, backend=backend) as workers:
@@ -457,7 +457,7 @@ def test_processes_send_what_this_process_makes(environment: str) -> None:
         ({"default_policy": actors.lean}, {0, 1}),
     ],
 )
-def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> None:
+def test_policies_are_passed_by_name_function_or_object(policy: Any, actions: set[int]) -> None:
     with RolloutWorkers(policy, "CartPole-v1", num_workers=1, backend="inline") as workers:
         (steps,) = workers.fragments(n_step=60)
     assert set(steps["actions"].tolist()) == actions
@@ -479,14 +479,14 @@ def test_wrong_policies_are_detected_before_any_process_starts(policy: Any, word
         RolloutWorkers(policy, "CartPole-v1")
 
 
-def test_policies_that_take_no_weights_say_so() -> None:
+def test_weights_for_a_policy_that_cannot_load_them_are_rejected() -> None:
     with RolloutWorkers(actors.lean, "CartPole-v1", num_workers=1, backend="inline") as workers:
         workers.publish({"mark": np.zeros(1)})
         with pytest.raises(WorkerError, match="load_state_dict or set_weights"):
             next(workers.fragments(n_step=1))
 
 
-def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
+def test_several_policies_or_vectors_per_worker_are_rejected() -> None:
     with (
         RolloutWorkers({"a": "random"}, "CartPole-v1", backend="inline") as workers,
         pytest.raises(WorkerError, match="must have one policy"),
@@ -506,7 +506,7 @@ def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
         ({"backend": "threads"}, "backend must be one of 'process', 'inline'"),
     ],
 )
-def test_what_does_not_are_compatible_is_rejected(given: dict[str, Any], words: str) -> None:
+def test_incompatible_arguments_are_rejected(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RolloutWorkers("random", "CartPole-v1", **given)
 
@@ -539,7 +539,7 @@ def test_a_wrong_environment_is_detected_before_any_process_starts() -> None:
         RolloutWorkers("random", "mpe2/simple_spraed_v3")
 
 
-def test_what_cannot_go_to_another_process_is_rejected() -> None:
+def test_objects_that_cannot_be_sent_to_a_process_are_rejected() -> None:
     with pytest.raises(EnvironmentSpecError, match="importable"), RolloutWorkers("random", lambda: arena.Relay()):
         pass
 
@@ -567,7 +567,7 @@ PARENT = """
     ],
     ids=["stepping", "blocked by a full pipe", "hanging"],
 )
-def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, environment: str, then: str) -> None:
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path, environment: str, then: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(PARENT).format(folder=str(Path(arena.__file__).parent), environment=environment, then=then)
