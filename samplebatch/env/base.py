@@ -188,7 +188,7 @@ class Environments(ABC):
 
         If the state contains no pickled environments, nothing is changed, and the environments must be reset.
 
-        Raises EnvironmentSpecError if the classes of the environments differ from the saved state.
+        Raises EnvironmentSpecError if the classes of the environments differ from the classes in the saved state.
         """
         if not load_environments(self._parts(), state["saved"]):
             return False

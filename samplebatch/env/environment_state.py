@@ -36,7 +36,7 @@ def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
 def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
     """Restore environments from `save_environments`; return False if the environments could not be pickled.
 
-    Raises EnvironmentSpecError if the classes of the environments differ from the saved state.
+    Raises EnvironmentSpecError if the classes of the environments differ from the classes in the saved state.
     """
     if saved["pickles"] is None:
         return False

@@ -333,7 +333,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def get_extra_state(self) -> dict[str, Any]:
         """Return the state that torch does not track: optimizers, schedules, exploration and the number of updates.
 
-        Subclasses with more state extend this method and `set_extra_state`.
+        Subclasses with additional state extend this method and `set_extra_state`.
         """
         return {
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
@@ -348,7 +348,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         Raises
         ------
         ArgumentError
-            If the number of optimizers or schedules in the state differs from the algorithm's number.
+            If the number of optimizers or schedules in the state differs from the number in the algorithm.
         """
         components: dict[str, Sequence[Any]] = {"optimizers": self._optimizers, "lr_schedulers": self.lr_schedulers}
         for name, parts in components.items():

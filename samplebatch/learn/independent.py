@@ -264,7 +264,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     Raises
     ------
     ArgumentError
-        If the length of a list of algorithms differs from `env.agents`.
+        If the length of a list of algorithms differs from the number of `env.agents`.
 
     Examples
     --------
@@ -393,7 +393,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     Raises
     ------
     ArgumentError
-        If the length of a list of algorithms differs from `env.agents`.
+        If the length of a list of algorithms differs from the number of `env.agents`.
     """
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:

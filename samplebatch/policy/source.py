@@ -172,7 +172,7 @@ def label_weights(policy: Any, weights: Any) -> Any:
 
 
 def weights_nbytes(policy: Any) -> int:
-    """Return the bytes to reserve for serialized weights of a policy, or of all policies of a mapping."""
+    """Return the number of bytes to reserve for serialized weights of a policy, or of all policies of a mapping."""
     policies = list(policy.values()) if isinstance(policy, Mapping) else [policy]
     if all(map(is_random, policies)):
         return _OVERHEAD_NBYTES

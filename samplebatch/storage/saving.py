@@ -117,7 +117,8 @@ def load(
         Whether to unpickle Python objects for which the format has no type. Only for files from a trusted writer: a
         pickle can execute arbitrary code.
     verify
-        Whether to verify all bytes against their checksums. None verifies them only if all bytes of the file are read.
+        Whether to verify all bytes against their checksums. None verifies the bytes only if all bytes of the file are
+        read.
     max_nbytes
         Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
     **missing

@@ -205,7 +205,7 @@ class SegmentWriter:
             segment += 1
 
     def discard(self) -> None:
-        """Remove the new segments of this checkpoint, which is incomplete."""
+        """Remove the new segments of the incomplete checkpoint."""
         for path in self._written:
             path.unlink(missing_ok=True)
 

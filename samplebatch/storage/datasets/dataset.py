@@ -238,7 +238,7 @@ class Dataset:
         Parameters
         ----------
         verify
-            Whether to verify all bytes of the parts against their checksums. None verifies them unless a column
+            Whether to verify all bytes of the parts against their checksums. None verifies the bytes unless a column
             selection or a filter excludes data. The footers, and the pages that are read, are always verified.
 
         Raises
