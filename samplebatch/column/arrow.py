@@ -45,7 +45,10 @@ class Recent(Generic[K, V]):
         return len(self._values)
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the cached value of a key, or create and cache it; raises the same errors as `make`."""
+        """Return the cached value of a key, or create and cache the value.
+
+        Raises the same errors as `make`.
+        """
         try:
             return self._values[key]
         except KeyError:
@@ -101,7 +104,7 @@ class FixedRows(NamedTuple):
 
 
 class FieldReader:
-    """Reader that converts the arrays of one field to columns; inspects type and metadata only once.
+    """Reader that converts the arrays of one field to columns, and inspects the field's type and metadata only once.
 
     arrow: type of the arrays; None for the field's type.
 
@@ -143,7 +146,10 @@ class FieldReader:
             raise FormatError(f"column {self.name!r} must name a dtype that columns support: {error}") from error
 
     def read(self, array: pa.Array, *, allow_pickle: bool = False) -> Column:
-        """View an Arrow array as a column; raises the same errors as `column_from_arrow`."""
+        """View an Arrow array as a column.
+
+        Raises the same errors as `column_from_arrow`.
+        """
         name, torch_name = self.name, self._torch_name
         if self._holds_objects:
             return ObjectColumn.from_arrow(array, self._metadata, name, allow_pickle=allow_pickle)

@@ -46,7 +46,7 @@ _NO_FOOTER = "an Arrow file must have a footer that locates its batches: {}"
 class Body(NamedTuple):
     """Buffer layout of a record batch, read from its message.
 
-    nodes: number of rows and nulls of each array, depth first.
+    nodes: numbers of rows and nulls of each array, depth first.
     buffers: offset in the body and size of each buffer.
     start: offset of the body in the file.
     nbytes: size of the body in bytes.

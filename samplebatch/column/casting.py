@@ -61,7 +61,9 @@ def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArr
 
 
 def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
-    """Cast numbers to flags; raises ColumnMismatchError if a number is not 0 or 1.
+    """Cast numbers to bool.
+
+    Raises ColumnMismatchError if a number is neither 0 nor 1.
 
     >>> as_flags(np.array([0.0, 1.0]), "terminated")
     array([False,  True])

@@ -147,7 +147,7 @@ class CompressedColumn(Column):
 
     @property
     def nbytes(self) -> int:
-        """Size of the compressed blocks in bytes; blocks that a slice contains only in part count in full."""
+        """Size of the compressed blocks in bytes, including the full size of blocks that a slice contains in part."""
         return sum(memoryview(block).nbytes for block in self.blocks)
 
     @property

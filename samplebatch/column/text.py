@@ -216,7 +216,9 @@ class TextColumn(Column):
 
     @staticmethod
     def form_of(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> tuple[Any, ...] | None:
-        """Return content kind and row shape of a text or bytes field, also if written by an earlier version; else None.
+        """Return the content kind and row shape of a text or bytes field; None for other fields.
+
+        Fields that earlier versions wrote are included.
 
         >>> (
         ...     TextColumn.form_of(pa.large_string(), {}),

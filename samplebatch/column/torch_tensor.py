@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class TorchColumn(Column):
     """Rows of equal shape in a torch tensor, which a user passed or which was moved to a device.
 
-    On the host it shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is stored
-    in Arrow as uint16 with the dtype in the field's metadata.
+    On the host, the column shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is
+    stored in Arrow as uint16 with the dtype in the field's metadata.
 
     Parameters
     ----------

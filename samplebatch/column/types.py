@@ -82,7 +82,7 @@ class Storage(NamedTuple):
 
 @lru_cache(maxsize=256)
 def storage_of(dtype: np.dtype[Any]) -> Storage:
-    """Return how a dtype is stored.
+    """Return the storage of a dtype in Arrow.
 
     Raises ColumnTypeError if no Arrow layout stores it unchanged.
 

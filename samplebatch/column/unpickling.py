@@ -1,4 +1,4 @@
-"""Unpickling of untrusted bytes: the only module that decides whether their code may run.
+"""Unpickling of untrusted bytes: the only module that decides whether code in pickles may run.
 
 Loading a pickle can execute code that its writer chose. All readers (of Arrow, Parquet and HDF5 files, saved buffers,
 channels, broadcasts) pass the caller's permission to `unpickle`; no other module loads untrusted pickles.

@@ -128,7 +128,7 @@ class VaryingRows(Column):
     @property
     @abstractmethod
     def flat_column(self) -> Any:
-        """Elements of the rows as a column of m rows, sharing memory."""
+        """Elements of the rows as a column of m rows, which shares memory with the ragged column."""
 
     @property
     def values(self) -> Self:
@@ -330,7 +330,7 @@ class VaryingRows(Column):
         return np.array_equal(self.lengths, other.lengths) and bool(self.flat_column.equals(other.flat_column))
 
     def to_torch(self) -> torch.Tensor:
-        """Return the rows as a nested tensor in torch's jagged layout, sharing memory with the elements.
+        """Return the rows as a nested tensor in torch's jagged layout, which shares memory with the elements.
 
         Raises ColumnTypeError if torch has no dtype for the elements, or an extent after the first varies.
         """
