@@ -56,7 +56,7 @@ _BACKENDS: dict[BackendName, type[ProcessBackend | InlineBackend | RayBackend]] 
 class RolloutWorkers(collector.Uncopied):
     """Worker processes that step environments with a policy or random actions, and send fragments of the steps.
 
-    Use the workers as a context manager, which starts and stops the processes. There are two ways to collect:
+    Use the workers as a context manager, which starts and stops the processes. There are two ways to collect steps:
 
     - `collect` is synchronous: all workers collect with the newest weights, and the result contains all steps in one
       batch, like the results of `Collector` and `MultiAgentCollector`. On-policy learners alternate `publish` and
@@ -90,13 +90,13 @@ class RolloutWorkers(collector.Uncopied):
     env
         Environment id, or function that creates a single-agent, multi-agent or vector environment (see
         `make_environment`); or a list of one id or function per environment of all workers, in order of `env_id`.
-        Functions must be importable, because they are pickled to other processes.
+        Functions must be importable, because functions are pickled to other processes.
     buffer
         Buffer to which steps are added as they arrive: a single-agent buffer with one ring per environment of all
         workers, in which ring k stores `env_id` k; or a `MultiAgentReplayBuffer`. Unfinished episodes of a failed
         worker are truncated. Alternatively, a `ReplayClient`: each worker then writes to the service from its own
         process, returned fragments contain only rewards, flags and ids, and `collect` returns when all steps are in the
-        table.
+        service's table.
     num_workers
         Number of processes.
     envs_per_worker
@@ -126,7 +126,8 @@ class RolloutWorkers(collector.Uncopied):
         Start method of the worker processes: `"spawn"`, `"forkserver"` or `"fork"`. Not used with Ray.
     stall_timeout_s
         Time in seconds without a step or fragment after which a worker is considered hung. Time during which no caller
-        waits for fragments is not counted. Startup and the first fragment are always allowed at least one minute.
+        waits for fragments does not count towards this limit. Startup and the first fragment are always allowed at
+        least one minute.
     max_restarts
         Maximum number of replaced workers in total.
     capacity_nbytes
@@ -580,9 +581,9 @@ class RolloutWorkers(collector.Uncopied):
 
         The state of each worker contains the state of the collector (see `Collector.state_dict`), the exploration state
         of the policy, such as the drift of noise, and the state of the global random generators. The state of the run
-        also contains the newest published weights with their version, unfinished episodes, the counters of `stats`, and
-        the counters that prevent replacements from repeating data. The state excludes `worker_stats` and the states of
-        the policy, the hooks and the buffer.
+        also contains the newest published weights and their version, the unfinished episodes, the counters of `stats`,
+        and the counters that prevent replaced workers from repeating data. The state excludes `worker_stats` and the
+        states of the policy, the hooks and the buffer.
 
         Returns
         -------
