@@ -52,7 +52,7 @@ def test_using_a_batch_loads_no_optional_library() -> None:
     ("statement", "bound"),
     [("import samplebatch", 1.4), ("from samplebatch import MultiAgentBatch, SampleBatch, concat_samples", 1.8)],
 )
-def test_import_takes_little_more_than_its_dependencies(
+def test_import_time_is_close_to_that_of_the_dependencies(
     statement: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Compiled modules of both, whatever the settings of this process: the first of the runs compiles them.

@@ -258,7 +258,7 @@ def test_notebooks_show_the_columns_that_a_dataset_reads(tmp_path: Path) -> None
     assert "lidar" not in Dataset(path, columns=["obs"])._repr_html_()
 
 
-def test_sparklines_take_any_numbers() -> None:
+def test_sparklines_accept_any_numbers() -> None:
     assert sparkline([1.0]) == sparkline([float("nan")] * 3) == ""
     assert "nan" not in sparkline([1.0, float("nan"), float("inf"), 2.0])
     assert sparkline([5.0, 5.0]).count(",") == 2

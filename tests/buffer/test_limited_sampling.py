@@ -160,7 +160,7 @@ def test_nothing_is_updated_if_one_column_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("name", ["obs", "obs_next", "rew"])
-def test_nan_is_rejected_before_anything_is_stored(name: str) -> None:
+def test_nan_is_rejected_without_storing_any_row(name: str) -> None:
     buf = ReplayBuffer(4, raise_on_nan=True)
     step: dict[str, Any] = {"obs": 0.0, "act": 0, "rew": 0.0, "terminated": False, "truncated": False, "obs_next": 1.0}
     for _ in range(3):

@@ -173,7 +173,7 @@ def test_a_single_index_or_an_iteration_has_rows_that_were_written() -> None:
         buf[0]
 
 
-def test_iterations_are_in_time_order_with_the_rows_there_are() -> None:
+def test_iteration_returns_stored_rows_in_time_order() -> None:
     buf = filled(13, 10)
     assert [int(row.act) for row in buf] == buf[:].act.tolist() == list(range(3, 13))
     rows = iter(buf)

@@ -37,7 +37,7 @@ def agents(**options: Any) -> MultiAgentReplayBuffer:
     return buffer
 
 
-def test_every_way_of_sampling_returns_a_sample(tmp_path: Path) -> None:
+def test_every_sample_method_returns_a_sample(tmp_path: Path) -> None:
     buffer = fill(ReplayBuffer(8))
     dataset = Dataset(tmp_path / "steps")
     dataset.extend(buffer.to_sample_batch().as_batch())

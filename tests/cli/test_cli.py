@@ -241,7 +241,7 @@ def test_wrong_arguments_are_reported_in_one_sentence(tmp_path: Path, monkeypatc
     assert os.listdir(tmp_path) == ["text.arrow"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_rejected_before_anything_is_collected() -> None:
+def test_an_unwritable_folder_is_rejected_before_collection_starts() -> None:
     # Not even root makes files there.
     code, printed = invoke("collect", "--out", "/proc/x.arrow")
     assert code == 2

@@ -411,7 +411,7 @@ def test_a_repeated_name_must_be_that_of_the_resumed_folder(evil: Path) -> None:
     assert not evil.exists()
 
 
-def test_a_setting_that_is_none_by_default_takes_any_value() -> None:
+def test_a_setting_that_is_none_by_default_accepts_any_value() -> None:
     assert complete_settings("dqn", {"huber_loss_delta": 1.0})["huber_loss_delta"] == 1.0
     with pytest.raises(ArgumentError, match="must be of type list"):
         complete_settings("dqn", {"hidden_sizes": 3})

@@ -182,7 +182,7 @@ BUFFERS: dict[str, Callable[[], ReplayBuffer]] = {
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_tianshou_collects_into_our_buffers_of_several_environments(kind: str) -> None:
+def test_tianshou_collects_into_vector_replay_buffers(kind: str) -> None:
     buffer = BUFFERS[kind]()
     envs = DummyVectorEnv([make_cart_pole for _ in range(ENVS)])
     collector = tianshou.data.Collector[tianshou.data.CollectStats](q_policy(envs), envs, buffer)

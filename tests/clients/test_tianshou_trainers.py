@@ -162,7 +162,7 @@ def test_recurrent_ppo_learns() -> None:
 
 
 @pytest.mark.long
-def test_recurrent_ppo_learns_to_remember() -> None:
+def test_recurrent_ppo_learns_a_memory_task() -> None:
     # Without memory, 60 to 70. Three of four seeds get there, and processors round differently.
     options = {"epochs": 10, "steps": 1000, "repeat": 8, "batch_size": 128, "stack_num": 4, "enough": 100}
     best: list[float] = []
@@ -223,7 +223,7 @@ class Spaces:
 
 
 @pytest.mark.long
-def test_an_algorithm_for_each_policy_learns_in_an_environment_of_several_agents() -> None:
+def test_separate_algorithms_learn_for_several_agents() -> None:
     env = make_environment("mpe2/simple_speaker_listener_v4")
     roles = {
         name: Spaces(env.observation_space(f"{name}_0"), env.action_space(f"{name}_0"))
@@ -253,7 +253,7 @@ def test_an_algorithm_for_each_policy_learns_in_an_environment_of_several_agents
     assert mean_return(algorithms) > before + 5
 
 
-def test_a_policy_collects_in_evaluation_mode_and_is_informed_of_training_steps() -> None:
+def test_a_policy_collects_in_evaluation_mode_within_training_steps() -> None:
     seen = []
 
     class Watched(torch.nn.Module):

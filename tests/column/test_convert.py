@@ -50,7 +50,7 @@ def test_an_array_in_another_layout_is_copied_once(dtype):
             assert made.ctypes.data % memory.ALIGNMENT == 0
 
 
-def test_read_only_arrays_stay_read_only():
+def test_read_only_arrays_give_read_only_columns():
     values = np.zeros(3)
     values.flags.writeable = False
     assert as_column(values, "x").values is values

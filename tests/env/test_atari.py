@@ -102,7 +102,7 @@ def test_other_environments_are_rejected() -> None:
         make_atari(BREAKOUT, stack_num=0)
 
 
-def test_a_buffer_of_last_frames_returns_the_stacks_that_the_environment_showed() -> None:
+def test_a_buffer_of_last_frames_rebuilds_the_observed_stacks() -> None:
     make = partial(make_atari, BREAKOUT, **TRAINING)
     buffers = [
         VectorReplayBuffer(600, 2),

@@ -282,7 +282,7 @@ def test_a_state_of_other_optimizers_is_rejected() -> None:
         Two().load_state_dict(Watched().state_dict())
 
 
-def test_a_state_of_networks_of_another_size_is_rejected_before_anything_is_loaded() -> None:
+def test_a_state_of_another_network_size_is_rejected_without_loading() -> None:
     algorithm, state = Watched(), Watched().state_dict()
     before = parameters_of(algorithm)
     state["policy.net.0.bias"] = torch.ones(4)

@@ -109,7 +109,7 @@ def test_a_killed_training_resumes_with_the_same_figures(
     assert_same(parameters(tmp_path), parameters(whole))
 
 
-def test_environments_that_cannot_be_saved_are_reset_and_the_reason_is_reported(tmp_path: Path) -> None:
+def test_unsaveable_environments_are_reset_and_the_reason_reported(tmp_path: Path) -> None:
     assert run("unpicklable", tmp_path, die_at=300) == -signal.SIGKILL
     assert run("unpicklable", tmp_path) == 0
     said = (tmp_path / "resumed.txt").read_text()

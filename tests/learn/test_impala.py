@@ -223,7 +223,7 @@ def test_fragments_older_than_max_lag_are_dropped_and_counted() -> None:
     assert set(buffer.weights_version[buffer.sample_indices(0)].tolist()) == {1, 2}
 
 
-def test_asynchronous_training_requires_workers_and_an_algorithm_for_stale_steps() -> None:
+def test_asynchronous_training_rejects_unsuitable_parameters() -> None:
     ppo = make(PPO)
     buffer = VectorReplayBuffer(100, 2)
     with (

@@ -204,7 +204,7 @@ def test_two_q_learners_learn_the_speaker_listener_task() -> None:
         assert collector.collect(n_episode=100).returns.mean() > random + 5
 
 
-def test_a_printed_line_has_returns_and_losses_of_each_policy_and_counts_gradient_steps(
+def test_a_printed_line_has_returns_and_losses_of_each_policy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     algorithm = MultiAgentOffPolicyAlgorithm(q_learners())

@@ -39,7 +39,7 @@ def test_polyak_averages_interpolate_the_parameters() -> None:
         torch.testing.assert_close(now, then + 0.25)
 
 
-def test_copies_need_no_gradients_and_stay_in_evaluation_mode() -> None:
+def test_copies_need_no_gradients_and_are_in_evaluation_mode() -> None:
     source = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.9))
     lagged = LaggedNetwork(source)
     lagged.train()

@@ -70,7 +70,7 @@ def test_observations_of_a_step_are_concatenated_and_missing_agents_are_zero() -
     assert critic.join([first, second]).tolist() == [[5.0, 0.0, 0.0], [6.0, 7.0, 8.0]]
 
 
-def test_advantages_are_those_of_each_agent_with_values_of_all_agents_observations() -> None:
+def test_advantages_use_values_of_the_observations_of_all_agents() -> None:
     algorithm, columns = pair(gamma=0.9, gae_lambda=0.8), two_lines(1)
     made = algorithm._add_targets(MultiAgentBatch({"one": SampleBatch(columns)}, 6))["one"]
     expected = []

@@ -40,7 +40,7 @@ def test_set_training_changes_all_parts_like_torch() -> None:
     assert walked[2].told == usual[2].told == 2
 
 
-def test_lagged_networks_stay_in_evaluation_mode() -> None:
+def test_lagged_networks_are_always_in_evaluation_mode() -> None:
     module = nn.ModuleList([nn.Linear(1, 1), LaggedNetwork(nn.Linear(1, 1))])
     set_training(module, True)
     assert modes(module) == [True, True, False, False]

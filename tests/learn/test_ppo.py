@@ -269,7 +269,7 @@ def test_the_state_before_a_step_is_the_state_after_the_previous() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_sequence_replayed_from_its_first_stored_state_gives_the_stored_states(kind: str) -> None:
+def test_replaying_a_sequence_reproduces_its_stored_states(kind: str) -> None:
     algorithm, buffer = collected(kind)
     batch, _ = buffer.sample_sequences(32, 6, device="cpu")
     states = batch.state_in

@@ -185,7 +185,7 @@ def test_a_module_gets_its_dtype_and_scores_become_actions() -> None:
     assert policy(batch(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32)))["act"].tolist() == [6, 5]
 
 
-def test_integers_reach_a_module_as_integers() -> None:
+def test_integer_observations_are_passed_to_modules_as_integers() -> None:
     module = torch.nn.Embedding(6, 2)
     assert as_policy(module, spaces.Discrete(2))(batch(np.array([0, 5])))["act"].shape == (2,)
 
@@ -217,7 +217,7 @@ def test_a_module_that_returns_scores_and_a_state() -> None:
     assert decided["state"] == 2
 
 
-def test_nested_observations_reach_a_module_as_a_batch_of_tensors() -> None:
+def test_nested_observations_are_passed_to_modules_as_tensors() -> None:
     class Net(torch.nn.Module):
         def forward(self, obs: Batch) -> Any:
             assert isinstance(obs.camera, torch.Tensor)

@@ -282,7 +282,7 @@ def test_every_step_occurs_once_for_any_sequence_of_calls() -> None:
     assert episodes <= buffer[:].terminated.sum()
 
 
-def test_the_final_observation_of_an_episode_is_preserved_and_no_reset_is_a_step() -> None:
+def test_final_observations_are_preserved_and_resets_are_not_steps() -> None:
     with Async(stay, ladders([2, 3], truncates=True, says=True)) as collector:
         batches = [collector.collect(n_step=20).batch, collector.collect(n_episode=5).batch]
         collector.reset_env()

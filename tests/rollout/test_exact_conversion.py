@@ -196,7 +196,7 @@ def test_values_that_their_space_does_not_hold_are_rejected(space: Any, value: A
         Collector(stay, Odd(0, value, space)).collect(n_step=9)
 
 
-def test_parts_of_observations_are_named() -> None:
+def test_the_error_contains_the_part_of_an_observation() -> None:
     space = spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Discrete(3))
     good = space.sample()
     for odd, message in (

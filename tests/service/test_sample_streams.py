@@ -340,7 +340,7 @@ def test_large_samples_are_consistent_while_a_writer_overwrites_rows(learner: Re
         thread.join()
 
 
-def test_an_error_in_the_second_column_is_reported_and_the_session_continues(
+def test_the_session_continues_after_an_error_in_a_column(
     learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = DenseStore.take
@@ -358,7 +358,7 @@ def test_an_error_in_the_second_column_is_reported_and_the_session_continues(
     assert (batch.obs[:, 0] == indices).all()
 
 
-def test_an_error_while_a_sample_is_written_is_reported_and_the_session_continues(
+def test_the_session_continues_after_an_error_in_writing_a_sample(
     learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(streams: Any, told: Any) -> Any:

@@ -165,7 +165,7 @@ def test_only_live_rows_are_written(tmp_path: Path) -> None:
     assert len(pickle.dumps(buffer.state_dict())) < 10_000
 
 
-def test_compressed_rows_stay_compressed_in_pickles() -> None:
+def test_compressed_rows_are_compressed_in_pickles() -> None:
     buffer = ReplayBuffer(1000, compress="obs", ignore_obs_next=True)
     for i in range(1000):
         buffer.add(

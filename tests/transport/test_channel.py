@@ -588,7 +588,7 @@ class TestWaiting:
             consumer.recv(timeout_s=0.15)
         assert 0.14 < time.monotonic() - began < 5
 
-    def test_several_at_once(self) -> None:
+    def test_wait_accepts_several_consumers_at_once(self) -> None:
         ends = [channel(1 << 16) for _ in range(3)]
         consumers = [consumer for _, consumer in ends]
         assert wait(consumers, timeout=0) == []

@@ -302,7 +302,7 @@ def test_policy_ids_may_be_integers(backend: Any) -> None:
     assert episode_statistics(concat_samples(fragments)).policies.keys() <= {0, "0"}
 
 
-def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() -> None:
+def test_a_torch_module_loads_a_copy_of_the_published_state() -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Linear(4, 2)
     torch.nn.init.zeros_(net.weight)
