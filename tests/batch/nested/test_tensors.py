@@ -80,6 +80,10 @@ def test_to_numpy_of_every_tensor() -> None:
     assert made.h.dtype == np.float32
     assert made.h.tolist() == [1.5, 3.0]
     assert made.c.tolist() == [1 - 2j]
+    rows = np.empty(2, object)
+    rows[:] = [torch.zeros(2), torch.ones(3)]
+    assert [row.tolist() for row in Batch(a=rows).to_numpy().a] == [[0, 0], [1, 1, 1]]
+    assert isinstance(rows[0], torch.Tensor)
 
 
 def test_pin_memory() -> None:

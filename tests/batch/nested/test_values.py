@@ -109,6 +109,7 @@ def test_transform() -> None:
 def test_equality_compares_type_and_dtype() -> None:
     assert Batch(a=1, b=[2]) == Batch(b=[2], a=1)
     assert Batch(a=1) != Batch(a=1.0)
+    assert Batch() != Batch(a=1)
     assert Batch(a=[1]) != Batch(a=torch.tensor([1]))
     assert Batch(a=[1]) != {"a": np.array([1])}
     assert Batch(a=np.zeros(2, "f4")) != Batch(a=np.zeros(2))
