@@ -322,7 +322,7 @@ class _GrowingTree:
 
 
 def _count_rows(arrays: Mapping[str, Any]) -> int:
-    """Return the number of steps, determined from their first column."""
+    """Return the number of steps in columns, determined from the first column."""
     for name, values in arrays.items():
         while isinstance(values, Mapping) or (isinstance(values, tuple) and is_nested(values)):
             values = next(iter(values.values() if isinstance(values, Mapping) else values))
@@ -414,7 +414,8 @@ class MultiAgentBatchBuilder:
     def build_and_reset(self) -> MultiAgentBatch:
         """Return all steps added so far as a batch, and start an empty one.
 
-        Columns of a policy with one agent are not copied; columns of several agents are concatenated with one copy.
+        The columns of a policy with one agent are not copied; the columns of a policy with several agents are
+        concatenated with one copy.
 
         Raises
         ------
@@ -488,7 +489,7 @@ class _GrowingColumn(ABC):
     def put(self, row: int, value: Any) -> None:
         """Write one row.
 
-        Raises ColumnMismatchError if earlier rows have another shape, or a dtype that neither represents the value
+        Raises ColumnMismatchError if earlier rows have another shape, or if their dtype neither represents the value
         exactly nor can be widened. Raises ColumnTypeError if columns do not support the value.
         """
 

@@ -29,8 +29,8 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     is a `SampleBatch` if all inputs are, otherwise a `MultiAgentBatch` in which flat batches belong to the default
     policy. RLlib's batches are accepted as well.
 
-    Columns must have equal row shapes in all batches. Dtypes may differ if one of them represents all others exactly.
-    `num_grad_updates` is averaged over the steps of the batches in which it is known.
+    Columns must have equal row shapes in all batches. Dtypes may differ if one dtype represents the values of all
+    dtypes exactly. `num_grad_updates` is averaged over the steps of the batches that specify it.
 
     Parameters
     ----------

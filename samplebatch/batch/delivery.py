@@ -252,13 +252,13 @@ class ArrayTarget:
         self._dtype = np.dtype(self._name)
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
-        """Cast a floating-point array to the target's dtype if it differs."""
+        """Cast a floating-point array to the target's dtype, if the dtypes differ."""
         if array.dtype.kind == "O":
             return _convert_rows(array, self.from_array)
         return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Cast a floating-point tensor to the target's dtype if it differs."""
+        """Cast a floating-point tensor to the target's dtype, if the dtypes differ."""
         import torch
 
         return tensor.to(getattr(torch, self._name)) if tensor.is_floating_point() else tensor
@@ -386,8 +386,8 @@ class Delivery:
     """Conversion and prefetching of samples and minibatches for a learner.
 
     Parts that are prefetched for a GPU are gathered and copied from pinned memory on a separate stream while the
-    learner computes; its stream waits for a part before it is yielded. On the host, prefetching only creates parts
-    before they are requested.
+    learner computes; the learner's stream waits for a part before the part is yielded. On the host, prefetching only
+    creates parts before they are requested.
 
     device: device of the tensors; None leaves values unchanged.
     floats: dtype of floating-point values; None keeps their dtype.

@@ -68,12 +68,12 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
     C-contiguous arrays in native byte order are stored without a copy; other arrays are copied once. Slices are views
     that slice a column on first access. A dict or tuple of arrays is a nested column: it is stored under dotted names
-    and returned with its structure. Assigning to or deleting from that dict changes the batch (see `NestedColumn`).
-    `len` counts steps, not columns.
+    and returned with its structure. Assigning to the returned dict, or deleting from it, changes the batch (see
+    `NestedColumn`). `len` counts steps, not columns.
 
-    A column `seq_lens` of shape (s,) divides the steps into s sequences for recurrent models. Then `state_in_*` columns
-    and those in `per_sequence` have one row per sequence, all others one row per step, or `max_seq_len` rows per
-    sequence if the batch is padded.
+    A column `seq_lens` of shape (s,) divides the steps into s sequences for recurrent models. In such a batch,
+    `state_in_*` columns and columns in `per_sequence` have one row per sequence. All other columns have one row per
+    step, or `max_seq_len` rows per sequence if the batch is padded.
 
     Without a column `dones`, `batch["dones"]` is `terminateds` or `truncateds`.
 
@@ -86,7 +86,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         mapping from names to element dtypes. By default, rows of equal shape become an array.
     per_sequence
         Names of columns (dotted for nested columns) with one row per sequence, such as a reward of a sequence. Before
-        `to_sequences` they have one row per step.
+        `to_sequences`, these columns have one row per step.
     _time_major, _zero_padded, _max_seq_len, _num_grad_updates, _is_training, _action_unit
         Flags (see `Flags`). `_max_seq_len` defaults to the longest sequence.
 
@@ -302,13 +302,13 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return key in self._names() or key in self._nested
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return a column; if it is missing, create it from `default` first."""
+        """Return a column; if the column is missing, create it from `default` first."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Remove a column and return it; if it is missing, return the default or raise ColumnNotFoundError."""
+        """Remove and return a column; if the column is missing, return the default or raise ColumnNotFoundError."""
         if key not in self and default:
             return default[0]
         return super().pop(key)
@@ -374,7 +374,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def drop(self, *keys: str) -> Self:
         """View all columns except the named ones.
 
-        Raises ColumnNotFoundError if one is missing, SequenceError if only `seq_lens` is dropped from sequences.
+        Raises ColumnNotFoundError if a column is missing, SequenceError if only `seq_lens` of sequences is dropped.
 
         >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
         ['a', 'c']
@@ -402,10 +402,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self._of(renamed, nested, tree.rename_flags(self._flags, mapping))
 
     def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
-        """Compress columns with LZ4, in place; they are then returned as `CompressedColumn`.
+        """Compress columns with LZ4, in place; the batch then returns these columns as `CompressedColumn`.
 
-        With `bulk`, a column becomes one compressed block, otherwise blocks of a few rows that can be read
-        individually. `columns` are names or dotted names; missing and compressed columns are skipped. Raises
+        With `bulk`, a column becomes one compressed block. Otherwise, a column becomes blocks of a few rows, which can
+        be read individually. `columns` are names or dotted names; missing and compressed columns are skipped. Raises
         ColumnTypeError if a column is not an array of numbers.
 
         >>> batch = SampleBatch(obs=[[0.0] * 84] * 100, rewards=[0.0] * 100).compress(bulk=True)
@@ -471,8 +471,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def to_environment_actions(self) -> Self:
         """Return a batch whose actions are in the environment's unit; the other columns are shared.
 
-        Returns the batch itself if the unit is unknown or the environment's. Raises ColumnMismatchError if a function
-        mapped the actions, because functions are not recorded.
+        Returns the batch itself if the actions' unit is unknown or already the environment's unit. Raises
+        ColumnMismatchError if a function mapped the actions, because functions are not recorded.
 
         >>> from samplebatch import ActionUnit
         >>> batch = SampleBatch(actions=[[-1.0], [0.5]], _action_unit=ActionUnit("scale", -2, 2))
@@ -534,10 +534,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> Self:
         """View exactly the steps from `start` to `end`, even inside sequences.
 
-        A negative `start` prepends that many zero rows (None for objects), which copies. A negative `end` counts from
-        the end; a larger `end` is clipped. With sequences, the first and last sequence may be cut, each keeps its
-        state, and padding is removed. `state_start` and `state_end` are the range of sequences with these steps, if
-        known. Raises SequenceError if these sequences have too few steps, or only one argument is passed.
+        A negative `start` prepends `-start` zero rows (None for objects) and copies the columns. A negative `end`
+        counts from the end; a larger `end` is clipped. With sequences, the first and the last sequence may be cut; each
+        sequence keeps its state, and padding is removed. `state_start` and `state_end` are the range of sequences with
+        these steps. Raises SequenceError if the sequences have too few steps, or only one argument is passed.
 
         >>> part = SampleBatch(a=[1, 2, 3, 4, 5, 6], seq_lens=[2, 3, 1]).slice(1, 4)
         >>> part["a"].tolist(), part["seq_lens"].tolist()
@@ -824,15 +824,15 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return bool(np.asarray(sequences.unpadded(self)[names.DONES])[-1])
 
     def is_single_trajectory(self) -> bool:
-        """Return whether only the last step may end an episode; raises ColumnNotFoundError if no column marks ends."""
+        """Return whether only the last step may end an episode; raises ColumnNotFoundError without end flags."""
         return not np.asarray(sequences.unpadded(self)[names.DONES])[:-1].any()
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
         """Split the batch into one view per episode, including an unfinished last episode.
 
-        `key` is the column to split by: after each true flag of `dones`, `terminateds` or `truncateds`, for other
-        columns wherever the value changes. The default is `eps_id`, or `dones` if there is no `eps_id`. Raises
-        ColumnNotFoundError if the column is missing.
+        `key` is the column to split by: the batch is split after each true flag of `dones`, `terminateds` or
+        `truncateds`, or wherever the value of another column changes. The default is `eps_id`, or `dones` if the batch
+        has no `eps_id`. Raises ColumnNotFoundError if the column is missing.
 
         >>> steps = SampleBatch(a=[1, 2, 3], eps_id=[0, 0, 1])
         >>> [part["a"].tolist() for part in steps.split_by_episode()]
@@ -864,7 +864,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Gather entire sequences with their states in the given order into a new batch with the same padding.
 
         `indices` are integers of shape (k,) in [-s, s) for s sequences, or a mask of shape (s,). Raises SequenceError
-        without `seq_lens`, RowIndexError if an index is out of range.
+        if the batch has no `seq_lens`. Raises RowIndexError if an index is out of range.
 
         >>> batch = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 3.0], seq_lens=[1, 2])
         >>> swapped = batch.take_sequences([1, 0])
@@ -976,8 +976,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         Parameters
         ----------
         dtype, floats
-            Two names for the dtype of floating-point columns: torch's, NumPy's or its name; None keeps each dtype.
-            Integers, flags and images are unchanged.
+            Two names for the dtype of floating-point columns: a torch dtype, a NumPy dtype or a dtype's name; None
+            keeps each dtype. Integers, flags and images are unchanged.
         device
             Device of all tensors.
         pin_memory, non_blocking
