@@ -71,6 +71,13 @@ def test_a_view_does_not_follow_in_place_operations(batch: SampleBatch) -> None:
 # -- the view changes -------------------------------------------------------------------------------------------------
 
 
+def test_a_view_of_sequences_does_not_follow_assigned_columns() -> None:
+    batch = SampleBatch(obs=np.arange(6), seq_lens=[2, 4])
+    view = batch[2:6]
+    batch["obs"] = np.zeros(6, int)
+    assert view["obs"].tolist() == [2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("read", [False, True], ids=["not yet cut", "cut"])
 def test_assigning_to_a_view_does_not_change_the_parent(batch: SampleBatch, read: bool) -> None:
     view = batch[2:5]

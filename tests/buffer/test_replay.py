@@ -789,6 +789,17 @@ def test_reset_keeps_the_running_episode_on_request() -> None:
         buf.add(step(n, rew=1))
     buf.reset(keep_statistics=True)
     assert [part.tolist() for part in buf.add(step(3, rew=1, terminated=1))] == [[0], [4.0], [4], [0]]
+    for n in range(5):
+        buf.add(step(n, rew=1, terminated=n == 0))
+    buf.reset(keep_statistics=True)
+    assert [part.tolist() for part in buf.add(step(3, rew=1, terminated=1))] == [[0], [5.0], [5], [0]]
+
+
+def test_rare_complete_stacks_are_drawn_as_often_as_requested() -> None:
+    buf = ReplayBuffer(100, stack_num=4, sample_avail=True, random_seed=1)
+    for n in range(100):
+        buf.add(step(n, terminated=n < 96 and n % 3 == 2))
+    assert buf.sample_indices(200).tolist() == [99] * 200
 
 
 @pytest.mark.parametrize("kind", ["her", "prioritized", "vector", "plain"])
