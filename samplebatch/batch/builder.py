@@ -90,8 +90,8 @@ class SampleBatchBuilder:
         Raises
         ------
         ColumnMismatchError
-            If the columns differ from the previous steps, or a value's shape or dtype does not fit its column. The
-            builder is unchanged.
+            If the columns differ from the columns of previous steps, or a value's shape or dtype does not fit its
+            column. The builder is unchanged.
         ColumnTypeError
             If columns do not support a value.
 
@@ -140,7 +140,7 @@ class SampleBatchBuilder:
         Parameters
         ----------
         **arrays
-            Arrays of shape (k, ...), lists of k objects, or dicts and tuples of such.
+            Arrays of shape (k, ...), lists of k objects, or dicts and tuples of such arrays and lists.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class MultiAgentBatchBuilder:
     ----------
     policy_mapping
         The policy that acts for an agent: a mapping from agent id to policy id, or a function of the agent id. By
-        default one policy, `default_policy`, acts for all.
+        default, one policy, `default_policy`, acts for all agents.
     dtypes, ragged
         As in `SampleBatchBuilder`, for every agent.
 
@@ -472,7 +472,7 @@ def _scalar_types(dtype: np.dtype[Any]) -> frozenset[type]:
 class _GrowingColumn(ABC):
     """Growable column: rows of one column type with spare capacity.
 
-    `put` and `put_many` write within the capacity of the last `grow`; rewritten rows are replaced.
+    `put` and `put_many` write within the capacity set by the last call of `grow`; rewritten rows are replaced.
 
     dtype, row_shape: dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None if rows require
     `put`. scalars: types of single numbers that can also be assigned directly, or raise OverflowError if too large.
@@ -637,7 +637,7 @@ class _GrowingObjects(_GrowingColumn):
 
 
 class _GrowingRagged(_GrowingColumn):
-    """Rows of varying shape and one number of dimensions.
+    """Growable column of rows that vary in shape but have the same number of dimensions.
 
     item: dtype of the elements; default: dtype of the first row that is not an empty list.
     """

@@ -53,7 +53,7 @@ _FIRST_OBJECT = np.dtype(object).num
 
 
 def tree_to(source: N, target: Target, prefix: str = "") -> N:
-    """Convert the leaves of a tree to tensors or another floating-point dtype.
+    """Convert the leaves of a tree to tensors, or cast floating-point leaves to another dtype.
 
     Raises ColumnTypeError with the name of a leaf that torch cannot represent.
     """
@@ -348,7 +348,7 @@ class TorchTarget:
         return self.move(torch.from_numpy(array))
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the target's device and in its dtype; not copied if both are unchanged."""
+        """Return a tensor on the target's device and in the target's dtype; copied only if one of them differs."""
         dtype = self._floats if self._floats is not None and tensor.is_floating_point() else self._dtype
         if self.pin_memory and tensor.device.type == "cpu":
             # Cast first: a copy that casts on its way to a device would wait for it.
@@ -361,7 +361,7 @@ class TorchTarget:
     def convert(self, value: Any, kind: int) -> Any:
         """Return a leaf as a tensor; None and distributions are unchanged.
 
-        Raises TypeError if torch cannot represent it.
+        Raises TypeError if torch cannot represent the leaf.
         """
         if kind == ARRAY:
             return self.from_array(value)

@@ -171,7 +171,7 @@ def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
 
 
 def ends_by_flag(flags: npt.NDArray[Any]) -> list[int]:
-    """Return the row after the end of each episode; a true flag ends an episode; the last may be unfinished.
+    """Return the row after the end of each episode: a true flag ends an episode; the last may be unfinished.
 
     >>> ends_by_flag(np.array([0, 0, 1, 0, 0]))
     [3, 5]
@@ -277,7 +277,7 @@ def _tells(steps: SampleBatch, *, ordered: bool) -> bool:
 
 
 def derive_dones(batch: SampleBatch[Any]) -> Any:
-    """Return `terminateds` or `truncateds` of a batch, or None if it has neither."""
+    """Return `terminateds` or `truncateds` of a batch, or None if the batch has neither column."""
     flags = [batch[name] for name in (names.TERMINATEDS, names.TRUNCATEDS) if name in batch]
     if len(flags) < 2:
         return flags[0] if flags else None

@@ -132,7 +132,7 @@ def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) ->
 
 
 def _check_states(parts: Sequence[SampleBatch[Any]], flags: Flags) -> None:
-    """Raise unless each state and declared column has one row per sequence in all batches, or in none.
+    """Raise an error unless each state and declared column has one row per sequence in all batches or in no batch.
 
     If every sequence has one row, one row per step and one row per sequence are identical layouts.
     """

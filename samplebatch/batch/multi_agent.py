@@ -288,8 +288,8 @@ class MultiAgentBatch(Generic[ValuesT]):
     def split_by_episode(self) -> list[Self]:
         """Split into one part per episode, by `eps_id`, in order of first occurrence.
 
-        The `count` of a part is its number of distinct `t`; without `t`, the maximum number of rows of a policy. Parts
-        are views if the rows of an episode are contiguous. Raises ColumnNotFoundError if a policy's batch lacks
+        The `count` of a part is its number of distinct `t`; without `t`, the largest number of rows of any policy.
+        Parts are views if the rows of an episode are contiguous. Raises ColumnNotFoundError if a policy's batch lacks
         `eps_id`.
 
         >>> batch = MultiAgentBatch(
@@ -409,11 +409,11 @@ class MultiAgentBatch(Generic[ValuesT]):
     # -- files and tables ----------------------------------------------------------------------------------------------
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table that shares memory with the batches, the policies' tables concatenated.
+        """Concatenate the policies' tables to an Arrow table that shares memory with the batches.
 
-        A column `policy_id` identifies the policy of each row. Columns of equal type become one column; others become
-        one column per policy, named `policy/name`. Rows of policies that lack a column are null. `from_arrow` is the
-        inverse.
+        A column `policy_id` identifies the policy of each row. Columns of equal type become one column; columns whose
+        types differ between policies become one column per policy, named `policy/name`. Rows of policies that lack a
+        column are null. `from_arrow` is the inverse.
         """
         return arrow.to_policy_table(
             {policy: (batch._all(), batch._nested, batch._flags) for policy, batch in self.items()}, self.count

@@ -207,7 +207,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return new
 
     def _with(self, columns: dict[str, Column], flags: Flags | None = None) -> Self:
-        """Create a batch with other columns but this batch's structure and flags; the caller updates `count`."""
+        """Create a batch of the given columns with this batch's structure and flags; the caller updates `count`."""
         new = object.__new__(type(self))
         new._columns = columns
         new.count = self.count
@@ -535,9 +535,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """View exactly the steps from `start` to `end`, even inside sequences.
 
         A negative `start` prepends `-start` zero rows (None for objects) and copies the columns. A negative `end`
-        counts from the end; a larger `end` is clipped. With sequences, the first and the last sequence may be cut; each
-        sequence keeps its state, and padding is removed. `state_start` and `state_end` are the range of sequences with
-        these steps. Raises SequenceError if the sequences have too few steps, or only one argument is passed.
+        counts from the end; an `end` beyond the last step is clipped. With sequences, the first and last sequence may
+        be cut; each sequence keeps its state, and padding is removed. `state_start` and `state_end` are the range of
+        these sequences. Raises SequenceError if the sequences have too few steps, or only one argument is passed.
 
         >>> part = SampleBatch(a=[1, 2, 3, 4, 5, 6], seq_lens=[2, 3, 1]).slice(1, 4)
         >>> part["a"].tolist(), part["seq_lens"].tolist()
@@ -646,8 +646,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.
 
         `size` (or `k`) is the number of steps per view, fewer in the last; with sequences, both ends of a view move
-        back to the start of a sequence. `num_slices` is the number of views. They have nearly equal sizes; later views
-        are larger.
+        back to the start of a sequence. `num_slices` is the number of views. These views have nearly equal sizes; later
+        views are larger.
 
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
         [[1, 2], [3, 4], [5]]
@@ -697,7 +697,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Any:
-        """Yield parts of `size` steps, every step once per epoch; the last part of an epoch may be smaller.
+        """Yield parts of `size` steps, every step once per epoch; the last part of an epoch may have fewer steps.
 
         With sequences, parts consist of entire sequences: as many as fit in `size` steps, but at least one.
 
@@ -758,7 +758,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return balance(self, k, weights, equal_size=equal_size)
 
     def chunk(self, n: int, *, pad_to_divisor: bool = False) -> Parts[Any]:
-        """Split into `n` consecutive parts of similar size, or equal by repeating rows; see `samplebatch.tokens.chunk`.
+        """Split into `n` parts of similar size, or of equal size by repeating rows; see `samplebatch.tokens.chunk`.
 
         >>> parts = SampleBatch(a=[1, 2, 3]).chunk(2, pad_to_divisor=True)
         >>> [part["a"].tolist() for part in parts], parts.join()["a"].tolist()

@@ -42,7 +42,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 class Cut(NamedTuple):
-    """Range of steps and range of sequences that contain them."""
+    """Range of steps, and range of the sequences that contain these steps."""
 
     start: int
     stop: int
@@ -167,7 +167,7 @@ def pack(lengths: Lengths, size: int) -> Iterator[slice]:
 
 
 def as_lengths(values: Any) -> Any:
-    """Convert sequence lengths to shape (s,); None if there are none.
+    """Convert sequence lengths to shape (s,); return None for no lengths.
 
     Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat. Raises
     SequenceError if the lengths are not integers, or are a single integer.
@@ -531,7 +531,7 @@ def cut_streams(batch: B, max_seq_len: int) -> B:
 
 
 def divide(batch: B, lengths: Lengths) -> B:
-    """Divide steps into sequences: states and declared columns keep the first row of each, the others are shared."""
+    """Divide steps into sequences: states and declared columns keep each sequence's first row, others are shared."""
     firsts = lengths.cumsum() - lengths
     columns = {
         name: column.take(firsts) if names.is_state_in(name) or batch._flags.declares(name) else column

@@ -285,7 +285,7 @@ class NestedColumn(dict[str, Any]):
         return self
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return a column; if it is missing, create it from `default` first."""
+        """Return a column; if the column is missing, create it from `default` first."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -296,7 +296,7 @@ class NestedColumn(dict[str, Any]):
         self._remove([key])
 
     def pop(self, key: str, default: Any = _MISSING) -> Any:
-        """Remove a column and return it; if it is missing, return the default or raise ColumnNotFoundError."""
+        """Remove and return a column; if the column is missing, return the default or raise ColumnNotFoundError."""
         if key not in self and default is not _MISSING:
             return default
         value = self.get(key)
@@ -304,14 +304,14 @@ class NestedColumn(dict[str, Any]):
         return value
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove and return the last (name, column); raises KeyError if there is none."""
+        """Remove and return the last (name, column); raises KeyError if there are no columns."""
         if not self:
             raise KeyError(f"nested column {'.'.join(self._path)!r} must have a column to remove, got none")
         key = next(reversed(self))
         return key, self.pop(key)
 
     def clear(self) -> None:
-        """Remove all columns below this one."""
+        """Remove all columns below this nested column."""
         self._remove(list(self))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -439,7 +439,7 @@ def _are_rows(values: list[Any]) -> bool:
 
 
 def assign_below(batch: SampleBatch[Any], path: tuple[str, ...], items: Mapping[str, Any]) -> None:
-    """Assign columns below a nested one atomically."""
+    """Assign columns below a nested column atomically."""
     structure, columns = _build_below(batch, path, items)
     name = ".".join(path)
     assigned = tuple(f"{name}.{key}" for key in items)
@@ -449,7 +449,7 @@ def assign_below(batch: SampleBatch[Any], path: tuple[str, ...], items: Mapping[
 
 
 def drop_below(batch: SampleBatch[Any], path: tuple[str, ...], keys: Sequence[str]) -> None:
-    """Delete columns below a nested one."""
+    """Delete columns below a nested column."""
     structure = changed_at(
         batch._nested[path[0]], path[1:], lambda inner: {key: c for key, c in inner.items() if key not in keys}
     )

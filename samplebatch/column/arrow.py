@@ -200,7 +200,7 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = 
     """View an Arrow array as a column, without a copy if the layout permits.
 
     Raises ColumnTypeError if the array has nulls or an unsupported type. Raises FormatError if the array does not match
-    the field's metadata. Raises UntrustedPickleError if its rows are pickled and `allow_pickle` is false.
+    the field's metadata. Raises UntrustedPickleError if the array's rows are pickled and `allow_pickle` is false.
     """
     return FieldReader(field, array.type).read(array, allow_pickle=allow_pickle)
 

@@ -206,7 +206,7 @@ def nearest_rows(
 
 
 def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
-    """View values as a numeric array of a shape, or return None."""
+    """View values as a numeric array of the given shape; return None if this is not possible."""
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError):
