@@ -304,13 +304,13 @@ CHARTS = {
 
 
 def chart(rows: dict[str, str]) -> Callable[[Theme], Picture]:
-    """Return a bar chart of the fastest peer's time in multiples of ours."""
+    """Return a bar chart of the fastest peer's time divided by samplebatch's time."""
 
     def draw(theme: Theme) -> Picture:
         times = figures()
         # Narrow, with the words above the bars, so that a telephone shows them at a readable size.
         picture = Picture(520, 36 + 52 * len(rows), theme)
-        picture.text(10, 18, "time of the fastest peer, in multiples of ours", anchor="start", ink="faint")
+        picture.text(10, 18, "time of the fastest peer divided by the time of samplebatch", anchor="start", ink="faint")
         for number, (name, words) in enumerate(rows.items()):
             ours, peer, theirs = times[name]
             ratio, y = theirs / ours, 32 + 52 * number

@@ -230,7 +230,7 @@ def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None
 
 
 def finished_by_number(policies: Mapping[PolicyID, SampleBatch], numbers: StepNumbers) -> npt.NDArray[np.bool_] | None:
-    """Return the `finished` of `episode_ends` for rows with numbered steps, without sorting them again.
+    """Return `EpisodeEnds.finished` for rows whose environment steps are numbered; does not sort the rows again.
 
     policies: as for `episode_ends`.
     numbers: environment steps of the rows of all policies, in order.

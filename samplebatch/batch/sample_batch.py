@@ -645,9 +645,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
         """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.
 
-        `size` (or `k`) is the number of steps per view, fewer in the last; with sequences, both ends of a view move
-        back to the start of a sequence. `num_slices` is the number of views. These views have nearly equal sizes; later
-        views are larger.
+        `size` (or `k`) is the number of steps per view; the last view may have fewer. With sequences, both ends of a
+        view move back to the start of a sequence. `num_slices` is the number of views. These views have nearly equal
+        sizes; later views are larger.
 
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
         [[1, 2], [3, 4], [5]]
@@ -1046,8 +1046,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table without a copy; `from_arrow` is the inverse.
 
-        The table has one row per step, or with sequences one row per sequence, whose step columns are lists over the
-        columns' values. N-dimensional columns are fixed-shape tensors.
+        The table has one row per step. If the batch has sequences, the table has one row per sequence, and each step
+        column becomes a list column that shares the column's values. N-dimensional columns are fixed-shape tensors.
 
         >>> SampleBatch(obs=np.zeros((2, 3)), rewards=[1.0, 2.0]).to_arrow().num_rows
         2

@@ -261,7 +261,7 @@ def map_stores(tree: Any, function: Callable[[Store], Any]) -> Any:
 
 
 def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
-    """Gather the rows of slots of any shape into new memory, and return the rows in the nesting of the tree."""
+    """Gather the rows at `slots`, an array of any shape, into new memory; the result has the nesting of the tree."""
     if type(tree) is dict:
         return node(Batch, {name: take_rows(inner, slots) for name, inner in tree.items()})
     rows = tree.take(slots)

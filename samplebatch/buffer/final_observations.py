@@ -111,7 +111,7 @@ class FinalObservations:
             self.keep_from(np.array([ring]), slots)
 
     def keep(self, ready: Ready, slots: Ints) -> None:
-        """Write next observations that `fit` returned to permanent rows, which overwriting `slots` frees."""
+        """Write next observations, as returned by `fit`, to permanent rows; overwriting `slots` frees these rows."""
         free_rows = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(free_rows) :]
         rows = np.array(free_rows, np.intp)

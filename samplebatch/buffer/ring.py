@@ -736,7 +736,7 @@ class Rings:
 
 
 def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
-    """Add rewards to a total one step at a time, so that the result is rounded as if the steps were added singly."""
+    """Add rewards to a total in sequence, so that the result is rounded as if each step were added by its own call."""
     sums = np.add.accumulate(np.concatenate([np.reshape(total, (1, *rew.shape[1:])), rew]))[-1]
     return sums if rew.ndim > 1 else sums.item()
 

@@ -64,7 +64,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """Rows of all slots, for an attribute of a buffer; the stored array itself, if the rows are in one array."""
+        """Value of a buffer's attribute: rows of all slots; the stored array itself if one array contains all rows."""
 
     @property
     @abstractmethod

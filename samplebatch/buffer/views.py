@@ -146,7 +146,7 @@ def set_columns(table: Table | None, batch: Any) -> None:
     """Replace or add columns of a table; skip unchanged columns.
 
     table: table of the buffer; None if the buffer is a part of another buffer.
-    batch: values by name, with one row per slot, or one row per slot that has a row; a name without values is emptied.
+    batch: values by name, with one row per slot or per stored row. An empty dict or batch removes the name's values.
         Arrays with one row per slot are not copied.
     """
     if table is None:

@@ -28,7 +28,7 @@ _ndarray = np.ndarray
 
 
 def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the values by name of a step, which is passed as a batch, as a dict or as keywords."""
+    """Return a step's values by name; the step is passed as a batch, as a dict or as keyword arguments."""
     if batch is None:
         return Batch(columns).__dict__
     if columns:

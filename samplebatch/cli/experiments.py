@@ -263,7 +263,7 @@ class SeedRun:
 
 
 def train_seed(output: Connection, training: Training, folder: Path, allow_pickle: bool) -> None:
-    """Train one seed in this child process, or resume it from a checkpoint; the output is sent to a pipe."""
+    """Train with one seed in this child process, or resume the run from its checkpoint; write the output to a pipe."""
     begin_child()
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)

@@ -232,7 +232,7 @@ class StreamLayout:
     def find(cls, stream: Bytes, rows: pa.RecordBatch) -> Self | None:
         """Determine the layout of a stream, shape (nbytes,), that Arrow has read.
 
-        Returns: the layout; None if the schema has no plan, or Arrow stores a column outside these bytes.
+        Returns: the layout; None if the schema has no plan, or a column's values are not within the stream.
         """
         head, plan = head_of(stream), Plan.of(rows.schema)
         arrays = None if head is None or plan is None else plan.read(rows)

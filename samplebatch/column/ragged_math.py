@@ -154,7 +154,7 @@ def _reduce_tensor(how: str, flat: Any, rows: VaryingRows, initial: Any) -> Any:
 
 
 def mean(rows: VaryingRows, counts: Any) -> Any:
-    """Average the elements of each row over a count, shape (n,); NaN for a count of 0."""
+    """Return the sum of each row divided by the row's count, shape (n,); NaN for a count of 0."""
     if isinstance(rows.elements, np.ndarray):
         sums = reduce(
             "sum", rows if rows.dtype.kind in "fc" else type(rows)(rows.flat.astype(np.float64), *rows.layout)

@@ -42,7 +42,7 @@ class RaggedRows(VaryingRows):
     array with one value per row, or a number. Results are new columns. NumPy's elementwise functions accept columns of
     arrays; `map` applies any other function.
 
-    Reductions return one value per row, shape (n,), an array or a tensor. Reductions include all elements of a row,
+    Reductions return an array or a tensor with one value per row, shape (n,). Reductions include all elements of a row,
     regardless of its number of dimensions. The argument `mask`, a ragged column of flags, restricts reductions to the
     marked elements.
 
@@ -264,7 +264,7 @@ class RaggedRows(VaryingRows):
         return ragged_math.reduce("all", self._where(mask))
 
     def argmax(self, *, mask: Self | None = None) -> Any:
-        """Return the position of the first largest element of each row, restricted by a mask if there is one.
+        """Return the position of the first largest element of each row; `mask` restricts the search to marked elements.
 
         Raises ArgumentError if a row has no elements.
 

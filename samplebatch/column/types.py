@@ -140,7 +140,7 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """Return the torch dtype of the same elements; None if torch has none (strings, dates).
+    """Return the torch dtype that corresponds to a NumPy dtype; None if torch has none (strings, dates).
 
     Raises MissingExtraError if torch is not installed.
     """

@@ -157,7 +157,7 @@ def batch_of(infos: Infos) -> Batch:
 def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
     """Convert the infos of `count` environments in several steps to a batch in time order.
 
-    - `infos`: infos of each step by step number; steps without infos may be omitted.
+    - `infos`: maps the number of a step to the infos of the step; steps without infos may be omitted.
 
     >>> batch_of_steps({1: {"lives": np.array([3, 2])}}, steps=3, count=2).lives
     array([0, 0, 3, 2, 0, 0])

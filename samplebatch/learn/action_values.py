@@ -105,7 +105,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
         self.actor = actor
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None, **unused: Any) -> Batch:
-        """Return actions as `act`, and the new state; `model`, if passed, is evaluated instead of `self.actor`.
+        """Return a batch of `act` and the new `state`; `model`, if passed, is evaluated instead of `self.actor`.
 
         Additional keyword arguments, which Tianshou's algorithms pass, are ignored.
         """

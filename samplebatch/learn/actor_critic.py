@@ -125,7 +125,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         return batch, indices
 
     def _discount_forward(self, batch: Batch, buffer: Any, indices: Indices) -> Floats:
-        """Return the discounted sum of rewards up to each step of its episode, shape (n,)."""
+        """Return, for each step, the discounted sum of its episode's rewards up to this step, shape (n,)."""
         rewards = batch.rew.double().cpu().numpy()
         if rewards.ndim != 1:
             raise ArgumentError(f"rewards must be numbers to be normalized, got shape {rewards.shape[1:]} per step")

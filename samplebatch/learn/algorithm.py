@@ -215,7 +215,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     # For subclasses: stages of an update
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Indices]:
-        """Sample rows as tensors with the device and the floating-point dtype of the parameters."""
+        """Sample rows as tensors on the parameters' device; floats have the parameters' dtype."""
         batch, indices = buffer.sample(sample_size, **self._sample_options())
         return batch, indices
 

@@ -437,7 +437,7 @@ class JointCritic(nn.Module):
         return values
 
     def join(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Concatenate the observations of all agents at each environment step; missing agents are filled with zeros.
+        """Concatenate all agents' observations at each environment step; observations of missing agents are zeros.
 
         Parameters
         ----------

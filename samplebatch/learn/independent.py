@@ -93,7 +93,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         PolicyNotFoundError
             If an agent has no policy.
         PolicySpecError
-            If a policy is recurrent; steps of other agents do not store its states.
+            If a policy is recurrent: its state would be lost, because steps of other agents do not contain the state.
         """
         acts: npt.NDArray[Any] | None = None
         for policy_id, rows in _turns(batch, self._policies).items():

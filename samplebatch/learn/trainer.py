@@ -92,8 +92,8 @@ class TrainerParams:
     logger
         One logger or several; Tianshou's loggers are accepted.
     allow_nonfinite
-        Whether training continues after a NaN or infinite loss. By default, training stops unless the algorithm has
-        `allow_nonfinite`.
+        Whether training continues after a NaN or infinite loss. By default, training stops after such a loss unless
+        the algorithm's `allow_nonfinite` is true.
     verbose, show_progress
         Whether to print a line per epoch and test, and the progress within an epoch: a progress bar on a terminal with
         the extra `cli`, otherwise a line every ten seconds.
@@ -867,7 +867,7 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
 
 
 class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
-    """Trainer for algorithms that learn from samples of a replay buffer while collecting.
+    """Trainer that alternates between collecting steps into a replay buffer and learning from samples of the buffer.
 
     Algorithms require the attributes `policy` and `update(buffer=, sample_size=)`, which performs one gradient step.
     """

@@ -446,7 +446,7 @@ class Bar(Display):
 
 
 def make_display(*, verbose: bool, show_progress: bool) -> Display:
-    """Create a display; progress, if requested, is a bar on a terminal and lines elsewhere."""
+    """Create a display; `show_progress` shows a progress bar on a terminal with rich, and lines otherwise."""
     if show_progress and sys.stdout.isatty() and find_spec("rich") is not None:
         return Bar(verbose=verbose)
     return Display(verbose=verbose, progress_s=_PROGRESS_S if show_progress else None)

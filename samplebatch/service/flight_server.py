@@ -377,8 +377,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 class _Session:
     """Session that answers, in order, the requests of one learner.
 
-    If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. At most one large
-    sample is sent while another one waits. Small samples of one request share a message.
+    If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. The next large
+    sample waits until the thread has sent the current one. Small samples of one request share a message.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ class RowClient:
     """Client of a row table in a replay service.
 
     `put` returns once the service has stored the columns; `take` returns once the service has marked the rows as taken.
-    Each request is executed exactly once: after a connection loss, the client reconnects and repeats unacknowledged
-    requests. If a client dies, rows in transit to the client return to the table.
+    After a connection loss, the client reconnects and repeats unacknowledged requests; a repeated request takes effect
+    only once. If a client dies, rows in transit to the client return to the table.
 
     If the client and the service run on the same machine, rows are received through shared memory and are read-only.
     The client is thread-safe; puts and reads do not block each other. A pickled client connects in the process that

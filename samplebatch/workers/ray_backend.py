@@ -536,7 +536,10 @@ class RayWorker(backend.Worker):
                     self._note(self._ray.get(reference))
 
     def _note(self, report: Report) -> None:
-        """Store the newest report; `made` may decrease after a fragment, because omitted steps are subtracted."""
+        """Store a report unless an older report was received late; newer reports have more messages, or more steps.
+
+        The number of messages is compared first, because `made` decreases when a fragment omits completed steps.
+        """
         newest = self._newest
         if (report.messages, report.made, report.num_envs) >= (newest.messages, newest.made, newest.num_envs):
             self._newest = report

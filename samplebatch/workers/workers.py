@@ -346,8 +346,8 @@ class RolloutWorkers(collector.Uncopied):
         ArgumentError
             If not exactly one of `n_step` and `n_episode` is positive.
         WorkerError
-            If workers have not been started, fragments of `fragments` are still pending, or a worker fails and cannot
-            be replaced. The next call of `fragments` yields the fragments received before the failure.
+            If workers have not been started, an iteration over `fragments` is not exhausted, or a worker fails and
+            cannot be replaced. The next call of `fragments` yields the fragments received before the failure.
         ColumnMismatchError
             If the columns of different workers cannot be concatenated.
         """
@@ -735,7 +735,7 @@ class RolloutWorkers(collector.Uncopied):
     def stop(self) -> list[Fragment]:
         """Stop all workers, and return the complete fragments that were sent, but not received.
 
-        Workers that have not closed their environments and exited after two seconds are killed.
+        Workers that do not close their environments and exit within two seconds are killed.
         """
         return [fragment for _, fragment in self._stop()]
 

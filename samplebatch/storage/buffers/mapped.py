@@ -254,7 +254,7 @@ class FolderJournal:
         self.commit()
 
     def _encode_extra(self) -> bytes:
-        """Encode the state of generator and sampler, `stack_num` and the action unit as JSON."""
+        """Encode the states of the random generator and the sampler, `stack_num` and the action unit as JSON."""
         buffer = self._buffer
         no_slots = np.zeros(0, np.intp)
         unit = buffer.action_unit

@@ -76,8 +76,8 @@ class Snapshot(NamedTuple):
     about: type, schema and action units, which all batches have in common. Empty before the first commit.
     parts: the parts in row order.
     nbytes: size of the log up to the commit, in bytes.
-    torn: bytes after the commit, written by an active or killed writer, that do not form a complete line. is_sealed:
-    whether a valid seal follows the last line of the log.
+    torn: bytes after the commit, written by an active or killed writer, that do not form a complete line.
+    is_sealed: whether a valid seal follows the last line of the log.
     """
 
     about: dict[str, Any]

@@ -245,7 +245,7 @@ def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
 
 
 def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
-    """Return one column per policy whose rows are steps; empty if a requested column already has one row per step."""
+    """Return, for each policy, a column with one row per step; empty if a requested column is such a column."""
     about = file.about
     if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
         return []
