@@ -62,7 +62,7 @@ class Recent(Generic[K, V]):
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
-    """Return a column as an Arrow array and its field, whose metadata names the dtype if the Arrow type does not."""
+    """Return a column's Arrow field and array; the metadata names the dtype if the Arrow type does not determine it."""
     array, metadata = column.encode()
     # Text is always nullable, so that all batches of a file or dataset have one schema.
     nullable = array.null_count > 0 or pa.types.is_null(array.type) or isinstance(column, TextColumn)
@@ -75,11 +75,11 @@ def holds_objects(field: pa.Field) -> bool:
 
 
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
-    """Validate chunks, and subtract the size of those that become Python objects from a memory bound.
+    """Validate chunks that are decoded to objects or longer text, and subtract the decoded size from a memory bound.
 
-    The limit also covers strings in dictionaries and views, because decoded strings may be larger than the Arrow array.
-    Numeric columns are viewed; only the sizes of their buffers must have been validated before. Raises CapacityError if
-    the bound is exceeded. Raises pyarrow.ArrowException if a chunk is damaged.
+    Strings in dictionaries and views are included, because decoded strings may be larger than the Arrow array. Chunks
+    of other columns are not validated here; the sizes of their buffers must have been validated before. Raises
+    CapacityError if the bound is exceeded. Raises pyarrow.ArrowException if a chunk is damaged.
     """
     if not (holds_objects(field) or _expands(field.type, field.metadata or {})):
         return
@@ -95,7 +95,7 @@ def _expands(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
 class FixedRows(NamedTuple):
     """Location of a tensor column in Arrow's buffers, from which rows are viewed without creating Arrow arrays.
 
-    values: values per row of each nested array, outermost first; only the innermost has a data buffer.
+    values: values per row of each nested array, outermost first; only the innermost array has a data buffer.
     """
 
     dtype: np.dtype[Any]

@@ -1,8 +1,9 @@
 """Layout of Arrow files, read without decoding: schema bytes, buffer offsets and decompressed sizes.
 
 Arrow allocates as much memory as the first eight bytes of a compressed buffer declare. The library compresses buffers
-only on request, but rewritten files may be compressed. pyarrow does not expose the buffer layout of a file, so the
-footer and the record batch messages are read here: FlatBuffers tables with fields numbered by Arrow's format.
+only on request, but rewritten files may be compressed. pyarrow does not expose the buffer layout of a file, so this
+module reads the footer and the record batch messages. Both are FlatBuffers tables; Arrow's format specifies the field
+numbers.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Body(NamedTuple):
 class ArrowLayout:
     """Layout of an Arrow file: offsets and sizes of its buffers, read from its footer and messages.
 
-    schema: bytes of the footer without the batch offsets; files with equal bytes have equal schemas.
+    schema: bytes of the footer without the batch offsets; files with equal `schema` bytes have equal Arrow schemas.
     decompressed_nbytes: total declared decompressed size of compressed buffers; 0 without compression.
 
     Raises FormatError if the file has no valid footer, or no messages at the declared offsets.
@@ -94,7 +95,7 @@ class ArrowLayout:
         self.num_batches = len(self._batches)
 
     def is_native(self) -> bool:
-        """Return whether numbers are little-endian, as in memory; determined by `schema`.
+        """Return whether the file's numbers and this machine's memory are both little-endian.
 
         Raises FormatError if the footer is damaged.
         """
@@ -115,7 +116,7 @@ class ArrowLayout:
             raise FormatError(_NO_FOOTER.format(error)) from error
 
     def body(self, number: int) -> Body | None:
-        """Return the buffer layout of a record batch; None if it is compressed.
+        """Return the buffer layout of a record batch; None if the batch is compressed.
 
         Raises FormatError if the message is damaged.
         """
@@ -190,7 +191,7 @@ class _Message:
         return total
 
     def body(self) -> Body | None:
-        """Return the body's buffer layout; None if it is compressed."""
+        """Return the body's buffer layout; None if the body is compressed."""
         batch = self._batch
         if batch is None or self._is_dictionary or batch.has(_COMPRESSION):
             return None
@@ -235,7 +236,7 @@ class _Table:
         return form.iter_unpack(self._view[start:stop])
 
     def bytes_without(self, field: int, form: struct.Struct) -> bytes:
-        """Return the bytes of the enclosing tables without the structs of a vector."""
+        """Return the bytes of the memory that contains this table, without the structs of one vector of the table."""
         start, stop = self._vector(field, form)
         return bytes(self._view[:start]) + bytes(self._view[stop:])
 

@@ -121,11 +121,11 @@ def exact_rows(
     values
         An array or nested sequences; an array is not copied if dtype and shape match.
     dtype
-        A dtype of bool, integers or floats.
+        Dtype of the result: bool, an integer dtype or a float dtype.
     shape
         Shape, rows first.
     refuse
-        Creates the error.
+        Function that creates the error.
 
     Raises
     ------
@@ -169,9 +169,9 @@ def exact_outcomes(
     refuse: Refuse,
     reward_shape: tuple[int, ...] = (),
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Cast the rewards and flags of n environments exactly, to shape (n,) each; see `exact_rows`.
+    """Cast the rewards and flags of n environments exactly; see `exact_rows`.
 
-    Rewards have shape (n, *reward_shape), which is (n, agents) if agents take turns.
+    Flags have shape (n,). Rewards have shape (n, *reward_shape), which is (n, agents) if agents take turns.
 
     >>> exact_outcomes(
     ...     [1.5, 2],
@@ -197,7 +197,7 @@ def nearest_rows(
 ) -> npt.NDArray[Any]:
     """Cast values like `exact_rows`, but round floats to a declared float dtype.
 
-    This is the rounding of Gymnasium's vector environments. Overflow of a finite value to infinity is an error.
+    Gymnasium's vector environments round floats in the same way. Overflow of a finite value to infinity is an error.
     """
     array = _numbers(values, shape)
     if array is not None:
@@ -246,7 +246,7 @@ def _in_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
 
 
 def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Round floats, or cast other numbers exactly; None if a number does not fit."""
+    """Round floats, or cast other numbers exactly; None if a float overflows or another number would change."""
     if not array.dtype.kind == "f" == dtype.kind:
         return _in_dtype(array, dtype)
     with np.errstate(over="ignore"):
@@ -257,7 +257,7 @@ def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
 def _row_by_row(
     name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse, convert: Callable[..., Any]
 ) -> npt.NDArray[Any]:
-    """Cast values that NumPy cannot combine exactly; raises an error at the first invalid row."""
+    """Cast rows one at a time if NumPy cannot combine rows exactly; raise an error for the first invalid row."""
     count, row_shape = shape[0], shape[1:]
     rows = list(values) if isinstance(values, list | tuple) or np.ndim(values) else None
     if rows is None or len(rows) != count:

@@ -2,9 +2,9 @@
 
 CRC-32 processes one to four gigabytes per second, which is slower than reading a file from the page cache. Therefore
 bytes are arranged as a grid of 64-bit words, 512 per row, and CRC-32 is computed over the sums of the grid's rows and
-columns, modulo 2**64: addition processes more than 10 GB/s. A changed byte, a moved word, and a zeroed or misplaced
-page change the sum of a row or column. Two random contents have equal checksums with probability 2**-32. Deliberate
-manipulation is not detected.
+columns, modulo 2**64: addition processes more than 10 GB/s. The sum of a row or column changes if a byte is changed, a
+word is moved, or a page is zeroed or misplaced. Two random contents have equal checksums with probability 2**-32.
+Deliberate manipulation is not detected.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def checksum(data: Any) -> int:
 
 
 def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) -> list[int]:
-    """Compute one checksum per block of `BLOCK_NBYTES`, for large memory on two cores.
+    """Compute one checksum per block of `BLOCK_NBYTES` bytes; two cores process large memory.
 
     known: precomputed checksums by block number.
 

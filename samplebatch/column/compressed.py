@@ -156,7 +156,7 @@ class CompressedColumn(Column):
         return len(self) * self._row_nbytes()
 
     def __getitem__(self, key: Any) -> Any:
-        """Decompress the selected rows into an array; a slice remains a compressed column.
+        """Decompress the selected rows into an array; a slice returns a compressed column.
 
         Raises RowIndexError if a row is out of range. Raises CompressedColumnError if a block is damaged.
         """

@@ -63,10 +63,11 @@ def as_column(values: Any, name: str) -> Column:
     ----------
     values
         A NumPy array, a torch tensor, an Arrow array, a column, or a list or tuple of rows. Strided, Fortran-ordered,
-        byte-swapped and unaligned arrays are copied. Lists of strings or bytes (None
-        if missing) and NumPy arrays of strings or bytes become a `TextColumn`; lists of rows of different shapes become
-        a `RaggedColumn`; object arrays, including arrays of strings, and other lists without numbers become an
-        `ObjectColumn`; a jagged tensor becomes a `RaggedTorchColumn`.
+        byte-swapped and unaligned arrays are copied. Lists of strings or bytes (None if missing), NumPy arrays of
+        strings or bytes, and object arrays of strings or bytes with two or more dimensions become a `TextColumn`. Lists
+        of rows of different shapes become a `RaggedColumn`, and jagged tensors become a `RaggedTorchColumn`.
+        One-dimensional object arrays, including arrays of strings, and other lists without numbers become an
+        `ObjectColumn`.
     name
         The column's name, for errors.
 

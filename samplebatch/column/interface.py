@@ -4,9 +4,9 @@ A column is `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedC
 `TextColumn` (strings or bytes), `ObjectColumn` (Python objects) or `CompressedColumn` (LZ4 blocks of a tensor column).
 `TorchColumn` and `RaggedTorchColumn` store rows of equal and of varying shape in a torch tensor.
 
-Length and dtype of a column are fixed; its memory is writable through views, except for text. `slice` returns a view;
-`take`, `copy`, `concat` and `spread` return copies. Callers must validate indices: rows are in `[0, n)`, and start is
-at most stop.
+Length and dtype of a column are fixed; its memory is writable through views, except for text and compressed rows.
+`slice` returns a view; `take`, `copy`, `concat` and `spread` return copies. Callers must ensure that indices are in
+`[0, n)`, and that `start` is at most `stop`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def dtype(self) -> Any:
-        """Dtype of one element: a `numpy.dtype`, or a `torch.dtype` that NumPy lacks (bfloat16)."""
+        """Dtype of one element: a `torch.dtype` in columns of torch tensors, otherwise a `numpy.dtype`."""
 
     @property
     @abstractmethod
@@ -88,7 +88,7 @@ class Column(ABC):
 
     @abstractmethod
     def spread(self, length: int, positions: Indices) -> Column:
-        """Return a column of `length` rows with row i at `positions[i]`, strictly increasing.
+        """Return a column of `length` rows with row i at `positions[i]`; positions are strictly increasing.
 
         The other rows are zeros; they are None in object columns and empty strings in text columns.
         """
@@ -132,19 +132,19 @@ class Column(ABC):
         return self.to_arrow().__arrow_c_array__(requested_schema)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle with `dump` and `load`: a view includes only its rows, and protocol 5 transfers them out of band."""
+        """Pickle only this column's rows, with `dump` and `load`; protocol 5 transfers the buffers out of band."""
         header, buffers = self.dump()
         pickled = map(PickleBuffer, buffers)
         return _restore, (type(self), header, list(pickled) if protocol >= 5 else [bytearray(b.raw()) for b in pickled])
 
     @abstractmethod
     def dump(self) -> tuple[Header, list[Any]]:
-        """Return a header and the buffers of exactly this column's rows, without copying; `load` is the inverse."""
+        """Return a header and buffers with only this column's rows, as views if possible; `load` is the inverse."""
 
     @classmethod
     @abstractmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
-        """Create a column over the buffers from `dump` without copying; header and lengths are validated first.
+        """Create a column from the output of `dump`, as a view if possible; header and lengths are validated first.
 
         Raises FormatError if header and buffers are inconsistent. Raises UntrustedPickleError if the rows are pickled
         and `allow_pickle` is false.

@@ -1,9 +1,9 @@
 """Memory of columns: allocation from one pool, byte views, and limits on allocation for untrusted data.
 
-Columns are allocated from Arrow's memory pool, 64-byte aligned and from reused pages. mimalloc is preferred if pyarrow
-has it, because it reuses pages of every size (below 32 MiB before pyarrow 21). malloc and jemalloc return large blocks
-to the system. The page faults of the next allocation then cost two to seven times as much as the copy
-(`benchmarks/bench_memory.py`).
+Columns are allocated from Arrow's memory pool: the memory is 64-byte aligned, and pages are reused. mimalloc is
+preferred if pyarrow has it, because mimalloc reuses blocks of every size (before pyarrow 21, only blocks below 32 MiB).
+malloc and jemalloc return large blocks to the system. The page faults of the next allocation then take two to seven
+times as long as the copy (`benchmarks/bench_memory.py`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[threads.Job
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """View the bytes of a C-contiguous array, including dates, which NumPy does not export."""
+    """View the bytes of a C-contiguous array; dates are supported, although NumPy does not export buffers of dates."""
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
@@ -118,7 +118,7 @@ _ROWS_PER_BYTE = 8
 
 
 def check_rows(rows: int, nbytes: int, subject: str) -> None:
-    """Validate the number of rows of untrusted data, because fixed-size lists without values have no bytes."""
+    """Raise FormatError if untrusted data has too many rows for its size; lists of fixed size 0 occupy no bytes."""
     max_rows = max(_FREE_ROWS, _ROWS_PER_BYTE * nbytes)
     if rows > max_rows:
         raise FormatError(f"{subject} must have at most {max_rows} rows in {nbytes} bytes, got {rows}")
@@ -132,9 +132,9 @@ class MemoryBound:
     source
         Name of the source, for error messages.
     nbytes
-        Bytes of the source.
+        Size of the source in bytes.
     max_nbytes
-        Maximum bytes allocated; None: 256 MiB or 1024 times `nbytes`, whichever is larger.
+        Maximum number of allocated bytes; None for the larger of 256 MiB and 1024 times `nbytes`.
 
     Raises
     ------

@@ -43,11 +43,11 @@ _IMMUTABLE = frozenset((NoneType, bool, int, float, complex, str, bytes))
 
 
 class ObjectColumn(Column):
-    """Column of Python objects of any type, such as a dict, a string or None, one per row.
+    """Column with one Python object of any type per row, such as a dict, a string or None.
 
-    In Arrow, objects with a common form are stored as structs, lists and numbers, other objects as pickles; all objects
-    are restored exactly. Objects are mutable, so encoded arrays are not cached between calls: `encode` returns the
-    array and its metadata together.
+    In Arrow, objects with a common form are stored as structs, lists and numbers, and other objects are stored as
+    pickles; all objects are restored exactly. Objects are mutable, so encoded arrays are not cached. Therefore one call
+    of `encode` returns both the array and its metadata.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class ObjectColumn(Column):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> ObjectColumn:
-        """Store one object per row; sequences and arrays are also objects."""
+        """Create a column with one object per row; a row that is a sequence or an array is stored as one object."""
         return cls(np.fromiter(rows, object, len(rows)))
 
     @classmethod
@@ -151,7 +151,7 @@ class ObjectColumn(Column):
         return type(self)(copy.deepcopy(values))
 
     def spread(self, length: int, positions: Indices) -> ObjectColumn:
-        """Return a column of `length` rows with these rows at `positions`, and None in the others."""
+        """Return a column of `length` rows with these rows at `positions`, and None in the other rows."""
         out = np.full(length, None, object)
         out[positions] = self.values
         return ObjectColumn(out)
@@ -183,7 +183,7 @@ class ObjectColumn(Column):
 
     @staticmethod
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
-        """Return whether an Arrow array is read as objects: by its metadata, or if no other column type supports it.
+        """Return whether an Arrow type is read as objects: metadata requires it, or no other column supports the type.
 
         >>> ObjectColumn.reads(pa.list_(pa.string()), {}), ObjectColumn.reads(pa.int64(), {})
         (True, False)
@@ -201,7 +201,7 @@ class ObjectColumn(Column):
     def from_arrow(
         cls, array: pa.Array, metadata: Mapping[bytes, bytes], name: str, *, allow_pickle: bool = False
     ) -> ObjectColumn | TextColumn:
-        """Decode an Arrow array: exactly if `encode` wrote it, otherwise like pyarrow.
+        """Decode an Arrow array: exactly if `encode` created the array, otherwise with pyarrow's `to_pylist`.
 
         Strings of `StringDType`, which earlier versions wrote as objects, become a text column. Raises FormatError if
         metadata and array do not match, UntrustedPickleError if objects are pickled and `allow_pickle` is false.
@@ -239,7 +239,7 @@ class ObjectColumn(Column):
 
     @staticmethod
     def check_dumped(header: Header, buffers: Sequence[Any], name: str, bound: MemoryBound) -> None:
-        """Reserve the memory that `load` would allocate, without decoding.
+        """Subtract from `bound` the memory that `load` would allocate, without decoding the objects.
 
         Raises CapacityError if the limit is exceeded, FormatError if header and buffers do not match, or the buffers
         are compressed, which `dump` never writes.
@@ -306,8 +306,8 @@ _LIST_VIEWS = (pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id)
 def object_nbytes(array: pa.Array) -> int:
     """Estimate the bytes of the objects that an array decodes to.
 
-    Rows without bytes are also counted: nulls, empty structs, runs, views and indices of shared values. The caller must
-    have validated the buffer sizes, for example with `Array.validate`.
+    Objects that occupy no bytes of their own in Arrow are also counted: nulls, empty structs and shared values. The
+    caller must have validated the buffer sizes, for example with `Array.validate`.
 
     >>> object_nbytes(pa.nulls(1000)), object_nbytes(pa.array(["abc"] * 10).dictionary_encode())
     (64000, 670)
@@ -342,7 +342,7 @@ def object_nbytes(array: pa.Array) -> int:
 
 
 def value_nbytes(value: Any) -> int:
-    """Estimate the size of a Python object in a message: sizes of its strings and arrays, and 8 bytes per other value.
+    """Estimate the size of a Python object in a message: 8 bytes per value, plus sizes of strings, arrays and keys.
 
     >>> value_nbytes({"text": ["abc", "de"], "array": np.zeros(4)}), value_nbytes(None)
     (86, 8)
@@ -369,7 +369,7 @@ def value_nbytes(value: Any) -> int:
 
 
 def _view_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
-    """View the lengths of string views: the first of the four numbers of each view."""
+    """View the lengths of string views: the first of the four 32-bit integers of each view."""
     data = array.buffers()[1]
     if data is None or not len(array):
         return np.zeros(0, np.int32)
@@ -386,7 +386,7 @@ def _listed(array: pa.Array, dtype: npt.DTypeLike) -> int:
 
 
 def _repeated(array: pa.Array) -> int:
-    """Return the size in bytes of the values of list views; repeated values count repeatedly."""
+    """Estimate the size in bytes of the values of list views; a value is counted for each view that contains it."""
     starts, sizes = array.offsets.to_numpy(), array.sizes.to_numpy()
     order = np.argsort(starts, kind="stable")
     starts, sizes = starts[order], sizes[order].astype(np.int64)
@@ -443,7 +443,7 @@ class Node:
         (arrays of varying shape), `pickle`, or `string` (NumPy strings of earlier versions).
     nullable: whether nulls represent None.
     dtype, shape: dtype and shape of NumPy scalars and arrays; for `ragged`, only the number of dimensions matters.
-    names, optional: keys of a dict in order, and for each whether a null represents its absence.
+    names, optional: keys of a dict in order, and, for each key, whether a null represents a missing key.
     children: forms of nested values.
     """
 
@@ -656,11 +656,11 @@ def decode(array: pa.Array, form: str | bytes, name: str, *, allow_pickle: bool 
     Raises FormatError if the form is invalid, or does not match the array. Raises UntrustedPickleError if any value is
     pickled, at any depth, and `allow_pickle` is false.
 
-    array: the array. Equivalent types, as written by other tools, are cast.
+    array: the array; types that other tools wrote are cast to equivalent types.
     form: JSON form from `encode`.
     allow_pickle: whether to unpickle rows and nested values, which can execute code of their writer.
 
-    Returns: objects, or variable-width strings, shape (n,).
+    Returns: an array of objects or of variable-width strings, shape (n,).
 
     >>> decode(pa.array([[1, 2], [3]]), '{"kind":"tuple","children":[{"kind":"int"}]}', "a")
     array([(1, 2), (3,)], dtype=object)

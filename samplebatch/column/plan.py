@@ -42,7 +42,7 @@ _ndarray = np.ndarray
 
 
 class _Column(NamedTuple):
-    """Column of a plan: `position` counts columns of the schema, `buffer` the buffers of a record batch's body."""
+    """Column of a plan, with its `position` in the schema and the index of its data `buffer` in the batch's body."""
 
     dtype: np.dtype[Any]
     row_shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Column(NamedTuple):
 
 
 class Plan:
-    """Precomputed conversion between arrays and record batches of one schema: numeric columns without nulls.
+    """Precomputed conversion between arrays and record batches with one schema of numeric columns without nulls.
 
     >>> rows = pa.record_batch({"a": np.zeros(2), "b": np.arange(2)})
     >>> plan = Plan.of(rows.schema)
@@ -107,9 +107,9 @@ class Plan:
     # Reading
 
     def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
-        """View columns of a record batch in the bytes of a file; None if the batch has another layout.
+        """View columns of a record batch in the bytes of a file; None if the layout of the batch differs from the plan.
 
-        Raises FormatError if the number of rows without bytes is implausibly large.
+        Raises FormatError if the batch has implausibly many rows for its size in bytes.
         """
         rows, nodes, buffers, start, nbytes = body
         if rows <= 0 or nodes != [(rows * count, 0) for count in self._values]:
@@ -126,7 +126,7 @@ class Plan:
         return arrays
 
     def read(self, rows: pa.RecordBatch) -> Arrays | None:
-        """View the columns of a record batch; None if it has another schema, nulls, or too few bytes for its rows.
+        """View the columns of a record batch; None if the schema or the layout of the batch differs from the plan.
 
         Misaligned arrays are copied; the others are read-only views.
         """
@@ -149,7 +149,7 @@ class Plan:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Return whether arrays are all columns of this schema, in order and of equal length."""
+        """Return whether arrays match all columns of the schema in order, and have an equal, positive length."""
         if len(columns) != len(self._columns):
             return False
         count = -1
@@ -198,10 +198,13 @@ class StreamLayout:
     """Layout of Arrow streams that contain one record batch with a fixed schema and number of rows.
 
     A stream consists of a head, with the schema and the offsets of the record batch's buffers, and these buffers. A
-    stream is viewed without Arrow if its bytes outside the columns equal those of a stream that Arrow has read.
+    stream is viewed without Arrow if all bytes outside its columns are equal to the same bytes of a stream that Arrow
+    has read.
 
-    places: location of each column by name. stream: a stream of this form, shape (nbytes,). head: bytes before the
-    buffers. nbytes: size of a stream in bytes.
+    places: location of each column by name.
+    stream: a stream with this layout, shape (nbytes,).
+    head: bytes before the buffers.
+    nbytes: size of a stream in bytes.
 
     >>> rows = pa.record_batch({"a": np.arange(3), "b": np.zeros(3)})
     >>> sink = pa.BufferOutputStream()
@@ -249,7 +252,7 @@ class StreamLayout:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Return whether arrays are all columns of this layout, in order."""
+        """Return whether arrays match all columns of the layout in order."""
         if len(columns) != len(self.places):
             return False
         for (expected, (_, dtype, shape)), (name, values) in zip(self.places.items(), columns.items(), strict=True):
@@ -280,7 +283,7 @@ class StreamLayout:
     # Reading
 
     def matches(self, stream: Bytes) -> bool:
-        """Return whether a stream that starts with `head`, shape (m,), has the same bytes outside its columns."""
+        """Return whether a stream that starts with `head`, shape (m,), has the layout's bytes outside the columns."""
         if stream.nbytes < self.nbytes:
             return False
         return all(stream[start : start + len(part)].tobytes() == part for start, part in self._beside)
@@ -298,7 +301,7 @@ class StreamLayout:
 
 
 def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> list[tuple[int, bytes]]:
-    """Copy the bytes of a stream after `start` that do not belong to a column, as runs with their offsets."""
+    """Return offsets and copies of the runs of bytes in a stream that are after `start` and belong to no column."""
     spans = sorted((place.start, place.start + place.nbytes) for place in places.values())
     runs = []
     for first, stop in [*spans, (stream.nbytes, stream.nbytes)]:
@@ -309,7 +312,7 @@ def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> lis
 
 
 def head_of(stream: Bytes) -> bytes | None:
-    """Return a stream's bytes up to the buffers of its second message; None if it does not start with two messages.
+    """Return the first two messages of a stream, without the buffers of the second; None if a message is missing.
 
     The first message is the schema, and the second one the record batch.
 

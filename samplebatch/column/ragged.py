@@ -29,8 +29,9 @@ WRITES_ANY_OFFSETS = int(pa.__version__.partition(".")[0]) >= 21
 class RaggedColumn(RaggedRows):
     """Rows of one dtype and one number of dimensions, with varying shape.
 
-    The elements of all rows are contiguous in one array, with 64-bit row offsets: an Arrow `large_list`. Rows of two or
-    more dimensions have an additional array of shapes. A slice is a view that keeps its offsets.
+    The elements of all rows are contiguous in one array, with 64-bit row offsets, which is the layout of an Arrow
+    `large_list`. Rows of two or more dimensions have an additional array of shapes. A slice is a view of elements and
+    offsets; its first offset need not be 0.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ class RaggedColumn(RaggedRows):
 
     @classmethod
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> RaggedColumn:
-        """View an Arrow array that `reads` accepts as rows, with copied and validated offsets and shapes.
+        """View the elements of an Arrow array that `reads` accepts; offsets and shapes are copied and validated.
 
         Raises ColumnTypeError if the array has nulls, or elements that NumPy cannot view. Raises FormatError if offsets
         or shapes do not match the elements.
@@ -184,7 +185,7 @@ class RaggedColumn(RaggedRows):
         Parameters
         ----------
         array
-            A `large_list`, a `list` (its 32-bit offsets are copied), or a struct of either and the row shapes. The
+            A `large_list`, a `list` (its 32-bit offsets are copied), or a struct of such a list and the row shapes. The
             extents of fixed-size lists become dimensions of the rows.
         dtype_name
             Dtype in the field's metadata, if any.

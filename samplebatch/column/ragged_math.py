@@ -98,11 +98,11 @@ def check_alike(rows: VaryingRows, other: VaryingRows, what: str = "an operand")
 def reduce(how: str, rows: VaryingRows, initial: Any = None) -> Any:
     """Reduce the elements of each row to one value, shape (n,).
 
-    Raises ArgumentError if a row without elements has no minimum or maximum, and there is no `initial`.
+    Raises ArgumentError if the minimum or maximum of a row without elements is requested without `initial`.
 
     how: `"sum"`, `"min"`, `"max"`, `"any"` or `"all"`.
     rows: any rows; every element of a row is included, regardless of the number of dimensions.
-    initial: result for rows without elements, for minima and maxima.
+    initial: minimum or maximum of rows without elements.
 
     >>> from samplebatch.column import RaggedColumn
     >>> reduce("sum", RaggedColumn.from_rows([[1, 2], [], [3]], "x"))
@@ -186,7 +186,7 @@ def argmax(rows: VaryingRows) -> Any:
 
 
 def accumulate(rows: VaryingRows, *, reverse: bool) -> Any:
-    """Return the sum of each row up to each element, or from each element to the end; shape (m,)."""
+    """Return, for each element, the sum of its row up to this element, or from this element to the end; shape (m,)."""
     flat = rows.flat
     offsets = rows.layout[0]
     if not isinstance(flat, np.ndarray):
@@ -253,7 +253,7 @@ def apply_ufunc(rows: VaryingRows, ufunc: Any, method: str, inputs: tuple[Any, .
 
 
 def with_elements(rows: VaryingRows, elements: Any) -> Any:
-    """Return a column with the same row lengths and other elements."""
+    """Return a column with the row shapes of `rows` and the given elements."""
     return type(rows)(elements, *rows.layout)
 
 

@@ -122,7 +122,7 @@ def padded_width(lengths: npt.NDArray[np.int64], length: int | None = None, mult
 
 
 def mask(rows: VaryingRows, side: str, length: int | None, multiple_of: int | None) -> Any:
-    """Return a mask that marks elements, not padding, shape (n, width); see `RaggedRows.mask`."""
+    """Return a mask that is true for elements and false for padding, shape (n, width); see `RaggedRows.mask`."""
     _, columns, limits, width = _grid(rows, side, length, multiple_of)
     return columns >= width - limits if side == "left" else columns < limits
 
@@ -149,7 +149,7 @@ def _grid(rows: VaryingRows, side: str, length: int | None, multiple_of: int | N
 
 
 def places_of(rows: VaryingRows) -> Any:
-    """Return the position of each element in its row, concatenated, shape (m,).
+    """Return a flat array with the position of each element in its row, shape (m,).
 
     >>> from samplebatch.column import RaggedColumn
     >>> places_of(RaggedColumn.from_rows([[7, 8], [9]], "ids"))

@@ -155,7 +155,7 @@ class RaggedRows(VaryingRows):
         length
             The width; default: length of the longest row, or width of `out`.
         multiple_of
-            Round the width up to a multiple of this.
+            Round the width up to a multiple of this number.
         out
             An array or a tensor to write to, with the dtype of the rows.
 
@@ -182,7 +182,7 @@ class RaggedRows(VaryingRows):
         return ragged_padding.pad(self, value, side, length, multiple_of, out)
 
     def mask(self, *, side: Side = "right", length: int | None = None, multiple_of: int | None = None) -> Any:
-        """Return a mask of the elements in padded rows, bool, shape (n, width); arguments as in `pad`.
+        """Return a bool mask of the elements in padded rows, shape (n, width); see `pad` for the arguments.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").mask(side="left").tolist()
@@ -191,7 +191,7 @@ class RaggedRows(VaryingRows):
         return ragged_padding.mask(self, side, length, multiple_of)
 
     def positions(self, *, side: Side = "right", length: int | None = None, multiple_of: int | None = None) -> Any:
-        """Return the position of each element in its row, shape (n, width), 0 for padding; arguments as in `pad`.
+        """Return positions of elements in their rows, shape (n, width), 0 for padding; see `pad` for the arguments.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[7, 8], [9]], "ids").positions(length=3).tolist()
@@ -235,7 +235,7 @@ class RaggedRows(VaryingRows):
     def min(self, *, initial: Any = None, mask: Self | None = None) -> Any:
         """Return the smallest element of each row.
 
-        Raises ArgumentError if a row has no elements, and there is no `initial`.
+        Raises ArgumentError if a row has no elements, and `initial` is not passed.
 
         Parameters
         ----------
@@ -287,7 +287,7 @@ class RaggedRows(VaryingRows):
         Parameters
         ----------
         reverse
-            Whether sums are computed from the end of each row: undiscounted returns to go.
+            Whether to sum from each element to the end of its row, as for undiscounted returns-to-go.
 
         Examples
         --------
@@ -496,8 +496,8 @@ class RaggedRows(VaryingRows):
     def gather(self, positions: Any) -> Any:
         """Return the elements at positions of each row.
 
-        Raises RowIndexError if a position is outside its row. Raises ColumnLengthError if `positions` has another
-        number of rows.
+        Raises RowIndexError if a position is outside its row. Raises ColumnLengthError if the number of rows in
+        `positions` is not n.
 
         Parameters
         ----------
@@ -508,7 +508,8 @@ class RaggedRows(VaryingRows):
         Returns
         -------
         ndarray, tensor or column
-            Shape (n, ...) for a number or shape (n,), (n, k, ...) for shape (n, k); a ragged column for a ragged one.
+            Shape (n, ...) if `positions` is a number or has shape (n,); (n, k, ...) if it has shape (n, k); a ragged
+            column if `positions` is ragged.
 
         Examples
         --------
@@ -571,7 +572,7 @@ class RaggedRows(VaryingRows):
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Raise ArgumentError, because a comparison returns one flag per element."""
+        """Raise ArgumentError, because a comparison returns flags per element and no single truth value."""
         raise ArgumentError(
             "a ragged column has no truth value, got one as a condition; use .any() or .all() for each row, equals() "
             "for entire columns, or len()"

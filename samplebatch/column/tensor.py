@@ -32,7 +32,8 @@ class TensorColumn(Column):
     Parameters
     ----------
     values
-        Array of shape (n, ...) in that layout. It is stored without a copy or validation; `as_column` validates.
+        C-contiguous array of shape (n, ...) in native byte order. It is stored without a copy or validation;
+        `as_column` validates.
     """
 
     __slots__ = ("values",)

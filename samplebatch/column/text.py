@@ -85,9 +85,9 @@ class TextColumn(Column):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> TextColumn | None:
-        r"""Create a column from strings, or from bytes, with optional None; return None for other or no values.
+        r"""Create a column from strings or from bytes, with optional None; return None for other values or only None.
 
-        Strings with lone surrogates are also other values, because UTF-8 cannot encode them.
+        None is also returned for strings with lone surrogates, because UTF-8 cannot encode such strings.
 
         >>> (
         ...     TextColumn.from_rows(["a", 1]),
@@ -242,14 +242,14 @@ class TextColumn(Column):
 
     @staticmethod
     def expands(arrow: pa.DataType) -> bool:
-        """Return whether arrays of a type that `reads` accepts may be smaller than their column."""
+        """Return whether arrays of a type that `reads` accepts may be smaller than columns read from these arrays."""
         while pa.types.is_fixed_size_list(arrow):
             arrow = arrow.value_type
         return arrow not in _PLAIN
 
     @classmethod
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> TextColumn:
-        """View an Arrow array that `reads` accepts, with copied offsets and complete validation.
+        """View the strings of an Arrow array that `reads` accepts; offsets are copied, and all rows are validated.
 
         Raises ColumnTypeError if lists of strings have nulls. Raises FormatError if offsets or indices are out of
         range, or text is not UTF-8.
@@ -357,7 +357,7 @@ class TextColumn(Column):
         )
 
     def spread(self, length: int, positions: Indices) -> TextColumn:
-        """Return a column of `length` rows with these rows at `positions`, and empty strings in the others."""
+        """Return a column of `length` rows with these rows at `positions`, and empty strings in the other rows."""
         flat, count = self._places(positions), length * prod(self.row_shape)
         offsets, data, validity = _parts(self.array)
         lengths = np.zeros(count, _INT64)

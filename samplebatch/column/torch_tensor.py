@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TorchColumn(Column):
-    """Rows of equal shape in a torch tensor, which a user passed or which was moved to a device.
+    """Rows of equal shape in a torch tensor that a user passed, or that was moved to a device.
 
     On the host, the column shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is
     stored in Arrow as uint16 with the dtype in the field's metadata.
@@ -146,7 +146,7 @@ class TorchColumn(Column):
             raise FormatError(f"a torch column's header {header!r} must match its buffers: {error}") from error
 
     def _bits(self) -> npt.NDArray[Any]:
-        """View the tensor's bytes as an array of the same dtype, or of integers of the same size if NumPy lacks it."""
+        """View the tensor's bytes as an array of the equivalent NumPy dtype, or of integers if NumPy has none."""
         values = self.values
         if values.device.type != "cpu":
             raise DeviceError(
@@ -236,7 +236,7 @@ class RaggedTorchColumn(RaggedRows):
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedTorchColumn:
         """Cast the elements to a NumPy dtype, on their device; return the column itself if its dtype matches.
 
-        Raises ColumnMismatchError if torch lacks the dtype, or it cannot represent the elements exactly.
+        Raises ColumnMismatchError if torch lacks the dtype, or the dtype cannot represent the elements exactly.
 
         >>> import torch
         >>> RaggedTorchColumn.from_rows([torch.arange(2), torch.arange(3)], "ids").cast(
@@ -353,7 +353,8 @@ class RaggedTorchColumn(RaggedRows):
     def to_numpy(self) -> npt.NDArray[Any]:
         """Return the rows as an object array of n arrays that share memory with the column.
 
-        Raises DeviceError if the elements are not on the host. Raises ColumnTypeError if NumPy has no dtype for them.
+        Raises DeviceError if the elements are not on the host. Raises ColumnTypeError if NumPy has no dtype for the
+        elements.
         """
         return RaggedColumn(self.flat_column.to_numpy(), *self.layout).to_numpy()
 
@@ -369,9 +370,9 @@ class RaggedTorchColumn(RaggedRows):
 
     @classmethod
     def from_bits(cls, rows: RaggedColumn, dtype_name: str) -> RaggedTorchColumn:
-        """View the bytes of rows of arrays as elements of a named torch dtype; read-only bytes are copied first.
+        """View the bytes of a ragged column as elements of a named torch dtype; read-only bytes are copied first.
 
-        Raises ColumnTypeError if torch lacks the dtype, or the elements have another size.
+        Raises ColumnTypeError if torch lacks the dtype, or the size of the elements differs from the dtype's item size.
         """
         return cls(TorchColumn.from_bits(rows.flat, dtype_name).values, *rows.layout)
 

@@ -71,8 +71,8 @@ class Storage(NamedTuple):
     """Storage of a dtype's elements in Arrow.
 
     arrow: Arrow type of one value.
-    per_element: values per element, as a trailing shape: `(2,)` for complex numbers, otherwise `()`. named: whether the
-    field's metadata must contain the dtype because the Arrow type does not determine it.
+    per_element: values per element, as a trailing shape: `(2,)` for complex numbers, otherwise `()`.
+    named: whether the field's metadata must contain the dtype, because the Arrow type does not determine the dtype.
     """
 
     arrow: pa.DataType
@@ -84,7 +84,7 @@ class Storage(NamedTuple):
 def storage_of(dtype: np.dtype[Any]) -> Storage:
     """Return the storage of a dtype in Arrow.
 
-    Raises ColumnTypeError if no Arrow layout stores it unchanged.
+    Raises ColumnTypeError if no Arrow layout stores elements of the dtype unchanged.
 
     >>> storage_of(np.dtype("f4")).arrow, storage_of(np.dtype("c8"))[1:]
     (DataType(float), ((2,), True))
@@ -157,8 +157,8 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 def check_torch_name(name: object) -> int:
     """Return the element size in bytes of a torch dtype named in a file or a message, without importing torch.
 
-    Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or torch has no such dtype (with near
-    names).
+    Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or torch has no such dtype; the message
+    suggests similar names.
 
     >>> check_torch_name("bfloat16")
     2
@@ -193,9 +193,9 @@ def named_torch_dtype(name: str) -> torch.dtype:
 
 
 def movable(values: torch.Tensor) -> torch.Tensor:
-    """View a tensor in a dtype of the same size that torch can gather and scatter.
+    """View a tensor's elements in another dtype of equal size, which torch can gather and scatter.
 
-    torch lacks these operations for wide unsigned integers, and some for 8-bit floats.
+    torch lacks these operations for wide unsigned integers, and some of these operations for 8-bit floats.
     """
     return values.view(_movable_dtype(values.dtype))
 
@@ -206,7 +206,7 @@ def _movable_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Return the NumPy dtype of the same elements; None if NumPy has none (bfloat16, 8-bit floats).
+    """Return the NumPy dtype that corresponds to a torch dtype; None if NumPy has none (bfloat16, 8-bit floats).
 
     >>> import torch
     >>> numpy_dtype(torch.float32), numpy_dtype(torch.bfloat16)
@@ -223,7 +223,8 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
     """Return whether the wide dtype represents every value of the narrow one exactly.
 
-    The rule is stricter than NumPy's "safe" casting, which accepts 64-bit integers as float64 and dates that overflow.
+    The rule is stricter than NumPy's "safe" casting, which permits casts from 64-bit integers to float64, and casts of
+    dates that can overflow.
 
     >>> f8, f4, i4, i8 = map(np.dtype, ("f8", "f4", "i4", "i8"))
     >>> holds(f8, f4), holds(f8, i4), holds(f8, i8)

@@ -190,11 +190,11 @@ class VaryingRows(Column):
         return row if self.shapes is None else row.reshape(self.shapes[rows].tolist())
 
     def __setitem__(self, key: Any, rows: Any) -> None:
-        """Overwrite rows with rows of the same shapes: one row, a sequence of rows, or one number for all.
+        """Overwrite rows with one row, a sequence of rows, or one number for all elements; row shapes must not change.
 
         Raises ColumnLengthError if the number of rows differs from the number of selected rows. Raises
-        ColumnMismatchError if the shape of a row differs from the replaced row, or the dtype cannot represent its
-        elements. Raises RowIndexError if a row is out of range.
+        ColumnMismatchError if the shape of a row differs from the shape of the replaced row, or the dtype cannot
+        represent its elements. Raises RowIndexError if a row is out of range.
         """
         targets = resolve(key, len(self))
         if isinstance(targets, int):
@@ -285,7 +285,7 @@ class VaryingRows(Column):
         return type(self)(self.flat_column.copy().values, offsets_of(lengths), shapes)
 
     def replace(self, places: Indices, rows: Self, name: str) -> Self:
-        """Return a copy with the rows at `places`, which must be distinct, replaced by rows of any length.
+        """Return a copy in which rows of any length replace the rows at the distinct indices `places`.
 
         >>> from samplebatch.column import RaggedColumn
         >>> column = RaggedColumn.from_rows([[1, 2], [3]], "visited")
