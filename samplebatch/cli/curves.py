@@ -81,7 +81,7 @@ def blocks(values: npt.NDArray[np.float64], width: int = _POINTS) -> str:
 
 
 def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
-    """Plot a learning curve over its steps with text characters; the axis extends from its minimum to its maximum.
+    """Plot a learning curve over its steps with text characters; the value axis spans the plotted values.
 
     >>> curve = LearningCurve("env_step", np.array([0, 10, 20]), np.array([1.0, 2.0, 3.0]))
     >>> for line in draw_text("return", curve, width=5, height=3):

@@ -58,7 +58,7 @@ _MIN_QUARTILES = 4
 
 
 def train_any(training: Training, folder: Path | None, *, plot: Path | None = None, allow_pickle: bool = False) -> int:
-    """Train one run or several seeds in a new folder, and return the exit status; None selects the default folder."""
+    """Train with one or several seeds in a new folder, and return the exit status; None selects the default folder."""
     if training.seeds is None:
         target = new_folder(training, folder, FILE)
         return run_training(training, target, is_resumed=False, plot=plot, allow_pickle=allow_pickle)
@@ -68,7 +68,7 @@ def train_any(training: Training, folder: Path | None, *, plot: Path | None = No
 
 
 def resume_any(folder: Path, flags: Mapping[str, Any], *, plot: Path | None = None, allow_pickle: bool = False) -> int:
-    """Resume the run, or all unfinished seeds, in a folder; return the exit status."""
+    """Resume the run, or all unfinished runs of an experiment, in a folder; return the exit status."""
     parallel = flags["parallel"]
     training = read_resumed(folder, {**flags, "parallel": None}, allow_pickle=allow_pickle)
     if training.seeds is not None:
@@ -179,7 +179,7 @@ class Experiment:
         self._stop_requested = True
 
     def run(self) -> None:
-        """Run all unfinished seeds, at most `parallel` at a time, and wait until all runs have ended."""
+        """Execute all unfinished runs, at most `parallel` at a time, and wait until all runs have ended."""
         pending = [seed for seed in self.seeds if seed not in self._finished]
         limit = self._training.parallel or max(1, _processors() // (1 + self._training.workers))
         running: list[SeedRun] = []
@@ -216,7 +216,7 @@ class Experiment:
 
 
 class SeedRun:
-    """Child process that trains one seed, and reader of its output.
+    """Child process that trains with one seed, and reader of the output of this process.
 
     - `seed`, `process`: seed of the run, and the process.
     """
@@ -299,7 +299,7 @@ def write_combined(runs: Sequence[Path], folder: Path) -> None:
 
 
 def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, LearningCurve]:
-    """Compute the mean and interval over runs of each learning metric that exists in all runs.
+    """Compute, for each learning metric that exists in all runs, the mean and the interval over the runs.
 
     The curve `NAME` is the mean of a metric, and the curves `NAME/low` and `NAME/high` are the ends of its 95 %
     percentile bootstrap interval over runs. With four or more runs, `test/returns_stat/mean/iqm` is the interquartile

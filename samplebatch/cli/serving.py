@@ -78,7 +78,7 @@ def _make_server(
     write: Callable[[], Any] | None,
     weights: service.PublishedWeights,
 ) -> service.ReplayServer:
-    """Create the server; errors in TLS files mention the option of the file, and warnings are printed."""
+    """Create the server; errors about a TLS file name the option of the file, and warnings are printed."""
     if options.tls is not None:
         read_pair(options.tls, ("--tls-cert", "--tls-key"))
     with warnings.catch_warnings(record=True) as caught:
@@ -97,7 +97,7 @@ def _make_server(
 
 
 def read_token(path: Path) -> str:
-    """Read the token that clients must send from a file."""
+    """Read from a file the token that clients must send."""
     token = path.read_text(encoding="utf-8").strip()
     if not token:
         raise ArgumentError(f"{str(path)!r} must contain a token, got an empty file")
@@ -192,7 +192,7 @@ def watch(options: Top) -> Iterator[Group]:
 
 
 def draw_tables(tables: Mapping[str, Any], before: Mapping[str, Any], seconds: float, title: str) -> Group:
-    """Render tables with rates since the status `before`, at most 80 characters wide."""
+    """Render tables, at most 80 characters wide, with rates since the status `before`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -200,7 +200,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a signal, and return whether a signal arrived; None waits indefinitely.
+        """Wait for a signal, and return whether a signal arrived; a timeout of None waits indefinitely.
 
         A `threading.Event` is unsuitable: the main thread may hold its lock when the signal arrives, and a signal
         between the check and the wait would not wake the waiter.

@@ -399,7 +399,7 @@ def _fill(training: Training, trainer: Any) -> None:
 
 
 def check_environment(training: Training) -> None:
-    """Create the environment and the algorithm once, so that unsuitable arguments raise before any run starts."""
+    """Create the environment and the algorithm once, so that unsuitable arguments are rejected before runs start."""
     if training.environment is not None:
         spaces = _spaces_of(training.environment, training.settings)
         make_algorithm(training.algorithm, *spaces, training.settings)
@@ -431,7 +431,7 @@ def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
 
 
 def infer_spaces(rows: Any) -> tuple[Any, Any]:
-    """Infer the observation space and action space from data; integers have a discrete space."""
+    """Infer the observation space and the action space from data; integer actions have a Discrete space."""
     import gymnasium
 
     data, _ = rows.sample(0) if isinstance(rows, ReplayBuffer) else (rows.read(), None)

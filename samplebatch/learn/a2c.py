@@ -17,7 +17,7 @@ from samplebatch.learn.ppo import ActorCriticTrainingStats, summarize_steps
 
 
 class A2C(ActorCriticOnPolicyAlgorithm):
-    """Advantage actor-critic: policy gradient with advantages estimated by a critic, without clipping.
+    """Advantage actor-critic: policy gradient without clipping, with advantages that a critic estimates.
 
     The loss of a minibatch is the mean of `-log_prob * advantage`, plus `vf_coef` times the critic's mean squared
     error, minus `ent_coef` times the mean entropy (arXiv:1602.01783, section 4).

@@ -38,7 +38,7 @@ class ContinuousPolicyWithExplorationNoise(Policy):
     Raises
     ------
     PolicySpecError
-        If the action space is not a Box, or is unbounded with `action_scaling`.
+        If the action space is not a Box, or `action_scaling` is true and the Box is unbounded.
     """
 
     _action_spaces = spaces.Box
@@ -82,7 +82,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
     Parameters
     ----------
     actor
-        Network from observations to actions, in [-1, 1] with `action_scaling`.
+        Network from observations to actions; the actions are in [-1, 1] if `action_scaling` is true.
     action_space, **options
         See `ContinuousPolicyWithExplorationNoise`.
 
@@ -208,7 +208,7 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         """Perform one gradient step per critic, and return the losses.
 
         Importance weights in the column `weight` multiply the squared errors. The column is then replaced by
-        priorities: the absolute mean of the critics' errors in each row.
+        priorities: for each row, the absolute value of the critics' mean error.
         """
         weight = batch.get("weight")
         errors, losses = [], []
@@ -231,16 +231,16 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
 class TwinCritics(ActionValueLearner[PolicyT], ABC):
     """Base class of actor-critic algorithms with two critics: TD3, SAC, CQL and IQL.
 
-    The minimum of two critics reduces overestimation of the actions that the policy prefers (clipped double Q-learning,
-    Fujimoto et al., arXiv:1802.09477, equation 10). Both critics learn from the same targets.
+    The minimum of two critics reduces overestimation of the values of actions that the policy prefers (clipped double
+    Q-learning, Fujimoto et al., arXiv:1802.09477, equation 10). Both critics learn from the same targets.
 
     Parameters
     ----------
     critic, critic_optim, max_grad_norm, **options
         See `ActionValueLearner`.
     critic2, critic2_optim
-        The second critic, and its optimizer factory. By default, the second critic is a copy of the first critic and
-        uses the same factory.
+        The second critic, and its optimizer factory. By default, the second critic is a copy of the first critic, and
+        `critic_optim` creates its optimizer.
 
     Raises
     ------

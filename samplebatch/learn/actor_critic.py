@@ -53,7 +53,8 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     gae_lambda, gamma, allow_nonfinite
         Decay of advantages, and discount per step; see `Algorithm` for `allow_nonfinite`.
     max_batchsize
-        Maximum number of rows per evaluation of the networks before gradient steps.
+        Maximum number of rows per call of a network that computes values or log-probabilities before the gradient
+        steps.
     return_scaling
         Whether the critic's targets are divided by the running standard deviation of returns.
     normalize_rewards

@@ -67,7 +67,7 @@ class TrainingStats(PrintedAsDict):
     Attributes
     ----------
     train_time, smoothed_loss
-        Duration of the update in seconds, and moving averages of losses, set by trainers.
+        Duration of the update in seconds; and moving averages of losses, which trainers set.
     gradient_steps
         Number of gradient steps of all policies.
     """
@@ -100,13 +100,13 @@ class SimpleLossTrainingStats(TrainingStats):
 
 
 def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
-    """Summarize `count` metrics per gradient step, with a single copy from the device; None if there are no steps."""
+    """Summarize `count` metrics over all gradient steps, with one copy from the device; None if there are no steps."""
     steps = torch.stack(metrics).cpu().numpy().reshape(-1, count) if metrics else np.empty((0, count))
     return [SequenceSummaryStats.from_sequence(values) for values in steps.T]
 
 
 class Algorithm(nn.Module, Generic[PolicyT], ABC):
-    """Base class of algorithms, the update rules of policies that trainers run.
+    """Base class of algorithms: the update rules that trainers apply to policies.
 
     An update samples a batch as tensors on the device of the parameters. Then `_preprocess_batch` adds targets,
     `_update_with_batch` performs gradient steps, and `_postprocess_batch` updates priorities. `_create_optimizer`
@@ -124,7 +124,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     ----------
     n_step, gamma
         Maximum number of steps per sampled row (None for single steps), and the discount per step; see
-        `ReplayBuffer.sample`. Set by algorithms with targets.
+        `ReplayBuffer.sample`. Algorithms with targets set both attributes.
     lr_schedulers, updates
         Learning-rate schedules, which are stepped after each update, and the number of updates so far.
 
@@ -183,7 +183,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         Raises
         ------
         ArgumentError
-            If `mode` is not a bool, such as a number of steps.
+            If `mode` is not a bool, for example if a number of steps is passed.
         """
         if mode is not True and mode is not False:
             raise ArgumentError(f"mode must be True or False, got {mode!r}; run_training(params) trains the policy")
@@ -231,7 +231,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return batch
 
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
-        """Write priorities that `_update_with_batch` stored in the column `weight` to a prioritized buffer.
+        """Copy priorities from the column `weight`, where `_update_with_batch` stored them, to a prioritized buffer.
 
         Skips rows that have been overwritten since sampling, and non-finite priorities if `allow_nonfinite`.
         """
@@ -316,8 +316,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         Raises
         ------
         ArgumentError
-            If the state belongs to different networks; the message names the first parameter that differs. Nothing is
-            loaded.
+            If the names or shapes of the parameters in the state differ from the algorithm's parameters; the message
+            names the first parameter that differs. Nothing is loaded.
         """
         expected, loaded = _parameter_shapes(self.state_dict()), _parameter_shapes(state_dict)
         for name in [*expected, *loaded] if strict else expected.keys() & loaded.keys():
@@ -472,9 +472,10 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         """Perform gradient steps on the minibatches of a batch."""
 
     def _minibatches(self, batch: Batch, batch_size: int | None, columns: Sequence[str]) -> Iterator[Batch]:
-        """Iterate once over shuffled minibatches of the selected columns; torch's default generator shuffles.
+        """Iterate once over shuffled minibatches of the selected columns.
 
-        An incomplete last minibatch is merged into the previous minibatch.
+        The order is drawn from torch's default generator. An incomplete last minibatch is merged into the previous
+        minibatch.
         """
         # One gather per pass: minibatches are views of the shuffled rows.
         shuffled: Batch = Batch({name: batch[name] for name in columns})[torch.randperm(len(batch))]
@@ -507,7 +508,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
             If there are no rows.
         ArgumentError
             If `buffer` is not a buffer or a batch of one policy, a `sample_size` is passed for a batch, or the
-            algorithm requires rows of several steps of a dataset or batch.
+            algorithm requires rows of several steps, but the rows of a dataset or batch are single steps.
         ColumnNotFoundError
             If rows of a dataset or batch lack a column that targets require.
         """

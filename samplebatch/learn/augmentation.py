@@ -13,9 +13,9 @@ from samplebatch.errors import ArgumentError
 class RandomShift:
     """Random horizontal and vertical shift of each image; border pixels are repeated.
 
-    Set as `augment` of an algorithm that samples from a buffer: observations and next observations are shifted
-    independently in each update (DrQ-v2, Yarats et al., arXiv:2107.09645, section 3.1, without interpolation). Shifts
-    are drawn from torch's default generator.
+    Assign the shift to the attribute `augment` of an algorithm that samples from a buffer. Observations and next
+    observations are then shifted independently in each update (DrQ-v2, Yarats et al., arXiv:2107.09645, section 3.1,
+    without interpolation). Shifts are drawn from torch's default generator.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class RandomShift:
         self.pixels = whole("pixels", pixels, 1)
 
     def __call__(self, images: Any) -> torch.Tensor:
-        """Return shifted images in their dtype and shape.
+        """Return the shifted images, with the dtype and shape of `images`.
 
         Parameters
         ----------

@@ -63,7 +63,7 @@ class ImitationPolicy(Policy):
 
 
 class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
-    """Behaviour cloning from data, for discrete and continuous actions; Tianshou's `OfflineImitationLearning`.
+    """Behaviour cloning from data, for discrete and continuous actions, as in Tianshou's `OfflineImitationLearning`.
 
     The loss is the cross entropy for discrete actions, and the mean squared error for continuous actions. Only the
     columns `obs` and `act` are required.

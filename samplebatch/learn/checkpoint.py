@@ -49,9 +49,9 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
     The previous checkpoint is replaced atomically: after a crash, the folder contains either the old or the new
     checkpoint. Call this function between two training steps. The folder is created if it does not exist.
 
-    Rows of buffers larger than 1 MiB are written to files `rows-<n>.bin` in the folder. The next checkpoint writes only
-    the groups of rows (16 to 64 KiB each) that have changed; for unchanged groups, the checkpoint references earlier
-    files. Together, these files are at most about twice as large as the rows.
+    If the rows of a buffer occupy at least 1 MiB, they are written to files `rows-<n>.bin` in the folder. The next call
+    writes only the groups of rows (16 to 64 KiB each) that have changed; for unchanged groups, the new checkpoint
+    references earlier files. Together, these files are at most about twice as large as the rows.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
     Parameters
     ----------
     trainer, folder
-        A trainer with the same algorithm and parameters, and the folder of the checkpoint.
+        A trainer with the algorithm and the parameters of the trainer that was saved, and the folder of the checkpoint.
     allow_pickle
         Whether objects in the file, such as environments, may be unpickled; unpickling runs code chosen by the writer
         of the file.
@@ -167,7 +167,7 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
     FormatError
         If the file is not a checkpoint.
     UntrustedPickleError
-        If the file contains pickled objects, or torch is older than 2.6, and `allow_pickle` is false.
+        If `allow_pickle` is false, and the file contains pickled objects or torch is older than 2.6.
     """
     state = read_checkpoint(folder, allow_pickle=allow_pickle)
     trainer.load_state_dict(state, allow_pickle=allow_pickle)

@@ -57,7 +57,8 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
 
         cql_weight * (T log sum over a of exp((Q(s, a) - log density(a)) / T) - Q(s, a of the data)).
 
-    A Lagrange multiplier learns the weight with which the penalty reaches a threshold (equation 30).
+    If `with_lagrange` is true, the penalty is also weighted by a Lagrange multiplier, which is learned so that the
+    penalty reaches a threshold (equation 30).
 
     Parameters
     ----------
@@ -72,10 +73,10 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     min_action, max_action, num_repeat_actions
         Bounds of the uniform actions, and number of sampled actions per source and step.
     calibrated
-        Whether the penalty replaces values of policy actions that are below the return of the data by this return
+        Whether the discounted return of the data is a lower bound of the values of policy actions in the penalty
         (Cal-QL, Nakamoto et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`:
-        `process_buffer` adds the return to the rows of a replay buffer; rows of a `Dataset` receive the return when the
-        rows are sampled.
+        `process_buffer` adds this return to the rows of a replay buffer as a column; for a `Dataset`, the return is
+        added to sampled rows.
 
     Raises
     ------

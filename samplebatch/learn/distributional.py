@@ -166,9 +166,9 @@ class QRDQNPolicy(DiscreteQLearningPolicy):
 class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     r"""Deep Q-learning by quantile regression, for discrete actions (Dabney et al., arXiv:1710.10044, algorithm 1).
 
-    The targets y are the quantiles of the chosen next action. The loss of a row is a Huber loss L, summed over the N
-    quantiles and averaged over the targets (equation 10). The priority of a row is the mean over quantiles instead of
-    the sum.
+    The targets y are the quantiles of the chosen next action, scaled by the discount and shifted by the n-step return.
+    The loss of a row is a Huber loss L, summed over the N quantiles and averaged over the targets (equation 10). The
+    priority of a row is the loss divided by N.
 
     .. math:: \sum_i \frac{1}{N} \sum_j |\hat\tau_i - 1_{y_j < \theta_i}|\, L(y_j - \theta_i),
         \quad \hat\tau_i = \frac{2 i - 1}{2 N}

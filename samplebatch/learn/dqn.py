@@ -37,7 +37,7 @@ class DiscreteQLearningPolicy(Policy):
     model
         Network from observations to the value of each action.
     action_space, observation_space
-        Spaces of a single environment; actions are Discrete.
+        Spaces of a single environment; the action space is Discrete.
     eps_training, eps_inference
         Probability of a random action within and outside training steps. `eps_training` may be a schedule over
         collected steps, such as a `LinearSchedule`.

@@ -26,7 +26,7 @@ class BaseNoise(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Reset to the state at the start of an episode."""
+        """Reset the noise to its state at the start of an episode."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -345,8 +345,8 @@ class ContinuousCritic(VectorOutput):
     flatten_input
         Whether observations and actions are flattened to shape (n, -1).
     apply_preprocess_net_to_obs_only
-        Whether actions are concatenated to the features instead of the observations; `output_dim` then includes the
-        width of the actions.
+        Whether actions are concatenated with the features instead of with the observations; `output_dim` then includes
+        the width of the actions.
 
     Raises
     ------

@@ -114,8 +114,8 @@ class IMPALA(A2C):
 class APPO(PPO):
     """Asynchronous proximal policy optimization: PPO's clipped loss with V-trace targets and advantages.
 
-    As in `IMPALA`, steps may be collected by older policies. The clipped ratio compares the policy with the policy
-    before the update; V-trace corrects for changes in earlier updates (architecture of Espeholt et al.,
+    As in `IMPALA`, steps may be collected by older policies. The clipped ratio is relative to the policy before the
+    update; V-trace corrects for changes of the policy in earlier updates (architecture of Espeholt et al.,
     arXiv:1802.01561, loss of Schulman et al., arXiv:1707.06347).
 
     Parameters

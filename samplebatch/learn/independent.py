@@ -44,7 +44,7 @@ _AGENT = "agent_id"
 
 
 class MultiAgentPolicy(Mapping[PolicyID, Policy]):
-    """Policies by id, for collectors and workers with several agents; trainers use them as one policy.
+    """Policies by id, for collectors and workers with several agents; trainers use the policies as one policy.
 
     A call with a batch whose observations have `agent_id` returns the actions of agents that take turns: `act` for each
     row, from the policy with that id.
@@ -84,7 +84,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         return len(self._policies)
 
     def __call__(self, batch: Batch, state: Any = None) -> Batch:
-        """Return actions of agents that take turns as `act`; `agent_id` in the observations selects the policy.
+        """Return, as `act`, the actions of agents that take turns; `agent_id` in the observations selects the policy.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         return Batch(act=acts)
 
     def add_exploration_noise(self, act: npt.NDArray[Any], batch: Batch) -> npt.NDArray[Any]:
-        """Add each policy's exploration noise to the actions of its agent; `act` is modified in place."""
+        """Add to each action the exploration noise of its agent's policy; `act` is modified in place."""
         for policy_id, rows in _turns(batch, self._policies).items():
             policy = self._policies[policy_id]
             act[rows] = policy.add_exploration_noise(act[rows], _own_rows(batch, rows))

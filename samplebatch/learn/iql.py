@@ -131,5 +131,5 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
 
 
 def _mean(losses: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Return the mean loss, weighted by the importance weights, if any."""
+    """Return the mean of the losses, each multiplied by its importance weight unless `weight` is None."""
     return (losses if weight is None else losses * weight).mean()

@@ -49,7 +49,7 @@ def set_training(module: nn.Module, mode: bool) -> None:
 
 
 def first_parameter(module: nn.Module) -> torch.Tensor | None:
-    """Return the first parameter of a module, which determines its device and dtype; None without parameters.
+    """Return the first parameter of a module, which determines its device and dtype; None if it has no parameters.
 
     >>> first_parameter(nn.Sequential(nn.ReLU(), nn.Linear(3, 2))).shape
     torch.Size([2, 3])

@@ -33,7 +33,7 @@ class RunningMeanStd(nn.Module):
     clip_max
         Bound of the absolute value of the results of `norm`; None for no bound.
     epsilon
-        Added to the variance to prevent division by zero.
+        Number that is added to the variance to prevent division by zero.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class RunningMeanStd(nn.Module):
 
     @property
     def std(self) -> torch.Tensor:
-        """Square root of the variance plus `epsilon`, a float64 tensor of shape `shape`."""
+        """Square root of the sum of the variance and `epsilon`, a float64 tensor of shape `shape`."""
         return (self.var + self.epsilon).sqrt()
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class RunningMeanStd(nn.Module):
         Raises
         ------
         ArgumentError
-            If the shapes differ, or the variance overflows.
+            If the other statistics have rows of a different shape, or the variance overflows.
         """
         if other.shape != self.shape:
             raise ArgumentError(f"running statistics must have shape {self.shape}, got {other.shape}")

@@ -58,7 +58,7 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
         return LambdaLR(optim, self.factor)
 
     def factor(self, update: int) -> float:
-        """Return the factor of the initial learning rate after a number of updates."""
+        """Return the factor by which the initial learning rate is multiplied after a number of updates."""
         return max(0.0, 1.0 - update / self.max_updates)
 
 
@@ -176,7 +176,7 @@ class RMSpropOptimizerFactory(TorchOptimizerFactory):
 
 
 class Optimizer:
-    """Optimizer of an algorithm: a gradient step with clipping in one call.
+    """Optimizer of an algorithm, which performs a gradient step with clipping in one call.
 
     optim, module: the torch optimizer, and the module with the optimized parameters.
     max_grad_norm: maximum L2 norm of all gradients; None for no clipping.
@@ -203,8 +203,8 @@ class Optimizer:
     def step(self, loss: torch.Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> None:
         """Perform a gradient step; only the optimizer's parameters receive gradients.
 
-        A policy's loss may also depend on a critic. Omitting the critic's gradients then saves a third of the backward
-        pass.
+        A policy's loss may also depend on a critic. Omitting the critic's gradients then saves a third of the time of
+        the backward pass.
 
         See `torch.Tensor.backward` for arguments.
 

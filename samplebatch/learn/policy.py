@@ -132,7 +132,7 @@ class Policy(nn.Module, ABC):
         Parameters
         ----------
         samples
-            A `SampleBatch` or `Batch`: steps in time order for on-policy algorithms, any rows for others.
+            A `SampleBatch` or `Batch`: steps in time order for on-policy algorithms, and any rows for other algorithms.
 
         Returns
         -------
@@ -330,7 +330,8 @@ class Policy(nn.Module, ABC):
     def compute_action(self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None) -> Any:
         """Return the mapped action for one environment, without exploration noise.
 
-        The observation has no axis for rows; `state` is the state of the previous call of `forward` for one row.
+        The observation has no axis for rows; `state` has one row: the state that the previous call of `forward`
+        returned.
 
         Returns
         -------
@@ -348,8 +349,9 @@ class Policy(nn.Module, ABC):
     def map_action(self, act: Any) -> Any:
         """Map actions to the environment's unit; buffers store the unmapped actions.
 
-        Actions of a Box are bounded by `action_bound_method`, then scaled to the space with `action_scaling`. Discrete
-        actions are shifted by the `start` of the space. Box leaves of Dict and Tuple spaces are clipped to bounds.
+        Actions of a Box are bounded by `action_bound_method`, and then, if `action_scaling` is true, scaled to the
+        bounds of the space. Discrete actions are shifted by the `start` of the space. Box leaves of Dict and Tuple
+        spaces are clipped to their bounds.
 
         Raises
         ------
@@ -401,8 +403,8 @@ class Policy(nn.Module, ABC):
         """Return rows with their actions converted to the policy's unit.
 
         Rows may contain actions in the environment's unit, such as the actions of another library's dataset, or actions
-        of a policy with different scaling. Actions of unknown unit, and actions that a collector's `map_action` mapped,
-        are unchanged.
+        of a policy that scales actions differently from this policy. Actions of unknown unit, and actions that a
+        collector's `map_action` mapped, are unchanged.
 
         Raises
         ------
@@ -452,7 +454,7 @@ class Policy(nn.Module, ABC):
         Parameters
         ----------
         act, batch
-            Actions that `forward` returned, an array that may be modified in place, and the input of `forward`.
+            Actions that `forward` returned, as an array that may be modified in place; and the input of `forward`.
         """
         return act
 
@@ -577,9 +579,9 @@ class ProbabilisticActorPolicy(Policy):
         recurrent.
     dist_fn
         Function from these parameters to a torch distribution. By default, a categorical distribution for discrete
-        actions (of probabilities if the actor has `softmax_output`, of logits otherwise), normal distributions for a
-        Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. If the distribution returns one
-        log-probability per action dimension, the log-probabilities are summed.
+        actions (of probabilities if the actor's `softmax_output` is true, of logits otherwise), normal distributions
+        for a Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. If the distribution returns
+        one log-probability per action dimension, the log-probabilities are summed.
     deterministic_eval
         Whether the most likely action is chosen outside training steps.
     action_space, observation_space, action_scaling, action_bound_method
@@ -682,7 +684,7 @@ class DiscreteActorPolicy(ProbabilisticActorPolicy):
     Parameters
     ----------
     actor, action_space, **options
-        See `ProbabilisticActorPolicy`; actions are Discrete.
+        See `ProbabilisticActorPolicy`; the action space is Discrete.
 
     Raises
     ------

@@ -72,7 +72,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
     dual_clip
         Upper bound of the ratio for negative advantages (arXiv:1912.09729); None for no bound.
     value_clip
-        Whether changes of the critic's values are clipped to `eps_clip` (arXiv:1811.02553, section 4.1).
+        Whether changes of the critic's values are clipped to [-eps_clip, eps_clip] (arXiv:1811.02553, section 4.1).
     advantage_normalization
         Whether advantages are standardized in each minibatch.
     recompute_advantage
@@ -194,7 +194,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return -gain.mean()
 
     def _critic_loss(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
-        """Return the mean squared error; `value_clip` selects the larger error of the value and the clipped value."""
+        """Return the mean squared error; with `value_clip`, each error is at least the error of the clipped value."""
         errors = (rows.returns - values).square()
         if self.value_clip:
             clipped = rows.v_s + (values - rows.v_s).clamp(-self.eps_clip, self.eps_clip)

@@ -36,9 +36,9 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
     actor
         Network from observations to means and standard deviations, and the state: `((loc, scale), state)`.
     action_space, **options
-        See `ContinuousPolicyWithExplorationNoise`. Sampling explores even if `exploration_noise` is None.
+        See `ContinuousPolicyWithExplorationNoise`. The policy explores by sampling even if `exploration_noise` is None.
     deterministic_eval
-        Whether the mode before squashing is chosen outside training steps, instead of a sample.
+        Whether the action outside training steps is the squashed mean of the normal distribution instead of a sample.
 
     Raises
     ------
@@ -258,7 +258,7 @@ class DiscreteSACPolicy(DiscreteActorPolicy):
     Parameters
     ----------
     actor, action_space, **options
-        See `DiscreteActorPolicy`. The actor returns logits, or probabilities if it has `softmax_output`.
+        See `DiscreteActorPolicy`. The actor returns logits, or probabilities if its `softmax_output` is true.
     deterministic_eval
         Whether the most likely action is chosen outside training steps, instead of a sample.
 

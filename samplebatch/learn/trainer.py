@@ -81,8 +81,8 @@ class TrainerParams:
         `save_interval` of the first logger.
     resume_from_log
         Whether epochs, environment steps and update steps continue from the values that the first logger recorded at
-        the last `save_checkpoint_fn`. The caller restores all other state; `checkpoint_dir` restores the complete
-        state.
+        the last `save_checkpoint_fn`. The caller restores all other state; checkpoints in `checkpoint_dir` contain the
+        complete state.
     checkpoint_dir, checkpoint_interval
         Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`; None for
         no checkpoints), and epochs between checkpoints.
@@ -178,9 +178,9 @@ class OnlineTrainerParams(TrainerParams):
     Raises
     ------
     ArgumentError
-        If both or neither of the two collection amounts are passed, the collector has no buffer, `test_in_training`
-        lacks `test_collector` or `stop_fn`, `overlap` or `asynchronous` lacks workers, both are true, or `asynchronous`
-        is combined with a number of episodes.
+        If both or neither of the two collection amounts are passed, the collector has no buffer, `test_in_training` is
+        true without `test_collector` or `stop_fn`, `overlap` or `asynchronous` is true without workers, both are true,
+        or `asynchronous` is combined with a number of episodes.
     """
 
     training_collector: Any
@@ -297,7 +297,8 @@ class TimingStats(PrintedAsDict):
     Attributes
     ----------
     total_time, train_time
-        Duration of training, without the pauses of a resumed run; and the same duration without `test_time`.
+        Duration of training, excluding the pause between an interruption and the resumption of the run; and this
+        duration minus `test_time`.
     train_time_collect, train_time_update, test_time
         Durations of collections, updates and tests.
     update_speed
@@ -476,7 +477,7 @@ class Trainer(ABC, Generic[ParamsT]):
     # The loop
 
     def run(self, reset_collectors: bool = True, reset_collector_buffers: bool = False) -> InfoStats:
-        """Train for `max_epochs`, or until `stop_fn` returns True or a stop is requested; return a summary.
+        """Train for `max_epochs` epochs, or until `stop_fn` returns True or a stop is requested; return a summary.
 
         Continues from a loaded state. If no state was loaded, calls `reset` with the arguments first.
 
@@ -658,7 +659,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 getattr(logger, method)(metrics, step)
 
     def _record_returns(self, stats: CollectStats[Any]) -> None:
-        """Add returns of completed episodes to the moving averages over all policies, and per policy of several."""
+        """Add returns of completed episodes to a moving average; with several policies, to one average per policy."""
         by_name = {"return": stats.returns}
         if len(stats.policies) > 1 and not self.params.multi_agent_return_reduction:
             labels = label_policies(stats.policies)
@@ -741,7 +742,7 @@ class Trainer(ABC, Generic[ParamsT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of a trainer that has the same algorithm and parameters; `run` resumes from this state.
+        """Restore the state of a trainer with this trainer's algorithm and parameters; `run` resumes from the state.
 
         Parameters
         ----------
@@ -890,7 +891,7 @@ class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
 
 
 class OfflineTrainer(Trainer[OfflineTrainerParams]):
-    """Trainer for algorithms that learn from existing data, without collecting.
+    """Trainer that learns from samples of existing data and collects no steps.
 
     Algorithms require the attributes `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, which
     performs one gradient step.

@@ -424,7 +424,7 @@ class Bar(Display):
         self._task: Any = None
 
     def begin(self, epoch: int, done: int, total: int) -> None:
-        """Replace the progress bar by the progress bar of a new epoch."""
+        """Replace the progress bar with the progress bar of a new epoch."""
         self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)

@@ -25,9 +25,10 @@ class TrainingLog(Logger):
     """Logger that appends to a dataset; `samplebatch inspect` plots this dataset, and any Parquet reader can query it.
 
     Each metric value is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`;
-    `value`; `time` in seconds since 1970; and `row`, its number in the training run. A killed process loses at most the
-    metrics of the last ten seconds. A training run that is resumed from a checkpoint logs the metrics after this
-    checkpoint again, with the same row numbers; readers select the newest rows (see `read_log`).
+    `value`; `time` in seconds since 1970; and `row`, the number of the metric value in the training run, counted from
+    0. A killed process loses at most the metrics of the last ten seconds. A training run that is resumed from a
+    checkpoint logs the metrics after this checkpoint again, with the same row numbers; readers select the newest rows
+    (see `read_log`).
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ class TrainingLog(Logger):
         self._flushed_s = time.monotonic()
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Queue one row per metric, and flush if many rows are pending or the last flush was long ago."""
+        """Queue one row per metric; flush if 10,000 rows are pending or the last flush was over ten seconds ago."""
         scope, _, unit = step_type.partition("/")
         now = time.time()
         for name, value in data.items():
@@ -134,7 +135,7 @@ def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
 
 
 def newest_metrics(log: SampleBatch) -> SampleBatch:
-    """Remove outdated rows: rows before a row with the same or a smaller row number.
+    """Remove outdated rows, which precede a row with the same or a smaller row number.
 
     >>> newest_metrics(SampleBatch(row=[0, 1, 2, 1], value=[0.0, 1.0, 2.0, 1.5]))["value"]
     array([0. , 1.5])

@@ -189,7 +189,10 @@ class Worker(ABC):
 
     @abstractmethod
     def check_stall(self, stall_timeout_s: float) -> None:
-        """Kill the worker if it made no progress in time; `receive` then raises WorkerExit after the last fragment."""
+        """Kill the worker if it has made no progress within the stall deadline.
+
+        After the last fragment of a killed worker, `receive` raises WorkerExit.
+        """
 
     @abstractmethod
     def terminate(self) -> None:
@@ -336,7 +339,7 @@ class InlineBackend(Backend):
 
 
 class LocalWorker(Worker):
-    """Worker in the calling process, which collects when `receive` is called; `Worker` describes the attributes."""
+    """Worker that runs in the calling process and collects when `receive` is called; for attributes, see `Worker`."""
 
     waiting = 0
 

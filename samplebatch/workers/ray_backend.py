@@ -55,7 +55,7 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Packed, buffers: Sequence[Any] | None = None) -> Any:
-    """Unpickle a value from Ray's store; arrays are views of `buffers`, or of writable copies if `buffers` is None.
+    """Unpickle a value from Ray's store; arrays are views of `buffers`, or writable copies if `buffers` is None.
 
     >>> import numpy as np
     >>> value = unpack(pack({"bias": np.zeros(2)}))
@@ -72,7 +72,7 @@ Kind = Literal["progress", "fragment", "state", "end", "failed"]
 
 @dataclass(frozen=True)
 class Report:
-    """Progress report in every reply of an actor, which is small enough to bypass the object store.
+    """Progress report that is part of every reply of an actor, and is small enough to bypass the object store.
 
     - `kind`: kind of the reply.
     - `pid`, `node`: process id of the actor, and id of its node.
@@ -320,9 +320,9 @@ _CONTROL = "control"
 
 
 class RayBackend(backend.Backend):
-    """Backend that starts actors on a Ray cluster and transfers fragments through its object store.
+    """Backend that starts actors on a Ray cluster and transfers fragments through the cluster's object store.
 
-    `close` does not close the connection to the cluster, because arrays may reference its object store.
+    `close` does not close the connection to the cluster, because arrays may reference the cluster's object store.
     """
 
     def __init__(self, options: backend.BackendOptions) -> None:

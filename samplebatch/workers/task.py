@@ -111,7 +111,7 @@ class StateRequest(Request):
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
-    """Distribute a number of steps or episodes evenly over environments, and return each worker's number.
+    """Distribute a number of steps or episodes evenly over environments, and return the number for each worker.
 
     If the total is not divisible by the number of environments, the first environments receive one step or episode more
     than the others. The number for an environment does not depend on the worker that steps the environment.
@@ -130,7 +130,7 @@ Count = Callable[[int], None]
 
 
 class WeightsSource(Protocol):
-    """Reader of a run's weights in a worker, such as a `Subscription`."""
+    """Interface through which a worker reads the run's weights; `Subscription` implements the interface."""
 
     @property
     def version(self) -> int:
@@ -234,7 +234,7 @@ class Task(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the state of a task that was created with the same arguments; this unpickles the environments."""
+        """Restore the state of a task that had the arguments of this task; the environments are unpickled."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
         for policy_id, policy in self._exploring():

@@ -112,10 +112,10 @@ class RolloutWorkers(collector.Uncopied):
     exploration_noise, map_action, infos
         As in `Collector` or, with several agents, in `MultiAgentCollector`; functions must be importable.
     seed
-        Seed of the run. The seed determines the data of each `env_id` except `eps_id` and `unroll_id`, regardless of
-        the distribution of environments over workers. The data are reproducible only if no worker is replaced, and the
-        policy is `"random"` or computes each row independently and deterministically. The seed does not determine the
-        order of fragments.
+        Seed of the run. Except for the columns `eps_id` and `unroll_id`, the seed determines the data of each `env_id`,
+        regardless of the distribution of environments over workers. The data are reproducible only if no worker is
+        replaced, and the policy is `"random"` or computes each row independently and deterministically. The seed does
+        not determine the order of fragments.
     hooks
         Hooks that workers apply to each trajectory, or part of a trajectory, in a fragment (see `postprocess`); only
         without a buffer.
@@ -582,7 +582,7 @@ class RolloutWorkers(collector.Uncopied):
         The state of each worker contains the state of the collector (see `Collector.state_dict`), the exploration state
         of the policy, such as the drift of noise, and the state of the global random generators. The state of the run
         also contains the newest published weights and their version, the unfinished episodes, the counters of `stats`,
-        and the counters that prevent replaced workers from repeating data. The state excludes `worker_stats` and the
+        and the counters that prevent replacement workers from repeating data. The state excludes `worker_stats` and the
         states of the policy, the hooks and the buffer.
 
         Returns
@@ -636,7 +636,7 @@ class RolloutWorkers(collector.Uncopied):
             }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of workers that were created with the same arguments, except for the seed.
+        """Restore the state of workers that had the same arguments as these workers, except for the seed.
 
         Workers load the newest weights in the state, and later publications continue the version numbering of the
         state.
@@ -800,7 +800,7 @@ class BufferWriter:
         return dict(self._next)
 
     def load_state_dict(self, state: Mapping[int, tuple[int, int]]) -> None:
-        """Restore the state of a writer; the buffer must contain the rows that it contained at that time."""
+        """Restore the state of a writer; the buffer must contain the rows from the time when the state was saved."""
         self._next = dict(state)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
@@ -864,7 +864,7 @@ class Rollouts:
         self._source.reset(reset_buffer=reset_buffer)
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
-        """Start collecting in the background if possible; the next `collect` must have the same arguments."""
+        """Start collecting in the background if possible; the next `collect` requires the arguments of this call."""
         return None
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
@@ -877,7 +877,7 @@ class Rollouts:
         return dict(self._source.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of a collector or workers that were created with the same arguments."""
+        """Restore the state of a collector or workers that had the same arguments as this source."""
         self._source.load_state_dict(state, allow_pickle=allow_pickle)
 
     def clear(self) -> None:
