@@ -249,7 +249,7 @@ def _one_row(value: Any) -> Any:
 
 
 def show(value: Any) -> Any:
-    """Convert rows to batch values; rows that are neither an array nor ragged become an object array."""
+    """Convert rows to batch values; a column whose rows are not ragged becomes an array."""
     return value.to_numpy() if isinstance(value, Column) and not isinstance(value, VaryingRows) else value
 
 

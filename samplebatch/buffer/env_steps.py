@@ -58,7 +58,7 @@ class _Rows:
         self.of_slot: Ints = np.zeros(capacity, np.intp)
 
     def at(self, positions: Ints) -> Ints:
-        """Return the slots of the rows of the steps at `positions`, grouped by step."""
+        """Return, for the steps at `positions`, the slots of all rows, grouped by step."""
         counts = self.counts.values[positions]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0

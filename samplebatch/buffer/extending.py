@@ -223,7 +223,7 @@ def _form(values: npt.NDArray[Any]) -> str:
 
 
 def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
-    """Return the environment ids of n rows, shape (n,), which determine the rows' rings; None without such a column."""
+    """Return the environment ids of n rows, shape (n,), which determine the rows' rings; None without `env_id`."""
     if names.ENV_ID not in columns:
         return None
     ids: Ints = np.asarray(columns[names.ENV_ID])
@@ -281,7 +281,7 @@ def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: 
 
 
 def _with_end_flags(columns: dict[str, Any], count: int) -> dict[str, Any]:
-    """Replace end flags by `terminated` and `truncated`; return columns without end flags unchanged.
+    """Replace end flags with `terminated` and `truncated`; return columns without end flags unchanged.
 
     The result has no column `done`, because the buffer computes `done`.
     """
@@ -301,7 +301,7 @@ def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
 
 
 def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Return the ring of each row, shape (n,), given by its `env_id`.
+    """Return the ring of each row, shape (n,), which the row's `env_id` specifies.
 
     Without environment ids, episodes are assigned to rings in turn.
     """
@@ -328,7 +328,7 @@ def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> n
 
 
 def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
-    """Return the index and identity of a ring's newest step; None unless the episode is running and has an id."""
+    """Return index, episode, agent and time of a ring's newest step; None unless a running episode has an id."""
     index = int(buffer.last_index[ring + _count_rings(buffer)[1]])
     tree = buffer._table.columns.tree
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():

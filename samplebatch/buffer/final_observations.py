@@ -101,12 +101,12 @@ class FinalObservations:
             self.keep_from(numbers[cut], slots[cut])
 
     def keep_from(self, sources: Ints, slots: Ints) -> None:
-        """Copy the rows of rings to permanent rows of `slots`, which are freed when the slots are overwritten."""
+        """Copy the rows of rings to permanent rows for `slots`; overwriting `slots` frees these permanent rows."""
         rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
         self.keep(Ready([(store, store.fit(values, len(slots))) for store, values in rows], []), slots)
 
     def keep_newest(self, ring: int, slots: Ints) -> None:
-        """Copy a ring's row to a permanent row if the ring's row belongs to `slots[0]`, which has no permanent row."""
+        """Copy a ring's row to permanent rows for `slots` if the row belongs to `slots[0]`, and this slot has none."""
         if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
             self.keep_from(np.array([ring]), slots)
 

@@ -82,7 +82,7 @@ def check_gathered_nbytes(table: Table, nbytes: int) -> None:
 
 
 def check_gathered_rows(table: Table, rows: int) -> None:
-    """Raise CapacityError if rows exceed `max_gather_nbytes`; columns with rows of varying shape are not counted."""
+    """Raise CapacityError if the size of `rows` rows exceeds `max_gather_nbytes`; ragged columns are not counted."""
     if table.max_gather_nbytes is not None:
         stores = [store for _, store in leaves_of(table.columns.tree)]
         first_slot = np.zeros(1, np.intp)
@@ -215,7 +215,7 @@ def nothing_added() -> ColumnNotFoundError:
 
 
 def show_slots(table: Table, name: str, start: int, stop: int) -> Any:
-    """Return the rows of a slot range, as a view if possible, for an attribute of a buffer."""
+    """Return the rows of a slot range, as a view if possible; used for the column attributes of buffers."""
     return _show(table.columns.tree[name], start, stop)
 
 

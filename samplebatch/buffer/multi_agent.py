@@ -41,7 +41,7 @@ _FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated",
 
 
 class Form(NamedTuple):
-    """Flag columns and reward dtype of a policy's batches, which the policy's buffer does not store."""
+    """Properties of a policy's batches that the policy's buffer does not store: flag columns and reward dtype."""
 
     flags: frozenset[str]
     """Flags of the batches."""

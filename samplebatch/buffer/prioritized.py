@@ -36,13 +36,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     alpha
         Priority exponent: 0 for uniform sampling, 1 for probabilities proportional to priorities.
     beta
-        Importance exponent: 0 for equal weights, 1 for full correction.
+        Importance exponent: 0 for equal weights, 1 for full correction of the sampling bias.
     weight_norm
         Whether to divide importance weights by the largest weight of the rows that one call reads, so that weights are
         at most 1.
     stratified
         Whether each of n draws covers one of n equal intervals of the total priority. Rows are then in slot order, and
-        sampling frequencies deviate less from their expectation.
+        sampling frequencies deviate less from their expectation than with independent draws.
     storage
         New folder for the rows; see `ReplayBuffer`.
     **kwargs

@@ -239,7 +239,7 @@ class ReplayBuffer:
         Parameters
         ----------
         batch
-            Values by name; or pass the values as keywords. If `done` is the only flag, it is used as `terminated`.
+            Values by name; or pass keyword arguments instead. If `done` is the only flag, it is used as `terminated`.
         buffer_ids
             k zeros if the values have a leading axis of k successive steps; None for a single step without this axis.
 
@@ -247,7 +247,7 @@ class ReplayBuffer:
         -------
         tuple
             Four arrays of length 1 or k: index of each step; return and length of the episode that the step ended, or
-            0; and index of the first step of its episode. If no episode ended, only the first array is writable.
+            0; and index of the first step of the step's episode. If no episode ended, only the first array is writable.
 
         Raises
         ------
@@ -322,7 +322,7 @@ class ReplayBuffer:
                 raise
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Copy the steps of another buffer, oldest first per ring; return their indices. Raises as `add` does."""
+        """Copy another buffer's steps, oldest first per ring; return the new indices. Raises the errors of `add`."""
         # The locks are held in turn: two threads may copy between the same buffers in both directions.
         with buffer._table.lock:
             slots = views.slots_of(buffer, slice(None))
@@ -339,7 +339,7 @@ class ReplayBuffer:
             return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer; with `keep_statistics`, keep the returns and lengths of running episodes."""
+        """Empty the buffer; with `keep_statistics`, preserve the returns and lengths of running episodes."""
         with self._table.lock:
             self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
 
@@ -872,7 +872,7 @@ class ReplayBuffer:
     # Changes of stored columns
 
     def set_batch(self, batch: Batch | Mapping[str, Any]) -> None:
-        """Overwrite all slots with `maxsize` rows, passed by column name; the set of stored rows does not change.
+        """Overwrite all slots with `maxsize` rows, passed by column name; the number of stored rows does not change.
 
         Raises
         ------
@@ -890,7 +890,7 @@ class ReplayBuffer:
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
         """Set one value per slot, or per entry of `index`, in an existing or new column.
 
-        Other slots of a new column contain the default or, if it is None, the dtype's missing value (NaN, False, None).
+        Other slots of a new column contain `default_value` or, if None, the dtype's missing value (NaN, False, None).
 
         Raises
         ------
@@ -944,7 +944,7 @@ class ReplayBuffer:
             return views.update_rows(self, slots, generation, columns)
 
     def generation_of(self, index: Any) -> Ints:
-        """Return how often each slot in `index` has been overwritten, in the shape of `index`; for `update_rows`."""
+        """Return how often each slot in `index` has been overwritten, in the shape of `index`; see `update_rows`."""
         with self._table.lock:
             return self._table.rings.generation(views.slots_of(self, index))
 
@@ -975,7 +975,7 @@ class ReplayBuffer:
         return buffer
 
     def isnull(self) -> Batch:
-        """Return a mask of the elements that are NaN, NaT or None, for all rows in stored order."""
+        """Return a mask of the elements that are NaN, NaT or None, for all rows in slot order."""
         return nulls(self[: len(self)])  # type: ignore[return-value]
 
     def hasnull(self) -> bool:
@@ -1060,13 +1060,13 @@ class ReplayBuffer:
         return open_buffer(cls, path, verify=verify)
 
     def flush(self) -> None:
-        """Sync a buffer with `storage` to disk; raises StorageError if closed, OSError if the write fails."""
+        """Sync the `storage` folder to disk; raises StorageError if the buffer is closed, OSError if writing fails."""
         if self._journal is not None:
             with self._table.lock:
                 self._journal.flush()
 
     def close(self) -> None:
-        """Flush a buffer with `storage`, write the checksums of all rows, and unlock its folder.
+        """Flush the `storage` folder, write the checksums of all rows, and unlock the folder.
 
         A closed buffer can be read, but not extended. `close` is idempotent, and does nothing without `storage`.
         """

@@ -25,7 +25,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
     A full buffer stores step t with probability `size / t`, replacing a row that is selected uniformly. In contrast, a
     ring buffer always stores the newest steps. Averages over a reservoir's rows therefore estimate averages over the
     entire training, as neural fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without
-    adjacent steps, so frames cannot be stacked, and n-step returns sum only one step.
+    adjacent steps, so frames cannot be stacked, and n-step returns contain only one reward.
 
     Parameters
     ----------
@@ -90,11 +90,11 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis of k steps; the values can also be passed as keywords, as in older
-            versions of Tianshou.
+            Values by name, with a leading axis of k steps; the values can also be passed as keyword arguments, as in
+            older versions of Tianshou.
         buffer_ids
-            Accepted for compatibility with collectors; only the length is used, because the batch must have one row per
-            entry.
+            Accepted for compatibility with collectors; only the number of entries is used, because the batch must have
+            one row per entry.
 
         Returns
         -------

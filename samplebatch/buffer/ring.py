@@ -248,7 +248,7 @@ class Rings:
         return frames, reach
 
     def _offsets_of(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
-        """Return the ring start and offset of each slot, and the ring's size and last written offset."""
+        """Return each slot's ring start and offset in the ring, and the ring's size and last written offset."""
         if self.n == 1:
             return 0, slots, self.size or 1, (self.cursor or self.capacity) - 1
         if self.together:
@@ -554,7 +554,7 @@ class Rings:
         self._unended = starts, *self._no_end
 
     def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Advance all rings by one step if there are several rings; see `advance`.
+        """Advance all of several rings by one step; see `advance`.
 
         If the step ends no episode, all returned arrays except the slots are read-only and shared between steps.
         """
@@ -742,5 +742,5 @@ def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:
-    """Return a later write count at which a cycle of the ring starts, so that no slot's generation repeats."""
+    """Return a write count above `written` at which a cycle of the ring starts, so that no generation repeats."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes

@@ -263,7 +263,7 @@ class Prioritized(Sampler):
     beta: importance exponent of at least 0; 0 for equal importance weights.
     weight_norm: whether to divide importance weights by the largest importance weight.
     stratified: whether each of n draws covers one of n equal intervals of the total priority, which reduces the
-        variance.
+        variance of the sampling frequencies.
 
     largest, smallest: largest and smallest priority that has been set so far, initially 1. A new row receives the
         largest priority.

@@ -99,7 +99,7 @@ def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
 
 
 def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
-    """Return the slots that are `by` steps after the given slots in the same ring, or before if `by` is negative.
+    """Return the slots `by` steps after (if `by` is negative, before) the given slots in the same ring.
 
     Shapes are broadcast. The rings must have rows at the returned slots.
     """

@@ -69,7 +69,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Size of all slots in bytes; for Python objects, only the references count."""
+        """Size of all slots in bytes; for Python objects, only the references are included."""
 
     @abstractmethod
     def fit(self, rows: Any, n: int) -> Any:

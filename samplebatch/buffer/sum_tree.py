@@ -20,7 +20,7 @@ class SumTree:
 
     When a weight changes, each sum above the weight is recomputed from the two child nodes, so rounding errors do not
     accumulate. The tree's array has twice as many entries as the smallest power of two that is at least `size`; the
-    pages of unused slots are not touched. The loops are compiled after the first calls of a process: see
+    pages of unused slots are not touched. The loops are compiled after the first calls in a process; see
     `samplebatch.deferred_kernels`.
 
     size: number of slots; their initial weights are 0.

@@ -218,7 +218,7 @@ class Table:
             self.finals.fit(obs_next, n, single=False)
 
     def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise the errors that `append` (or `add`, if `stored` is false) would raise for n rows, without changes."""
+        """Raise the errors of `append` (of `add`, if `stored` is false) for n rows, without changes to the table."""
         self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
@@ -227,7 +227,8 @@ class Table:
         rows: values by name, as returned by `gather.rows_at`.
         count: number of rows to count as added; `rows` contains the last of these rows, at most one per slot of the
             ring.
-        gaps: rows whose episode continues, although the next row is not their next step, such as the last row.
+        gaps: positions of rows whose episode continues although the following row is not its next step; the last row
+            need not be included.
 
         Returns: slots of the added rows in order, shape (count,).
         """
@@ -268,7 +269,7 @@ class Table:
         return slots
 
     def fill(self, rows: dict[str, Any], start: int, stop: int, *, keep: bool = False) -> None:
-        """Write rows to the slots from `start` to `stop`; the set of stored rows does not change."""
+        """Write rows to the slots from `start` to `stop`; the number of stored rows does not change."""
         n = stop - start
         values, obs_next = self._complete(rows, n, single=False)
         ready = self.columns.fit(values, n, keep=keep and self.journal is None)
@@ -381,7 +382,7 @@ class Table:
     def _complete(
         self, step: Mapping[str, Any], n: int, *, single: bool, stored: bool = False
     ) -> tuple[dict[str, Any], Any]:
-        """Convert rewards and flags, compute `done`, and separate next observations.
+        """Convert rewards and flags, compute `done`, and return the next observations separately.
 
         If `stored` is true, the values were read from a table and already consist of single frames.
         """

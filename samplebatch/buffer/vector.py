@@ -41,9 +41,10 @@ class ReplayBufferManager(ReplayBuffer):
     Raises
     ------
     ColumnMismatchError
-        If the options or columns of two buffers differ; the message contains the difference.
+        If the options or columns of two buffers differ (the message contains the difference), a buffer is repeated, or
+        there are no buffers.
     ColumnTypeError
-        If an element of `buffer_list` is not a separate buffer.
+        If an element of `buffer_list` is not a buffer with one ring.
     StorageError
         If a buffer is stored in a folder.
 
@@ -159,7 +160,7 @@ class ReplayBufferManager(ReplayBuffer):
         ----------
         batch
             Values by name, with a leading axis of one row per buffer, or one row per entry of `buffer_ids`. The values
-            can also be passed as keywords, as in older versions of Tianshou.
+            can also be passed as keyword arguments, as in older versions of Tianshou.
         buffer_ids
             Number of the buffer to which each row is added, shape (k,); None adds one row to every buffer, in order.
             Rows of the same buffer are successive steps.
@@ -241,7 +242,7 @@ class VectorReplayBuffer(ReplayBufferManager):
     Raises
     ------
     ArgumentError
-        If `total_size` is not an integer of at least 0, or `buffer_num` not an integer of at least 1.
+        If `total_size` is not an integer of at least 0, or `buffer_num` is not an integer of at least 1.
 
     Examples
     --------
@@ -287,7 +288,7 @@ class CachedReplayBuffer(ReplayBufferManager):
     main_buffer, cached_buffers
         The main buffer, and an object array of the caches.
     cached_buffer_num
-        The argument.
+        Number of caches.
 
     Raises
     ------
@@ -355,7 +356,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         ----------
         batch
             Values by name, with a leading axis of one row per cache, or one row per entry of `buffer_ids`. The values
-            can also be passed as keywords, as in older versions of Tianshou.
+            can also be passed as keyword arguments, as in older versions of Tianshou.
         buffer_ids
             Number of the cache to which each row is added, where the first cache is 0, shape (k,); None adds one row to
             every cache, in order.

@@ -300,7 +300,7 @@ def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Map
 def neighbours(
     buffer: ReplayBuffer, index: Any, find_within: Callable[..., Ints | None], find: Callable[..., Ints]
 ) -> Any:
-    """Return the indices that `find` returns; `find_within` is a fast path of `find`, which may return None."""
+    """Return the indices that `find` returns; `find_within` is a fast path that may return None."""
     table = buffer._table
     with table.lock:
         has_ends = "done" in table.columns.tree

@@ -274,7 +274,7 @@ class Series:
 
 
 def _sums(before: npt.NDArray[np.float64], rew: npt.NDArray[np.float64], run: Ints) -> npt.NDArray[np.float64]:
-    """Sum the rewards of each run one step at a time, so that sums are rounded as if the steps were added singly."""
+    """Sum the rewards of each run in sequence, so that sums are rounded as if each step were added by its own call."""
     count = len(before)
     runs = np.concatenate([np.arange(count), run])
     values = np.concatenate([before, rew]).reshape(len(runs), -1)
