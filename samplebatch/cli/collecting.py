@@ -40,7 +40,7 @@ AnyBatch = SampleBatch | MultiAgentBatch
 
 
 class Destination(ABC):
-    """Destination of collected fragments; `finish` writes pending fragments and returns all fragments as one batch.
+    """Destination of collected fragments; `finish` writes pending fragments and returns all steps.
 
     - `fragments`: number of added fragments.
     - `env_steps`, `agent_steps`: number of environment steps and of agent steps in these fragments.

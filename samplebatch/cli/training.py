@@ -202,7 +202,7 @@ def write_config(training: Training, folder: Path) -> None:
 
 
 def allow_imports(training: Training, *, allow_pickle: bool = False) -> None:
-    """Allow the run to import modules in the current directory, if its options permit imports."""
+    """Allow the run to import modules from the current directory, if the run's options permit imports."""
     environment = training.environment
     if allow_pickle or (environment is not None and imports_module(environment)):
         # A console script has its own folder on sys.path, not the current directory.

@@ -104,7 +104,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         self.optim = self._create_optimizer(nn.ModuleList([policy, critic]), optim, max_grad_norm)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the state of `Algorithm`, extended by the discounted returns of running episodes."""
+        """Return the state of `Algorithm` and the discounted returns of running episodes."""
         return {**super().get_extra_state(), "discounted_returns": list(self._discounted_returns)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:

@@ -178,7 +178,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             optimizer.requires_finite = not allow
 
     def train(self, mode: bool = True) -> Self:
-        """Set torch's training mode; an update uses training and evaluation mode.
+        """Set torch's training mode; updates set training or evaluation mode themselves.
 
         Raises
         ------
@@ -209,7 +209,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._lagged_networks[-1]
 
     def _update_lagged_network_weights(self, tau: float = 1.0) -> None:
-        """Update all lagged networks from their sources: copies if `tau` is 1, otherwise Polyak averages."""
+        """Update all lagged networks from their sources; see `LaggedNetwork.follow`."""
         follow(self._lagged_networks, tau)
 
     # For subclasses: stages of an update

@@ -339,7 +339,7 @@ class ContinuousCritic(VectorOutput):
     ----------
     preprocess_net
         Network that returns features of width `output_dim`. The network's input is the concatenation of observations
-        and actions, as for a `Net` with `concat`; for V(s), the input is the observations.
+        and actions, as for a `Net` that is created with `concat=True`; for V(s), the input is the observations.
     hidden_sizes, linear_layer
         See `MLP`.
     flatten_input

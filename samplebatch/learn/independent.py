@@ -309,7 +309,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
             If there are steps of a policy without an algorithm.
         ArgumentError
             As in `OffPolicyAlgorithm.update`; if `buffer` is not a multi-agent buffer or batch; or if steps of a
-            `ReplayBuffer` have no `obs.agent_id`, or the number of rewards differs from the number of agents.
+            `ReplayBuffer` have no `obs.agent_id`, or the number of rewards per step differs from the number of agents.
         """
         if isinstance(buffer, ReplayBuffer):
             samples = {policy_id: self._sample_turns(buffer, sample_size, policy_id) for policy_id in self._labels}
@@ -421,7 +421,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
             If there are steps of a policy without an algorithm.
         ArgumentError
             If `buffer` is not a multi-agent buffer or batch; or if steps of a `ReplayBuffer` have no `obs.agent_id`, or
-            the number of rewards differs from the number of agents.
+            the number of rewards per step differs from the number of agents.
         """
         if isinstance(buffer, ReplayBuffer):
             require_steps(len(buffer))

@@ -49,10 +49,10 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
         Network from observations to V(s), shape (n, 1), such as a `ValueCritic`, and its optimizer factory. By default,
         the factory is `critic_optim`.
     expectile
-        :math:`\tau`, above 0 and below 1: at 0.5, V evaluates the behaviour policy; near 1, it approaches the value
-        of the best action in the data.
+        :math:`\tau`, above 0 and below 1: at 0.5, V evaluates the behaviour policy; near 1, V approaches the value of
+        the best action in the data.
     temperature
-        :math:`\beta`, at least 0: 0 is behaviour cloning.
+        :math:`\beta`, at least 0; 0 corresponds to behaviour cloning.
     max_weight
         :math:`w_{max}`, the maximum weight of an action.
 

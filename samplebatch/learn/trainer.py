@@ -276,7 +276,7 @@ class OfflineTrainerParams(TrainerParams):
 
 
 def require_finite_losses(metrics: Mapping[str, float]) -> None:
-    """Validate the metrics of an update whose names contain `loss`.
+    """Require finite values of all metrics whose names contain `loss`.
 
     Raises NonFiniteLossError if a loss is NaN or infinite.
 
@@ -837,7 +837,7 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
 class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
     """Trainer for on-policy algorithms; clears the buffer after each update.
 
-    Algorithms require the attributes `policy` and `update(buffer=, batch_size=, repeat=)`.
+    The algorithm must have the attributes `policy` and `update(buffer=, batch_size=, repeat=)`.
 
     Raises
     ------
@@ -870,7 +870,8 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
 class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
     """Trainer that alternates between collecting steps into a replay buffer and learning from samples of the buffer.
 
-    Algorithms require the attributes `policy` and `update(buffer=, sample_size=)`, which performs one gradient step.
+    The algorithm must have the attributes `policy` and `update(buffer=, sample_size=)`; `update` performs one gradient
+    step.
     """
 
     _params_type = OffPolicyTrainerParams
@@ -893,8 +894,8 @@ class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
 class OfflineTrainer(Trainer[OfflineTrainerParams]):
     """Trainer that learns from samples of existing data and collects no steps.
 
-    Algorithms require the attributes `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, which
-    performs one gradient step.
+    The algorithm must have the attributes `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`;
+    `update` performs one gradient step.
 
     Raises
     ------

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(Exception):
-    """Exception for a worker that has failed, died or hung, raised after the worker's last message.
+    """Exception that reports a failed, dead or hung worker; raised after the worker's last message.
 
     - `how`: how the worker ended.
     - `why`: reason that the worker reported; empty if it reported none.
@@ -220,7 +220,7 @@ class Worker(ABC):
 
 
 class Weights(ABC):
-    """Store of a run's newest published weights, from which workers load them."""
+    """Store from which workers load the newest published weights of a run."""
 
     @property
     @abstractmethod

@@ -134,7 +134,7 @@ class WorkerPool:
     ) -> Iterator[tuple[Worker, Collected]]:
         """Yield each fragment with its worker on arrival, until all requests are complete or a stop is requested.
 
-        A worker that completes its request immediately receives the result of `next_request`, unless the result is
+        When a worker completes its request, the result of `next_request` is sent to the worker, unless the result is
         None.
         """
         self._come_back()

@@ -50,7 +50,7 @@ class WorkerSpec:
 
     - `index`: index of the worker, counted from 0.
     - `envs`: ids or functions that create the worker's environments.
-    - `policy`: function that creates the policy, or a mapping from policy ids to policies.
+    - `policy`: function that creates the policy or, with several agents, a mapping from policy ids to policies.
     - `num_envs`: number of environments; their `env_id` starts at `index * num_envs`.
     - `policy_mapping`, `exploration_noise`, `map_action`, `hooks`, `infos`: arguments of `RolloutWorkers`.
     - `seed`: seed of the run, or a derived seed if the worker is a replacement.
@@ -150,7 +150,7 @@ _COUNTED = frozenset(
 
 
 class Task(ABC):
-    """Base class of worker tasks: for each request, a policy collects one fragment at a time in environments.
+    """Base class of worker tasks, which collect the fragments of a request one at a time.
 
     - `episodes`: statistics of unfinished episodes, accumulated over fragments.
     """

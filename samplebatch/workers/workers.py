@@ -72,13 +72,13 @@ class RolloutWorkers(collector.Uncopied):
     last of these arrays has been deleted. If existing fragments occupy half of a worker's memory, further fragments are
     copied to private memory, so that fragments never block a worker.
 
-    A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total. The replacement collects the
-    missing steps in environments with the same ids. A fragment that a failed worker did not send completely is
-    discarded (see `worker_stats`). If a worker fails after `max_restarts` replacements, `fragments` yields every
-    complete fragment that was sent, then raises `WorkerError`. If a worker fails after `max_restarts` replacements
-    during `collect`, `collect` raises `WorkerError` immediately, and the next call of `fragments` yields the fragments
-    that `collect` had received. Workers ignore Ctrl-C, which the parent handles, and exit when the parent process exits
-    for any reason.
+    A worker that raises an exception, dies or hangs is replaced; at most `max_restarts` workers are replaced in total.
+    The replacement collects the missing steps in environments with the same ids. A fragment that a failed worker did
+    not send completely is discarded (see `worker_stats`). If a worker fails after `max_restarts` replacements,
+    `fragments` yields every complete fragment that was sent, then raises `WorkerError`. If a worker fails after
+    `max_restarts` replacements during `collect`, `collect` raises `WorkerError` immediately, and the next call of
+    `fragments` yields the fragments that `collect` had received. Workers ignore Ctrl-C, which the parent handles, and
+    exit when the parent process exits for any reason.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class RolloutWorkers(collector.Uncopied):
         Start method of the worker processes: `"spawn"`, `"forkserver"` or `"fork"`. Not used with Ray.
     stall_timeout_s
         Time in seconds without a step or fragment after which a worker is considered hung. Time during which no caller
-        waits for fragments does not count towards this limit. Startup and the first fragment are always allowed at
+        waits for fragments does not count towards this limit. For startup and for the first fragment, the limit is at
         least one minute.
     max_restarts
         Maximum number of replaced workers in total.
@@ -528,7 +528,7 @@ class RolloutWorkers(collector.Uncopied):
     def _receive(
         self, count: StepCount | None = None, next_request: Callable[[Worker], Request | None] | None = None
     ) -> Iterator[tuple[int, Fragment]]:
-        """Yield the worker index and fragment of each received fragment; stop all workers on a failure."""
+        """Yield pairs of worker index and received fragment; stop all workers on a failure."""
         pool = self._pool
         if pool is None:
             return
@@ -850,7 +850,7 @@ class BufferWriter:
 
 
 class Rollouts:
-    """Source of steps for trainers that wraps a collector, which acts with the learner's policy object.
+    """Adapter that provides a collector's steps to trainers; the collector acts with the learner's policy object.
 
     - `buffer`: buffer to which steps are written; None for a test collector.
     """
@@ -886,7 +886,7 @@ class Rollouts:
 
 
 class WorkerRollouts(Rollouts):
-    """Source of steps for trainers that wraps workers, which load the newest weights before they collect.
+    """Adapter that provides the steps of workers to trainers; workers load the newest weights before they collect.
 
     - `workers`: started workers with a buffer. If `is_asynchronous` is true, any object with the methods `publish` and
       `receive`, such as `RemoteActors`.
