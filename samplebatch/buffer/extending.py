@@ -203,7 +203,7 @@ def _check_ids(columns: Mapping[str, Any], count: int) -> None:
 
 
 def row_ids(columns: Mapping[str, Any], name: str, count: int) -> npt.NDArray[Any]:
-    """Return the ids in a column of n rows, shape (n,), which are numbers, strings, or objects of one type."""
+    """Return the ids in a column of n rows, shape (n,); the ids are numbers, strings or sortable objects."""
     ids = np.asarray(columns[name])
     if ids.shape != (count,) or (ids.dtype.kind == "O" and not _can_sort(ids)):
         raise ColumnTypeError(f"column {name!r} must have one sortable id per row, got {_form(ids)}")

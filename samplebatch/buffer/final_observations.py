@@ -46,14 +46,14 @@ class FinalObservations:
         self._lay_out(Columns(rings + _SPARE, stores.for_final_observations()))
 
     def _lay_out(self, columns: Columns, owners: npt.NDArray[np.int64] | None = None) -> None:
-        """Use the given columns and, if passed, the given row owners, without a copy."""
+        """Store final observations in the given columns; copy the given row owners, if any."""
         store = columns.stores.make(OWNER, np.zeros(0, np.int64), columns.slots)
         if owners is not None:
             store.write(slice(0, len(owners)), store.fit(owners, len(owners)))
         self.adopt(columns, store.values)
 
     def adopt(self, columns: Columns, owners: npt.NDArray[np.int64]) -> None:
-        """Use the given columns and array of row owners, without a copy."""
+        """Store final observations in the given columns, and row owners in the given array, without a copy."""
         self.columns = columns
         self._moved()
         # Slot plus one, so that zeros of new memory mean no owner.

@@ -56,7 +56,7 @@ def relabel(
     rows: rows that were read from the slots; the rows are modified in place and returned.
     goals, chosen: new goals, shape (k, ...), and the positions of the rows to relabel, shape (k,).
     compute_reward_fn: function that computes the rewards of steps from achieved and desired goals.
-    n_step, gamma: arguments of `sample`; not None if the rows have `returns`, which are recomputed.
+    n_step, gamma: arguments of `sample`; if `n_step` is not None, the `returns` of the rows are recomputed.
     stack: number of stacked frames of observations.
 
     Raises ColumnLengthError if `compute_reward_fn` does not return one reward per goal. Raises ColumnMismatchError if

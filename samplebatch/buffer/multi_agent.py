@@ -131,9 +131,9 @@ class MultiAgentReplayBuffer:
     """Replay buffer of several agents, with one `ReplayBuffer` per policy, for `MultiAgentBatch`es.
 
     Rows of one agent in one episode are contiguous and in time order, as n-step targets, stacked frames and sequences
-    require. The columns `eps_id` and `agent_index` identify the agent of a row, and `t` identifies the step. If later
-    rows cannot be matched to the last step of a fragment, the buffers treat this step as truncated. Sampled rows
-    contain the flags of the added batches.
+    require. The columns `eps_id` and `agent_index` identify the episode and the agent of a row, and `t` identifies the
+    step. If later rows cannot be matched to the last step of a fragment, the buffers treat this step as truncated.
+    Sampled rows contain the flags of the added batches.
 
     Parameters
     ----------

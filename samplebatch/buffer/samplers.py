@@ -128,7 +128,7 @@ class Sampler(ABC):
         """Sample `count` slots that have rows, from one ring or from all rings."""
 
     def on_add(self, slots: Ints) -> None:
-        """Handle rows written to slots."""
+        """Update the sampler's state for rows that have been written to slots."""
         return None
 
     def on_remove(self, slots: Ints) -> None:

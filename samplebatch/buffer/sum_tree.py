@@ -74,7 +74,8 @@ class SumTree:
         """Set weights of slots.
 
         slots: numbers of slots, integers in [0, size), shape (n,).
-        weights: shape (n,), or one weight for all. For duplicate slots, the last weight wins.
+        weights: weights of the slots, shape (n,), or one weight for all slots. For duplicate slots, the last weight
+            wins.
 
         Raises ColumnLengthError if the number of weights differs from the number of slots. Raises PriorityError if a
         weight is negative, NaN, infinite, or large enough for a sum to overflow. Raises RowIndexError if a slot is

@@ -95,7 +95,7 @@ class Listener(Protocol):
     """Observer of added and removed rows, such as a sampler."""
 
     def on_add(self, slots: Ints) -> None:
-        """Handle rows written to slots."""
+        """Update the observer's state for rows that have been written to slots."""
 
     def on_remove(self, slots: Ints) -> None:
         """Update the observer's state for slots that no longer have rows."""

@@ -95,7 +95,7 @@ class CompressedColumn(Column):
         column
             The rows, shape (n, ...).
         rows_per_block
-            Number of rows per block; None for about 64 KB per block, at least one row.
+            Number of rows per block; None for as many rows as fit into about 64 KB, but at least one row.
         bulk
             Whether to create a single block. Reading all rows is then fastest, but reading any row decompresses the
             block. Columns above 1 GiB are split into blocks of at most 1 GiB.
@@ -239,7 +239,7 @@ class CompressedColumn(Column):
     def concat(cls, columns: Sequence[CompressedColumn], name: str) -> Column:
         """Concatenate the block lists of columns; columns of different dtypes are decompressed first.
 
-        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly.
+        Raises ColumnMismatchError if row shapes differ, or no column's dtype represents all other dtypes exactly.
         """
         first = columns[0]
         if any(column.item != first.item or column._row_shape != first._row_shape for column in columns):

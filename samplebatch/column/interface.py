@@ -98,7 +98,7 @@ class Column(ABC):
     def concat(cls, columns: Sequence[Any], name: str) -> Column:
         """Concatenate columns of this class, with one copy.
 
-        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly.
+        Raises ColumnMismatchError if row shapes differ, or no column's dtype represents all other dtypes exactly.
         """
 
     @abstractmethod

@@ -63,8 +63,8 @@ class RaggedColumn(RaggedRows):
     def from_rows(cls, rows: Sequence[Any], name: str = "rows", dtype: npt.DTypeLike | None = None) -> RaggedColumn:
         """Copy rows into one ragged column, even if the rows have equal shapes.
 
-        Raises ColumnTypeError if a row is not a numeric array, rows differ in their number of dimensions, or no dtype
-        of a row represents all others exactly. Raises ColumnMismatchError if the declared dtype cannot represent the
+        Raises ColumnTypeError if a row is not a numeric array, rows differ in their number of dimensions, or no row's
+        dtype represents all other rows exactly. Raises ColumnMismatchError if the declared dtype cannot represent the
         rows exactly.
 
         Parameters
@@ -75,8 +75,8 @@ class RaggedColumn(RaggedRows):
         name
             The column's name, for errors.
         dtype
-            Dtype of the elements; default: the dtype of a row that represents all others exactly, float64 for empty
-            lists.
+            Dtype of the elements; by default, the dtype that represents all rows exactly, or float64 if all rows are
+            empty lists.
 
         Examples
         --------
@@ -273,7 +273,7 @@ def _row_arrays(
     """Convert rows to arrays, and determine the dtype that represents all rows exactly.
 
     Raises ColumnTypeError if a row is not an array of at least one dimension, rows differ in their number of
-    dimensions, or no dtype of a row represents all others.
+    dimensions, or no row's dtype represents all other rows exactly.
 
     rows: arrays, or nested lists of numbers. An empty list is compatible with any dtype. declared: the requested dtype.
     Lists of numbers are rounded to float dtypes.

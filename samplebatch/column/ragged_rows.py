@@ -38,13 +38,13 @@ def _unary(function: Callable[[Any], Any]) -> Any:
 class RaggedRows(VaryingRows):
     """Rows of varying length with sequence operations: padding, masks, reductions, arithmetic, slicing.
 
-    Operators and comparisons apply elementwise. An operand of arithmetic is a ragged column with equal row lengths, an
-    array with one value per row, or a number. Results are new columns. NumPy's elementwise functions accept columns of
-    arrays; `map` applies any other function.
+    Operators and comparisons apply elementwise. An operand of arithmetic is a ragged column with the row lengths of
+    this column, an array with one value per row, or a number. Results are new columns. NumPy's elementwise functions
+    accept columns of arrays; `map` applies any other function.
 
     Reductions return an array or a tensor with one value per row, shape (n,). Reductions include all elements of a row,
-    regardless of its number of dimensions. The argument `mask`, a ragged column of flags, restricts reductions to the
-    marked elements.
+    regardless of the row's number of dimensions. The argument `mask`, a ragged column of flags, restricts reductions to
+    the marked elements.
 
     Examples
     --------
@@ -242,7 +242,7 @@ class RaggedRows(VaryingRows):
         initial
             Result for rows without elements.
         mask
-            Flags of the elements to include.
+            Ragged column of flags that marks the elements to include.
         """
         return ragged_math.reduce("min", self._where(mask), initial)
 
@@ -466,7 +466,7 @@ class RaggedRows(VaryingRows):
         return self._part(np.zeros_like(cuts), cuts), self._part(cuts, lengths - cuts)
 
     def truncate(self, length: Any, side: Side = "right") -> Self:
-        """Truncate rows to a maximum length on one side; returns the column itself if no row is longer.
+        """Truncate rows to a maximum length on one side; returns the column itself if no row exceeds `length`.
 
         Raises ArgumentError if a length is negative, or `side` is invalid.
 

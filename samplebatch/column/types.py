@@ -242,7 +242,7 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
 
 
 def common_dtype(dtypes: list[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """Return the dtype that represents all others exactly; None if no dtype does."""
+    """Return the element of `dtypes` that represents all other elements exactly; None if there is none."""
     distinct = list(dict.fromkeys(dtypes))
     for wide in distinct:
         if all(holds(wide, narrow) for narrow in distinct):

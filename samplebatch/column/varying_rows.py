@@ -305,8 +305,8 @@ class VaryingRows(Column):
         """Concatenate columns of this class, with one copy.
 
         Columns without elements do not affect the dtype, and columns without rows do not affect the number of
-        dimensions. Raises ColumnMismatchError if rows differ in their number of dimensions, or no dtype represents all
-        others exactly.
+        dimensions. Raises ColumnMismatchError if rows differ in their number of dimensions, or no column's dtype
+        represents all other dtypes exactly.
         """
         columns = [column for column in columns if len(column)] or columns[:1]
         ndims = {column.ndim for column in columns}
