@@ -80,7 +80,8 @@ class PPO(ActorCriticOnPolicyAlgorithm):
     vf_coef, ent_coef
         Weights of the critic's loss and of the entropy in the loss.
     target_kl
-        An update stops early if the statistic `approx_kl` exceeds 1.5 times this value; None for no early stopping.
+        An update stops before the first minibatch whose estimated KL divergence exceeds 1.5 times this value; None for
+        no early stopping.
     compile
         Whether networks and loss are compiled with `torch.compile`, which requires a C++ compiler. Results agree within
         rounding. Each process compiles in its first update and, if minibatches differ in size, a second time; a

@@ -400,7 +400,7 @@ class TrainingCounters:
         vars(self).update(state)
 
     def info(self, train_step: int) -> InfoStats:
-        """Summarize the training run so far, with `train_step` environment steps of training."""
+        """Summarize the training run so far; `train_step` is the number of environment steps of training."""
         train_s = self.total_s - self.test_s
         return InfoStats(
             update_step=self.update_step,

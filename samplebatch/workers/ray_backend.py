@@ -121,8 +121,8 @@ class RayCollector:
 
         - `number`: number of the request; after the last fragment of the request, the reply is of kind `end`.
         - `request`: pickled request in the first call for a request; None in later calls.
-        - `version`, `weights`: version of the newest weights, and a list with their object reference. The list is empty
-          if the reference has already been sent.
+        - `version`, `weights`: version of the newest weights, and a list with the object reference of these weights.
+          The list is empty if the reference has already been sent.
         """
         if self._failure is None:
             try:
@@ -203,7 +203,7 @@ class RayCollector:
 
 
 class _NewestWeights:
-    """Newest weights that an actor has received, which are fetched from the object store when the policy loads them."""
+    """Reference to the newest weights in the object store; `latest` fetches the weights when the policy loads them."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -218,7 +218,7 @@ class _NewestWeights:
 
 
 class _Stop(BaseException):
-    """Exception in an environment step if the current fragment is no longer requested."""
+    """Exception that an environment step raises if the current fragment is no longer requested."""
 
 
 def read_weights(ray: Any, version: int, reference: Any) -> Publication:
@@ -720,7 +720,7 @@ def check_tokens(address: str) -> None:
 
 
 def _has_tokens(address: str) -> bool | None:
-    """Read from the local raylet's environment whether a cluster uses tokens; None if it cannot be read."""
+    """Read from the local raylet's environment whether a cluster uses tokens; None if reading fails."""
     address_option = f"--gcs-address={address}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
