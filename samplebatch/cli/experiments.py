@@ -337,7 +337,7 @@ def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, Lea
 def align_curves(curves: Sequence[LearningCurve]) -> tuple[npt.NDArray[np.int64], Floats]:
     """Return common steps for all curves, shape (n,), and the values at these steps, shape (curves, n).
 
-    Curves with different steps are interpolated linearly, within the range that is common to all curves.
+    Curves whose steps differ from each other are interpolated linearly, within the range common to all curves.
 
     >>> short = LearningCurve("env_step", np.array([0, 10]), np.array([0.0, 1.0]))
     >>> long = LearningCurve("env_step", np.array([5, 15]), np.array([2.0, 4.0]))

@@ -112,7 +112,7 @@ def _with_arrays(manifest: Any) -> Manifest:
 
 
 class _ErrorRecordingFile:
-    """File that stores its first write error, because `torch.save` replaces the error with a different one."""
+    """File that stores its first write error, because `torch.save` replaces a write error with its own error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -185,7 +185,8 @@ class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     Raises
     ------
     ArgumentError
-        If an argument is out of range, or, at the first update, the network has a different number of quantiles.
+        If an argument is out of range, or, at the first update, the network's number of quantiles is not
+        `num_quantiles`.
     """
 
     _policy_class = QRDQNPolicy

@@ -78,7 +78,7 @@ class JointActions:
         Raises
         ------
         PolicySpecError
-            If the network has a different number of outputs.
+            If the number of the network's outputs differs from `output_dim`.
         """
         if output.shape[-1] != self.output_dim:
             raise PolicySpecError(

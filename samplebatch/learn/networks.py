@@ -65,7 +65,7 @@ def first_parameter(module: nn.Module) -> torch.Tensor | None:
 
 
 def tensors_of(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the distinct parameters and buffers of a module, in the same order for each copy of the module.
+    """Return the distinct parameters and buffers of a module; the order is equal for all copies of the module.
 
     >>> parameters, buffers = tensors_of(nn.BatchNorm1d(2))
     >>> len(parameters), len(buffers)

@@ -114,7 +114,7 @@ class RunningMeanStd(nn.Module):
         Raises
         ------
         ArgumentError
-            If the other statistics have rows of a different shape, or the variance overflows.
+            If the shape of rows in the other statistics differs from `shape`, or the variance overflows.
         """
         if other.shape != self.shape:
             raise ArgumentError(f"running statistics must have shape {self.shape}, got {other.shape}")

@@ -754,7 +754,7 @@ class Trainer(ABC, Generic[ParamsT]):
         Raises
         ------
         ArgumentError
-            If the state belongs to a trainer of another class.
+            If the state was saved by a trainer of a class other than this trainer's class.
         UntrustedPickleError
             If the state contains environments, and `allow_pickle` is false.
         """

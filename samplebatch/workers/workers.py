@@ -484,8 +484,8 @@ class RolloutWorkers(collector.Uncopied):
             `n_step` and `n_episode`, workers continue until they are stopped.
         fragment_length
             Number of environment steps per fragment, in total over the environments of a worker; the last fragment of a
-            worker may contain fewer. With `n_episode` and several agents, a fragment contains one complete episode per
-            environment.
+            worker may contain fewer steps. With `n_episode` and several agents, a fragment contains one complete
+            episode per environment.
 
         Raises
         ------
