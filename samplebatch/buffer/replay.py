@@ -377,7 +377,7 @@ class ReplayBuffer:
         device
             Device of tensors; None for arrays. Ragged rows become an array of tensors; other objects are unchanged.
         floats
-            Torch or NumPy dtype of floating-point columns, or its name; None keeps each dtype.
+            Torch or NumPy dtype of floating-point columns, or its name; None preserves each dtype.
 
         Returns
         -------

@@ -43,8 +43,8 @@ class Episodes(NamedTuple):
 def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
     """Return the episodes of one ring or of all rings.
 
-    If rows of a ring have been overwritten, the ring's oldest episode counts as incomplete, because its first steps may
-    be missing.
+    If rows of a ring have been overwritten, the ring's oldest episode is treated as incomplete, because the episode's
+    first steps may be missing.
 
     >>> rings, done = Rings([5]), np.array([False, False, True, False, True])
     >>> for end in (False, True, True, False, True, False, False, True):

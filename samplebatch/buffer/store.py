@@ -265,7 +265,7 @@ class DenseStore(ArrayStore):
 
 
 class TorchStore(DenseStore):
-    """Store of torch tensors of equal shape, in a host array with the same element size.
+    """Store of torch tensors of equal shape, in a host array of equal element size.
 
     >>> import torch
     >>> store = TorchStore("policy.hidden_state", np.zeros((4, 2), np.float32), torch.float32)

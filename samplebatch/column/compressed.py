@@ -44,7 +44,7 @@ class CompressedColumn(Column):
     blocks
         Compressed blocks in order.
     rows, skips
-        Number of rows in each block, and number of rows at its start that do not belong to this column.
+        Number of rows in each block, and number of rows at the block's start that do not belong to this column.
     bounds
         Start of each block's rows in this column, and the column's length.
     dtype, row_shape

@@ -4,9 +4,9 @@ A column is `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedC
 `TextColumn` (strings or bytes), `ObjectColumn` (Python objects) or `CompressedColumn` (LZ4 blocks of a tensor column).
 `TorchColumn` and `RaggedTorchColumn` store rows of equal and of varying shape in a torch tensor.
 
-Length and dtype of a column are fixed; its memory is writable through views, except for text and compressed rows.
-`slice` returns a view; `take`, `copy`, `concat` and `spread` return copies. Callers must ensure that indices are in
-`[0, n)`, and that `start` is at most `stop`.
+Length and dtype of a column are fixed. Values can be overwritten through views, except in text, compressed rows and
+read-only memory. `slice` returns a view; `take`, `copy`, `concat` and `spread` return copies. Callers must ensure that
+indices are in `[0, n)`, and that `start` is at most `stop`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Size of the rows in bytes; Python objects count with their shallow size."""
+        """Size of the rows in bytes; for Python objects, the shallow sizes are included."""
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> Column:
@@ -162,7 +162,8 @@ def resolve(key: Any, n: int) -> Resolved:
     Raises RowIndexError if a row is outside [-n, n), or the key has another type; the message contains the first
     invalid row.
 
-    key: an integer, a slice, a sequence of integers, or a boolean mask of shape (n,). Negative rows count from the end.
+    key: an integer, a slice, a sequence of integers, or a boolean mask of shape (n,). Negative row numbers count from
+        the end.
 
     >>> resolve(-1, 4), resolve(slice(1, None), 4), resolve(slice(None, None, -2), 4)
     (3, (1, 4), array([3, 1]))

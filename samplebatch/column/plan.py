@@ -128,7 +128,7 @@ class Plan:
     def read(self, rows: pa.RecordBatch) -> Arrays | None:
         """View the columns of a record batch; None if the schema or the layout of the batch differs from the plan.
 
-        Misaligned arrays are copied; the others are read-only views.
+        Misaligned arrays are copied; the other arrays are read-only views.
         """
         count = rows.num_rows
         if not (count and self._has_bytes and rows.schema.equals(self.schema, check_metadata=True)):
@@ -271,7 +271,7 @@ class StreamLayout:
         copy_all(targets, list(columns.values()), self.nbytes)
 
     def _write_beside(self, out: Bytes) -> None:
-        """Write all bytes of a stream that are not in its columns to memory, shape (nbytes,)."""
+        """Write to memory, shape (nbytes,), all bytes of a stream that are outside its columns."""
         view = out.data
         if self._blank is not None:
             view[:] = self._blank
@@ -314,7 +314,7 @@ def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> lis
 def head_of(stream: Bytes) -> bytes | None:
     """Return the first two messages of a stream, without the buffers of the second; None if a message is missing.
 
-    The first message is the schema, and the second one the record batch.
+    The first message is the schema, and the second message is the record batch.
 
     >>> head_of(np.zeros(8, np.uint8)) is None
     True

@@ -203,7 +203,7 @@ class TextColumn(Column):
 
     @staticmethod
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
-        """Return whether an Arrow type is a string or bytes type, or a list of these that `encode` creates.
+        """Return whether an Arrow type is a string or bytes type, or a list type of strings or bytes, as in `encode`.
 
         >>> TextColumn.reads(pa.string(), {}), TextColumn.reads(pa.list_(pa.string()), {})
         (True, False)

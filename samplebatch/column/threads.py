@@ -75,7 +75,7 @@ _usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 
 
 def _forget_helper() -> None:
-    """Replace the helper in a forked child, where its thread does not exist."""
+    """Replace the helper in a forked child, because the child does not inherit the helper's thread."""
     global _helper
     _helper = _Helper()
 

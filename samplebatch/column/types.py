@@ -125,7 +125,7 @@ _PLAIN_NAME = re.compile(r"(?![|<>=]?a\d*$)[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ
 
 @lru_cache(maxsize=256)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of an untrusted name; raises ColumnTypeError if it is not a dtype of tensor columns."""
+    """Return the dtype that an untrusted name specifies; raises ColumnTypeError if tensor columns do not support it."""
     # NumPy crashes if a number in a date's unit is zero.
     if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
         raise ColumnTypeError(f"a dtype must be one that columns support, got the name {name!r}")
@@ -221,7 +221,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
 
 
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
-    """Return whether the wide dtype represents every value of the narrow one exactly.
+    """Return whether the wide dtype represents every value of the narrow dtype exactly.
 
     The rule is stricter than NumPy's "safe" casting, which permits casts from 64-bit integers to float64, and casts of
     dates that can overflow.

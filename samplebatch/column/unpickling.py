@@ -18,8 +18,8 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
 
     Raises UntrustedPickleError if `allow_pickle` is false. Raises FormatError if a pickle is invalid.
 
-    pickles: one pickle per object. Permission is required even for an empty iterable, and pickles are not inspected
-        without it.
+    pickles: one pickle per object. Permission is required even for an empty iterable; without permission, pickles are
+        not inspected.
     subject: column or file that contains the pickles, for errors.
     allow_pickle: whether to unpickle, which can execute code of the writer.
 
