@@ -113,6 +113,7 @@ def test_equality_compares_type_and_dtype() -> None:
     assert Batch(a=[1]) != Batch(a=torch.tensor([1]))
     assert Batch(a=[1]) != {"a": np.array([1])}
     assert Batch(a=np.zeros(2, "f4")) != Batch(a=np.zeros(2))
+    assert Batch(a=np.zeros(2)) != Batch(a=np.zeros(2, "f4"))
     assert Batch(a=np.zeros(2)) != Batch(a=np.zeros((2, 1)))
     assert Batch(a=torch.zeros(2)) != Batch(a=torch.zeros(2).double())
     assert Batch(a=[np.nan]) != Batch(a=[np.nan])
