@@ -281,7 +281,7 @@ def _plain(bound: npt.NDArray[Any]) -> Any:
 
 
 def _read_bound(plain: Any, dtype: np.dtype[Any], infinity: float) -> npt.NDArray[Any]:
-    """Read a bound that `_plain` wrote; raises ValueError or TypeError."""
+    """Convert a bound from the form of `_plain` to an array; raises ValueError or TypeError if the form is invalid."""
     shape: list[int] = []
     inner = plain
     while isinstance(inner, list):

@@ -181,7 +181,7 @@ _SINGLE = _Weight(1, 0)
 
 
 def _check(data: bytes) -> None:
-    """Simulate the opcodes of a pickle on a stack of weights and reject unsupported ones."""
+    """Reject unsupported opcodes; simulate a pickle's opcodes on a stack that contains the size and depth of values."""
     stack: list[_Weight | None] = []
     memo: dict[int, _Weight | None] = {}
     hashed = 0

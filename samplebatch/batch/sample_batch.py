@@ -266,7 +266,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return column
 
     def _all(self) -> dict[str, Column]:
-        """Slice all remaining columns and return the columns by dotted name, read-only."""
+        """Slice all columns not sliced yet; return all columns by dotted name, in a dict that must not be modified."""
         window = self._window
         if window is not None:
             cut, flags = self._columns, self._flags

@@ -336,7 +336,10 @@ def view_whole(batch: B, start: int, stop: int) -> B:
 
 
 def view_exact(batch: B, start: int, stop: int, first: int | None = None, last: int | None = None) -> B:
-    """View the steps from `start` to `stop` without padding; `first` and `last` are their sequences, if known."""
+    """View the steps from `start` to `stop` without padding.
+
+    `first` and `last` are the range of the steps' sequences, `last` excluded; None if the range is unknown.
+    """
     refuse_time_major(batch, "slicing")
     batch = unpadded(batch)
     part, lengths = cut(batch._lengths(), start, stop)

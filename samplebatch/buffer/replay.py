@@ -605,7 +605,7 @@ class ReplayBuffer:
     def get_sequences(
         self, index: Any, length: int, *, burn_in: int = 0, per_sequence: str | Iterable[str] = ()
     ) -> Sample[Batch, Ints]:
-        """Return the sequences that start with given steps; no sequence crosses an episode end or the write cursor.
+        """Return one sequence per given step; no sequence crosses an episode end or the write cursor.
 
         A sequence consists of up to `burn_in` earlier steps, the given step and later steps, at most `length` in total.
         Shorter sequences are padded at the end with zeros or, in object columns, with None.

@@ -1,4 +1,4 @@
-"""Adapters of Gymnasium environments, lists, and vector environments of Gymnasium, EnvPool and Tianshou.
+"""Adapters of lists of Gymnasium environments, and of vector environments of Gymnasium, EnvPool and Tianshou.
 
 Gymnasium's vector environments have three autoreset modes. The adapters convert all modes to the same step results:
 each row is either a transition or an autoreset step, and contains its outcome and the observation for the next action.
@@ -503,8 +503,8 @@ def is_plain_sync(env: Any) -> bool:
 class SyncEnvironments(EnvironmentList):
     """Environments of a plain `SyncVectorEnv`, stepped individually and reset at the end of their episodes.
 
-    Step results are the same as with the autoreset modes same-step and disabled. The vector environment itself is not
-    stepped and must be reset before it is used directly again.
+    The adapter is used for vector environments with autoreset mode same-step or disabled. The vector environment itself
+    is not stepped and must be reset before it is used directly again.
 
     - `env`: the vector environment.
     """

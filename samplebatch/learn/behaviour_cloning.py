@@ -87,7 +87,7 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
 class OffPolicyImitationLearning(OffPolicyAlgorithm[ImitationPolicy]):
     """Online behaviour cloning of the policy that collects the steps, for discrete and continuous actions.
 
-    The trainer's collector runs the policy to imitate.
+    The trainer's collector must run the expert policy that is imitated.
 
     Parameters
     ----------

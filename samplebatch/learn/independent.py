@@ -46,8 +46,8 @@ _AGENT = "agent_id"
 class MultiAgentPolicy(Mapping[PolicyID, Policy]):
     """Policies by id, for collectors and workers with several agents; trainers use the policies as one policy.
 
-    A call with a batch whose observations have `agent_id` returns the actions of agents that take turns: `act` for each
-    row, from the policy with that id.
+    For agents that take turns, the observations of a batch contain `agent_id`. A call with such a batch returns `act`
+    with one action per row; the policy whose id equals the row's `agent_id` selects the action.
 
     Raises
     ------

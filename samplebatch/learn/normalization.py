@@ -192,7 +192,10 @@ class AddedRows:
         return rings.slots_since(counted)
 
     def state_dict(self) -> list[int] | None:
-        """Return the row counts of the buffer; after `load_state_dict`, the counts apply to the next buffer."""
+        """Return the number of rows written to each ring up to the last call of `take`; None before the first call.
+
+        After `load_state_dict`, the next call of `take` compares its buffer with these numbers.
+        """
         return None if self._writes is None else self._writes.tolist()
 
     def load_state_dict(self, state: list[int] | None) -> None:

@@ -124,7 +124,7 @@ def compute_vtrace_return(
     Returns
     -------
     VTrace
-        Targets and advantages, of the shape of the rewards.
+        Targets and advantages, each with the same shape as the rewards.
 
     Raises
     ------

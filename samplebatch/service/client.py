@@ -815,8 +815,8 @@ class ReplayClient:
 
         Returns
         -------
-        Version of the weights: 1 for the first publication under `name`. Every later version is greater, even after a
-        restart of the service.
+        Version of the weights: 1 for the first publication under `name`. Each later publication has a greater
+        version than the previous one, even after a restart of the service.
 
         Raises
         ------

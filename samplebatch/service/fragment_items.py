@@ -387,7 +387,7 @@ class FragmentItems(Items):
         }
 
     def _check_item(self, number: Any, priority: Any, key: Any, times: Any, last: int) -> None:
-        """Validate a fragment's values in a state; raises ArgumentError or FormatError if a value is invalid."""
+        """Validate number, priority, key and times of a saved fragment; raises ArgumentError or FormatError."""
         if len(self) >= self.capacity:
             raise errors.FormatError(f"the number of fragments must be at most {self.capacity}, got more")
         if count_of("number", number) <= last:

@@ -100,7 +100,7 @@ def decode(
 
 
 class VariableColumns:
-    """Decoder of the variable columns of one batch of a message, in order of the columns."""
+    """Decoder for the variable columns of one batch in a message; columns must be decoded in order."""
 
     def __init__(self, entries: Iterable[Any], cut: Cut, bound: MemoryBound, *, allow_pickle: bool = False) -> None:
         self._entries = iter(entries)

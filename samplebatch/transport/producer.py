@@ -124,7 +124,7 @@ class Reservation:
     ) -> None:
         """Send the rows, in constant time.
 
-        Afterwards the arrays are read-only, because the consumer may write to them.
+        Afterwards, the reserved arrays are read-only in the producer, because the consumer may write to their memory.
 
         Parameters
         ----------

@@ -350,7 +350,7 @@ def _nested(structure: str, columns: Sequence[Fixed | Variable]) -> dict[str, St
 
 
 def _check_tree(structure: Any, count: int) -> None:
-    """Check that the structure of a nested batch has names and `count` leaves."""
+    """Check that the structure of a nested batch consists of pairs with string names and has `count` leaves."""
     leaves, inner = 0, [structure]
     while inner:
         pairs = inner.pop()

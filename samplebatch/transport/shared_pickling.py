@@ -38,7 +38,7 @@ _lingering_process = 0
 
 
 def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = LINGER_S) -> None:
-    """Send batches in `multiprocessing` queues and pipes through shared memory.
+    """Enable shared memory for batches that are sent through `multiprocessing` queues and pipes.
 
     After this call, each `SampleBatch`, `MultiAgentBatch` and `Batch` that this process sends is copied once, to shared
     memory, from which the receiving process reads the batch. The call affects `multiprocessing.Queue` and `Pipe`, and

@@ -1020,8 +1020,8 @@ class Batch(Node):
         """Set a column, or some of its rows.
 
         Raises ColumnLengthError if `index` is None and the array's length differs from the length of the batch. Raises
-        ColumnMismatchError if the name is a nested batch. Raises ColumnTypeError if a new column needs a default and
-        its dtype has no missing value.
+        ColumnMismatchError if the value of `key` is a nested batch. Raises ColumnTypeError if a new column needs a
+        default and its dtype has no missing value.
 
         Parameters
         ----------

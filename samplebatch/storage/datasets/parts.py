@@ -540,7 +540,10 @@ def _number(name: str) -> int:
 
 
 def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
-    """Convert columns that are ragged in the dataset to ragged if their rows have equal shapes or no elements."""
+    """Convert columns of a batch to ragged columns where the dataset's schema requires it.
+
+    A batch whose rows have equal shapes or no elements can contain a regular column although the dataset's is ragged.
+    """
     if isinstance(batch, MultiAgentBatch) or about["type"] == "MultiAgentBatch":
         return batch
     flat = batch if isinstance(batch, SampleBatch) else batch.as_sample_batch()

@@ -273,7 +273,7 @@ def check_heaps(path: str) -> None:
 
 
 def _magic_places(data: npt.NDArray[np.uint8]) -> Iterator[int]:
-    """Yield the offsets of the heap magic, which is searched as 4-byte words at each of four alignments."""
+    """Yield the offsets of the heap magic, found by a comparison of 4-byte words at each of four alignments."""
     for shift in range(4):
         words = data[shift : shift + (len(data) - shift) // 4 * 4].view("<u4")
         yield from (4 * np.flatnonzero(words == _MAGIC) + shift).tolist()
