@@ -13,6 +13,10 @@ from samplebatch.errors import ArgumentError, near_names
 
 _SHOWN_LENGTH: Final = 80
 """Number of characters of a string in an error message; the string may be read from a file or socket."""
+_SHOWN_BITS: Final = 256
+"""Number of bits of an integer in an error message; Python formats integers of at most 4,300 digits."""
+_FLOAT_BITS: Final = 1023
+"""Number of bits of the integers that `float` accepts regardless of their value."""
 
 
 def whole(name: str, value: object, minimum: int | None = 0) -> int:
@@ -33,7 +37,7 @@ def whole(name: str, value: object, minimum: int | None = 0) -> int:
         raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {describe_value(value)}")
     number = int(value)
     if minimum is not None and number < minimum:
-        raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {number}")
+        raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {describe_value(number)}")
     return number
 
 
@@ -239,6 +243,8 @@ def suggest_names(
 
 
 def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, int) and value.bit_length() > _FLOAT_BITS:
+        return False
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
@@ -251,7 +257,11 @@ def describe_value(value: object) -> str:
 
     >>> describe_value("v2.1"), describe_value([2, 1]), len(describe_value("v" * 1000))
     ("'v2.1'", 'a list', 85)
+    >>> describe_value(-(10**5000))
+    'an integer of 16610 bits'
     """
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str) and len(value) > _SHOWN_LENGTH:
         value = f"{value[:_SHOWN_LENGTH]}..."
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

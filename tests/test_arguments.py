@@ -85,6 +85,15 @@ MADE: dict[str, Callable[[Any], Any]] = {
 """The outcomes of some numbers of `NUMBERS`, as they can be read."""
 
 
+def test_integers_that_python_does_not_format_are_rejected() -> None:
+    with pytest.raises(ArgumentError, match=r"got an integer of 16610 bits$"):
+        ReplayBuffer(-(10**5000))
+    with pytest.raises(
+        ArgumentError, match=r"^stall_timeout_s must be a number above 0, got an integer of 16610 bits$"
+    ):
+        RolloutWorkers("random", "CartPole-v1", stall_timeout_s=10**5000)
+
+
 @pytest.mark.parametrize("number", [np.int64(2), np.uint8(2)], ids=repr)
 @pytest.mark.parametrize("name", MADE)
 def test_counts_may_be_numpy_integers(name: str, number: Any) -> None:

@@ -406,7 +406,7 @@ class EnvironmentProcesses:
         self._pipes.append(ours)
         with theirs:
             must = (
-                f"environments are made in other processes, and environment {index} must be passed as an id or a "
+                f"environments are created in other processes, and environment {index} must be passed as an id or a "
                 "function that can be pickled"
             )
             args = (theirs, _Maker(make), index)

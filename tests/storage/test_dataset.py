@@ -49,6 +49,7 @@ from samplebatch.errors import (
     StorageError,
     UntrustedPickleError,
 )
+from samplebatch.storage.datasets import commit_log
 from samplebatch.storage.datasets.commit_log import LOG
 from samplebatch.storage.tables.parquet import parquet_writer
 from tests.optional import torch
@@ -904,3 +905,10 @@ def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_a_fix(tmp_path: P
     dataset.extend(SampleBatch(ids=[[1, 2]]))
     with pytest.raises(ColumnMismatchError, match=r"'ids' must be .* as in the dataset, .*declare it ragged in every"):
         dataset.extend(SampleBatch(ids=[[1], [2, 3]]))
+
+
+def test_errors_quote_only_the_start_of_names_in_a_log() -> None:
+    part = {"name": "x/" * 100_000, "size": 1, "nbytes": 1, "groups": [1], "policies": None}
+    with pytest.raises(ValueError, match="a part must have a name without folders") as raised:
+        commit_log._part(part)
+    assert len(str(raised.value)) < 200

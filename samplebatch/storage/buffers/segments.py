@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import describe_value
 from samplebatch.batch.frame import dump_columns, load_columns
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
@@ -369,7 +370,7 @@ def check_manifest(manifest: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
         counts = [manifest["rows_per_group"], *manifest["rings"]]
         for count in counts:
             if type(count) is not int or count < 0:
-                raise ValueError(f"counts must be integers of at least 0, got {str(count)[:20]}")
+                raise ValueError(f"counts must be integers of at least 0, got {describe_value(count)}")
         if not len(groups) == len(digests) == sum(manifest["rings"]) > 0:
             raise ValueError(f"it must have one location and digest per group, got {len(groups)} and {len(digests)}")
         if groups.min() < 0 or groups.max() >= 1 << 48 or not groups[:, 2].all():

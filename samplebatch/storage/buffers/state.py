@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from samplebatch.arguments import describe_value
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.batch.tree import named_leaves
@@ -215,7 +216,7 @@ def generator_from_state(state: Any) -> np.random.Generator:
     try:
         name = state["bit_generator"]
         if name not in _GENERATORS:
-            raise ValueError(f"its type must be one of {', '.join(sorted(_GENERATORS))}, got {name!r}")
+            raise ValueError(f"its type must be one of {', '.join(sorted(_GENERATORS))}, got {describe_value(name)}")
         bits = getattr(np.random, name)()
         bits.state = _arrays(state)
     except (TypeError, LookupError, ValueError, OverflowError, AttributeError) as error:
@@ -473,7 +474,7 @@ def check_description(described: Mapping[str, Any]) -> None:
         raise FormatError("the state must be a buffer's, got another object")
     version = described.get("version")
     if type(version) is not int or version != VERSION:
-        raise FormatError(f"the buffer must have version {VERSION}, got version {str(version)[:20]}")
+        raise FormatError(f"the buffer must have version {VERSION}, got version {describe_value(version)}")
 
 
 def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
@@ -561,7 +562,9 @@ def set_checked(buffer: Any, attributes: Mapping[str, Any]) -> None:
             continue
         try:
             if type(attributes[attribute]) is int and attributes[attribute] > _MAX_INT:
-                raise OverflowError(f"{attribute} must be at most {_MAX_INT}, got {attributes[attribute]}")
+                raise OverflowError(
+                    f"{attribute} must be at most {_MAX_INT}, got {describe_value(attributes[attribute])}"
+                )
             setattr(buffer, attribute, attributes[attribute])
         except (ArgumentError, OverflowError) as error:
             kind = type(buffer).__name__
@@ -608,15 +611,13 @@ def _check_attributes(name: str, attributes: Mapping[str, Any], *, set_up: bool)
         if type(value) not in kinds or (type(value) is int and value < 0):
             expected = "a non-negative integer" if int in kinds else f"a {kinds[0].__name__}"
             raise FormatError(
-                f"attribute {attribute!r} of a {name} must be {expected}, got {str(value)[:20]}; it is damaged"
+                f"attribute {attribute!r} of a {name} must be {expected}, got {describe_value(value)}; it is damaged"
             )
     if not set_up and not attributes["options"].keys() >= _OPTIONS:
         raise FormatError(f"the options of a {name} must include {sorted(_OPTIONS)}, got fewer; it is damaged")
     if attributes.get("options", {}).get("reward_dtype", "float32") != "float32":
-        dtype = str(attributes["options"]["reward_dtype"])[:20]
-        raise FormatError(
-            f"option 'reward_dtype' of a {name} must be 'float32' or absent, got {dtype!r}; it is damaged"
-        )
+        dtype = describe_value(attributes["options"]["reward_dtype"])
+        raise FormatError(f"option 'reward_dtype' of a {name} must be 'float32' or absent, got {dtype}; it is damaged")
 
 
 def _with_subclasses(cls: type) -> list[type]:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from samplebatch.arguments import describe_value
 from samplebatch.column.checksum import BLOCK_NBYTES, checksum
 from samplebatch.errors import FormatError
 from samplebatch.storage.files import read_plain, sync, write_plain
@@ -84,7 +85,7 @@ class FolderStatus:
             closed, boot = bool(plain["closed"]), str(plain["boot"])
             for name in files:
                 if Path(name).name != name:
-                    raise ValueError(f"a file must be in the folder, got {name!r}")
+                    raise ValueError(f"a file must be in the folder, got {describe_value(name)}")
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise FormatError(f"{str(path)!r} must list the files of a buffer: {error!r}") from error
         return cls(folder, closed=closed, files=files, boot=boot, written_ns=path.stat().st_mtime_ns)

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import ipc
 
+from samplebatch.arguments import describe_value
 from samplebatch.errors import FormatError
 from samplebatch.storage import checksums
 from samplebatch.storage.files import replacing, write_at
@@ -311,16 +312,17 @@ def _apply(entry: dict[str, Any], about: dict[str, Any], parts: list[Part]) -> N
     names = [older.name for older in parts]
     at = names.index(instead[0]) if instead else len(parts)
     if names[at : at + len(instead)] != instead:
-        raise ValueError(f"replaced parts must be consecutive, got {instead}")
+        raise ValueError(f"replaced parts must be consecutive, got {len(instead)} others")
     parts[at : at + len(instead)] = [part]
 
 
 def _part(plain: dict[str, Any]) -> Part:
     part = Part(**plain)
     counts = [part.size, part.nbytes, *part.groups]
-    if os.path.basename(part.name) != part.name or not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError(
-            f"a part must have a name without folders and counts of at least 0, got {part.name!r} and {counts}"
-        )
+    if os.path.basename(part.name) != part.name:
+        raise ValueError(f"a part must have a name without folders, got {describe_value(part.name)}")
+    for count in counts:
+        if type(count) is not int or count < 0:
+            raise ValueError(f"counts of a part must be integers of at least 0, got {describe_value(count)}")
     policies = None if part.policies is None else [(policy, int(rows)) for policy, rows in part.policies]
     return part._replace(policies=policies)

@@ -137,7 +137,10 @@ def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
         return stored
     original = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
     if original.names != stored.names:
-        raise FormatError(f"the columns must be {original.names} as in the metadata, got {stored.names}")
+        raise FormatError(
+            f"the {len(original.names)} columns of the schema in the metadata must be stored in order, got "
+            f"{len(stored.names)} columns with other names"
+        )
     return original.with_metadata(stored.metadata)
 
 
