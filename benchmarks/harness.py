@@ -190,7 +190,7 @@ class Outcome:
 
     @property
     def misses(self) -> list[str]:
-        """Reasons why the row misses its bar; empty if the bar is met."""
+        """Reasons why the row misses its target; empty if it meets the target."""
         reasons = []
         peer = self.fastest_peer
         to_peer, to_bare = self.ratio_to(peer), self.ratio_to(BARE)
@@ -202,7 +202,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Reasons why the row misses its bar, or `met`, or `not measured`."""
+        """Reasons why the row misses its target, or `met`, or `not measured`."""
         return "; ".join(self.misses) or ("met" if self.ours is not None else "not measured")
 
 

@@ -74,9 +74,9 @@ def setting() -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Count the rows that meet their bar."""
+    """Count the rows that meet their target."""
     met = sum(outcome.ours is not None and not outcome.misses for outcome in outcomes)
-    return f"{met} of {len(outcomes)} rows meet their bar"
+    return f"{met} of {len(outcomes)} rows meet their target"
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:

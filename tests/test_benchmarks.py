@@ -160,4 +160,4 @@ def test_table_is_printed_with_and_without_rich(rich: bool, monkeypatch, capsys)
     shown = capsys.readouterr().out
     assert "0.67" in shown
     assert "behind rllib" in shown
-    assert "1 of 2 rows meet their bar" in shown
+    assert "1 of 2 rows meet their target" in shown
