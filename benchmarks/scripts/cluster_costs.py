@@ -57,7 +57,7 @@ class Reading:
 
 
 HEADER = """\
-| link | env | processes | steps a fragment | here us | workers us | engine us | steps/s | cores | engine cores |
+| link | env | processes | steps per fragment | here us | workers us | engine us | steps/s | cores | engine cores |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|"""
 
 
