@@ -19,7 +19,7 @@ class AnswerReader(Generic[T]):
     """Ordered answers of a service's stream, received by a background thread.
 
     A signal such as Ctrl-C can interrupt a wait for an answer; no answer is lost. The receiving thread stops at the
-    first error. `next` raises this error after all answers received before the error.
+    first error. The method `next` returns all answers received before the error, then raises the error.
 
     - `read`: function that blocks until it returns the next answers. The function must not reference the owner of this
       reader, because the thread would keep the owner alive.

@@ -278,7 +278,7 @@ class ReplayClient:
     table's weight: the number of items, or the sum of their priorities. Each row is therefore sampled with the same
     probability as from a single table. The client requests table weights at most once per second. An unreachable
     service is skipped and retried later; meanwhile, the other services receive the steps of its environments.
-    Unacknowledged fragments of an unreachable service are retained and resent when the service returns; `written`
+    Unacknowledged fragments of an unreachable service are retained, and resent after a reconnection; `written`
     reports how many fragments are acknowledged.
 
     Parameters
@@ -305,8 +305,8 @@ class ReplayClient:
         Seconds for which an unreachable service is retried: by default 60, or 1 if there are several services. With
         several services, a service that is still unreachable is then skipped.
     fragment_steps
-        Steps per environment that `add` collects into one fragment. Larger fragments cost less time per step but reach
-        the table later.
+        Steps per environment that `add` collects into one fragment. Larger fragments require less time per step, but
+        are inserted later.
     shared_memory
         Whether to map samples from shared memory if the service is on this machine.
     shares
@@ -524,8 +524,8 @@ class ReplayClient:
         LimitTimeoutError
             If the table's limits block a fragment for `timeout_s` seconds; the blocked fragment is not inserted.
         SampleBatchError
-            If the service rejects this fragment or an earlier one; the rejected fragment is not inserted. The client
-            rejects values other than batches, and objects that require pickling, without sending them.
+            If the service rejects this fragment or an earlier fragment; the rejected fragment is not inserted. The
+            client rejects values other than batches, and objects that require pickling, without sending these values.
 
         Notes
         -----

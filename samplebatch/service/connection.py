@@ -319,7 +319,7 @@ class TableConnection:
                     self._open_steps.drop(environments)
 
     def _send(self, rows: Any, fragment: Fragment) -> None:
-        """Settle earlier priority updates and send a fragment; then raise the error of a rejected update."""
+        """Wait for earlier priority updates and send a fragment; then raise the error of a rejected update."""
         try:
             self._settle_updates()
         except errors.ServiceError:
@@ -385,7 +385,7 @@ class TableConnection:
     def _session(self, draw: Draw) -> SampleSession:
         """Flush fragments, and return the session of a request; open the session if necessary.
 
-        Without prefetching, priority updates in other sessions are settled first.
+        Without prefetching, first wait until the service has answered the priority updates of other sessions.
         """
         if self._open_steps or self._writer.pending:
             self._flush()

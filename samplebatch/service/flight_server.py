@@ -190,7 +190,7 @@ class RowSession:
     # Answers
 
     def _send(self, batch: SampleBatch[Any]) -> None:
-        """Send rows, or only their address if the rows fit into shared memory."""
+        """Send rows, or only the address of the rows if the rows fit into shared memory."""
         stream = samples.RowsStream(as_record_batch(batch.to_arrow()))
         self._service.check_nbytes("rows", stream.nbytes)
         address = None if self._memory is None else self._memory.put(stream)
@@ -378,7 +378,7 @@ class _Session:
     """Session that answers, in order, the requests of one learner.
 
     If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. The next large
-    sample waits until the thread has sent the current one. Small samples of one request share a message.
+    sample waits until the thread has sent the current sample. Small samples of one request share a message.
     """
 
     def __init__(
@@ -444,7 +444,7 @@ class _Session:
         return self._service.sample(self._draw, peer, is_cancelled)
 
     def _send(self, sample: Sample) -> None:
-        """Send a sample, or only its address if the sample fits into shared memory."""
+        """Send a sample, or only the sample's address if it fits into shared memory."""
         stream, metadata = self._samples.prepare(sample)
         self._service.check_nbytes("a sample", stream.nbytes)
         address = None if self._memory is None else self._memory.put(stream)

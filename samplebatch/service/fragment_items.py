@@ -148,7 +148,7 @@ class FragmentItems(Items):
         return abs(float(size.reshape(-1)[0]))
 
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Return why an insert into a full table must wait; None if a remover or an existing key makes room."""
+        """Return why an insert into a full table must wait; None if eviction or an existing key frees space."""
         if self._remover is not None or len(self) < self.capacity or ready[2] in self._by_key:
             return None
         return Hold(f"it is full with {self.capacity} fragments, and only sampling removes them", needs_room=True)
@@ -189,7 +189,7 @@ class FragmentItems(Items):
             selector.add(item)
 
     def _remove(self, item: Item, *, is_drawn: bool = False) -> None:
-        """Remove a fragment; `is_drawn` means that the sampler has already removed the fragment."""
+        """Remove a fragment; `is_drawn` is true if the sampler has already removed the fragment."""
         del self._items[item.number]
         self._nbytes -= item.nbytes
         self._times -= item.times

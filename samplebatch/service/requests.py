@@ -247,7 +247,7 @@ class RequestHandler:
 
     @staticmethod
     def _check_items(table: ReplayTable, about: str, count: int) -> None:
-        """Reject a request with so many items that it would hold the table's lock for too long."""
+        """Reject a request with too many items, because the table's lock is held during the request."""
         max_items = MAX_STEPS if table.unit == "steps" else MAX_FRAGMENTS
         if count > max_items:
             raise CapacityError(f"{about} must have at most {max_items} {table.unit}, got {count}")

@@ -272,7 +272,7 @@ class RowStore:
         return values_by_role
 
     def _drop_groups(self) -> None:
-        """Discard the codes of text groups without rows, once there are many."""
+        """Discard the codes of text groups without rows if most codes are unused."""
         if len(self._groups) <= 2 * self._count + _FIRST_ROOM:
             return
         codes = self._arrays["group"][: self._used]
@@ -305,7 +305,7 @@ class RowStore:
         return numbers
 
     def _make_room(self, count: int) -> None:
-        """Make room for `count` rows: compact the arrays, or allocate larger arrays."""
+        """Reserve capacity for `count` rows: compact the arrays, or allocate larger arrays."""
         room = len(self._keys)
         if self._used + count <= room:
             return

@@ -491,7 +491,7 @@ class RowTable:
         timeout_s: float | None = None,
         **options: Any,
     ) -> SampleBatch[Any]:
-        """Take the oldest complete rows; no other `take` by this consumer returns them.
+        """Take the oldest complete rows; no other `take` by this consumer returns these rows.
 
         Parameters
         ----------
@@ -738,7 +738,7 @@ class RowTable:
     def _find_rows(
         self, selection: Selection, consumer: str | None, rng: np.random.Generator | None
     ) -> tuple[Ints, str]:
-        """Return the positions of selected rows, and why too few are selected; an empty string if they suffice."""
+        """Return the positions of selected rows, and why too few are selected; the reason is empty if enough are."""
         rows = self._rows
         columns = tuple(rows.forms) if selection.columns is None else selection.columns
         available = rows.candidates(consumer)
@@ -819,8 +819,8 @@ class RowTable:
         Returns
         -------
         dict
-            The entries of `ReplayTable.info` and three others: `consumers`, the number of `evicted` rows, and the
-            newest `version` (None if unknown). `columns` maps each column name to its dtype and row shape.
+            The entries of `ReplayTable.info` and three further entries: `consumers`, the number of `evicted` rows, and
+            the newest `version` (None if unknown). `columns` maps each column name to its dtype and row shape.
         """
         with self._lock:
             rows = self._rows

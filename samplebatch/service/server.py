@@ -501,5 +501,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Log nothing: Prometheus sends a request every few seconds."""
+        """Suppress the log of requests, because Prometheus sends a request every few seconds."""
         return None

@@ -160,7 +160,7 @@ class FragmentWriter:
                 write()
 
     def _fail(self, error: SampleBatchError) -> NoReturn:
-        """Close the stream after an error, discard the fragment that the error rejects, and raise the error."""
+        """Close the stream after an error, discard the fragment that the service rejected, and raise the error."""
         if self._answers is not None and self._answers.is_broken:
             # If the service ended the stream with an error, only closing the writer reports this error.
             try:
@@ -179,7 +179,7 @@ class FragmentWriter:
         raise error
 
     def _open(self) -> None:
-        """Discard the fragments that the service has inserted, then open a stream if any are pending."""
+        """Discard the fragments that the service has inserted, then open a stream if any fragments are pending."""
         self._drop_acknowledged()
         if not self.pending:
             return

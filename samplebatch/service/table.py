@@ -216,8 +216,8 @@ class ReplayTable:
         Parameters
         ----------
         rows
-            The fragment. A table of steps accepts the same rows as `ReplayBuffer.extend` and copies them. A table of
-            fragments requires a batch and stores the columns without copying; do not modify the columns afterwards.
+            The fragment. A table of steps accepts the same rows as `ReplayBuffer.extend`, and copies the rows. A table
+            of fragments requires a batch and stores the columns without copying; do not modify the columns afterwards.
         writer
             Name of the writer. `info` lists the name for blocked inserts, and tables of steps assign rings by name.
         stream, number
@@ -266,7 +266,7 @@ class ReplayTable:
         return InsertResult(steps, indices, size, held_s)
 
     def taken(self, writer: str, stream: str = "") -> int:
-        """Return the number of the last inserted fragment of a stream, or 0."""
+        """Return the sequence number of the last inserted fragment of a stream; 0 if the stream is unknown."""
         with self._lock:
             return self._taken.last(writer, stream)
 
@@ -327,8 +327,8 @@ class ReplayTable:
         CapacityError
             If the sample would exceed `max_nbytes`; nothing is sampled.
         EmptyBufferError
-            If the table contains no complete episode, or no episode of `length` steps for unpadded sequences. Also
-            raised if another thread empties the table while a large sample of fragments is drawn.
+            If the table contains no complete episode, or no episode of `length` steps for unpadded sequences.
+            This error is also raised if another thread empties the table while a large sample of fragments is drawn.
         SampleBatchError
             In the same cases as the sampling method of `ReplayBuffer`.
         """
@@ -550,7 +550,7 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     text
         `NAME=KIND:CAPACITY`, followed by comma-separated options `OPTION=VALUE`. KIND is a kind of `ReplayTable` or
         `rows`. Options are the arguments of `ReplayTable` and `RateLimiter`, or for `rows` the arguments of `RowTable`.
-        Numbers may be written as `1e6`. Items of a list are joined by `+`: names, declared columns and ragged columns.
+        Numbers may be written as `1e6`. Lists of names, declared columns and ragged columns are joined by `+`.
         A declared column is `NAME:DTYPE[SHAPE]`, with extents joined by `x`. A ragged column is `NAME` or `NAME:DTYPE`.
 
     Raises
