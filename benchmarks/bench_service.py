@@ -217,8 +217,8 @@ def _torchrl_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
     return Connection(call, buffer.close)
 
 
-def _torchrl(setup: Callable[..., Call], kind: str, *kinds: str) -> Way:
-    """Declare TorchRL's implementation; quick runs include only some kinds, because its actors start slowly."""
+def _actor(setup: Callable[..., Call], kind: str, *kinds: str) -> Way:
+    """Declare a peer in a Ray actor; quick runs include only some kinds of samples, because actors start slowly."""
     return Way(setup, quick=kind in kinds)
 
 
@@ -254,8 +254,8 @@ def _rows(kind: str) -> list[Row]:
             "sample",
             kind,
             ours=Way(_ours_sample),
-            ray_tianshou=Way(_actor_sample),
-            torchrl=_torchrl(_torchrl_sample, kind, "vectors", "sequences"),
+            ray_tianshou=_actor(_actor_sample, kind, "vectors", "sequences"),
+            torchrl=_actor(_torchrl_sample, kind, "vectors", "sequences"),
             bare=Way(_raw_sample),
             bar=FLIGHT_BAR,
         ),
@@ -263,8 +263,8 @@ def _rows(kind: str) -> list[Row]:
             "insert",
             kind,
             ours=Way(_ours_insert),
-            ray_tianshou=Way(_actor_insert),
-            torchrl=_torchrl(_torchrl_insert, kind, "vectors"),
+            ray_tianshou=_actor(_actor_insert, kind, "frames"),
+            torchrl=_actor(_torchrl_insert, kind, "vectors"),
             reverb=_reverb("insert"),
             bare=Way(_raw_insert),
             bar=FLIGHT_BAR,
@@ -273,7 +273,8 @@ def _rows(kind: str) -> list[Row]:
             "p99",
             kind,
             ours=_p99_way(_ours_insert),
-            ray_tianshou=_p99_way(_actor_insert),
+            # `insert` makes the same calls of both peers.
+            ray_tianshou=replace(_p99_way(_actor_insert), quick=False),
             torchrl=replace(_p99_way(_torchrl_insert), quick=False),
             reverb=_reverb("p99"),
             bare=_p99_way(_raw_insert),

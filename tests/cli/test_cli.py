@@ -275,8 +275,15 @@ def test_a_missing_package_is_reported_with_its_extra(module: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("whole_group", [True, False], ids=["as from a terminal", "to the parent alone"])
+@pytest.mark.parametrize(
+    ("whole_group", "number"),
+    [
+        pytest.param(True, signal.SIGINT, id="Ctrl-C"),
+        pytest.param(False, signal.SIGTERM, id="kill"),
+        pytest.param(True, signal.SIGTERM, id="SIGTERM to the group", marks=pytest.mark.long),
+        pytest.param(False, signal.SIGINT, id="SIGINT to the parent", marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_writes_the_collected_steps(tmp_path: Path, whole_group: bool, number: signal.Signals) -> None:
     out, started = tmp_path / "cut.arrow", tmp_path / "started"
     process = start(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -85,7 +86,8 @@ def test_a_normalized_off_policy_run_counts_its_steps(name: str, env: str) -> No
 def test_the_policy_of_a_run_can_collect() -> None:
     assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
     code, printed = invoke(
-        "collect", "CartPole-v1", "--policy", "run/policy.pt", "--allow-pickle", "--steps", 20, "--out", "a.arrow"
+        *("collect", "CartPole-v1", "--policy", "run/policy.pt", "--allow-pickle"),
+        *("--workers", 1, "--steps", 20, "--out", "a.arrow"),
     )
     assert code == 0, printed
     assert len(load("a.arrow")) == 20
@@ -144,7 +146,9 @@ def test_missing_atari_packages_are_reported_with_the_extra(monkeypatch: pytest.
     assert "'cv2' is not installed; install it with: pip install 'samplebatch[atari]'" in printed
 
 
-@pytest.mark.parametrize(("name", "workers"), [("dqn", 0), ("rainbow", 1), ("ppo", 0)])
+@pytest.mark.parametrize(
+    ("name", "workers"), [("dqn", 0), ("ppo", 0), ("rainbow", 0), pytest.param("rainbow", 1, marks=pytest.mark.long)]
+)
 def test_atari_is_learned_from_frames(name: str, workers: int, tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
@@ -502,7 +506,15 @@ def make():
 """A module with an environment that ends the program as if all were well."""
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_an_environment_that_exits_is_reported_as_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, printed = invoke("train", "dqn", "leaving:make", *assignments(QUICK), "--out", "run")
+    assert (code, "sys.exit(0) was called in it" in printed) == (1, True), printed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 1])
 def test_an_environment_that_exits_the_program_causes_an_error_status(workers: int, tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(LEAVING)
     process = start("dqn", "leaving:make", "--workers", str(workers), *assignments(QUICK), "--out", "run")
@@ -528,14 +540,18 @@ def make():
 """A module with an environment of which one observation is NaN."""
 
 
-def test_a_full_disk_ends_a_run_with_an_error_that_contains_the_path(tmp_path: Path) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
-    command = [sys.executable, "-c", f"{limit}; from samplebatch.cli import application; application()()", "train"]
-    words = ["dqn", "CartPole-v1", *assignments([*QUICK, "hidden_sizes=[300, 300]"]), "--out", "run"]
-    ended = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120, env=os.environ)
-    assert ended.returncode != 0
-    assert "File too large: 'run/policy.pt'" in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_a_full_disk_ends_a_run_with_an_error_that_contains_the_path() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        code, printed = invoke(
+            "train", "dqn", "CartPole-v1", *assignments([*QUICK, "hidden_sizes=[300, 300]"]), "--out", "run"
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code != 0
+    assert "File too large: 'run/policy.pt'" in printed
+    assert "Traceback" not in printed
 
 
 def test_one_observation_of_nan_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

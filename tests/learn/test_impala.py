@@ -165,12 +165,22 @@ def workers_of(algorithm: Any, backend: Any, **options: Any) -> RolloutWorkers:
             envs_per_worker=2,
             seed=1,
             backend=backend,
+            # Each spawned worker would import torch; tests/workers and tests/cli spawn workers with torch.
+            start_method="fork",
             **options,
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", ["inline", "process", pytest.param("ray", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        (IMPALA, "inline"),
+        (APPO, "process"),
+        pytest.param(APPO, "inline", marks=pytest.mark.long),
+        pytest.param(IMPALA, "process", marks=pytest.mark.long),
+        pytest.param(IMPALA, "ray", marks=pytest.mark.long),
+    ],
+)
 def test_a_policy_learns_from_asynchronous_workers(kind: Any, backend: str) -> None:
     if backend == "ray":
         pytest.importorskip("ray")

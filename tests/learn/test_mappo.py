@@ -173,7 +173,7 @@ def test_a_trainer_trains_with_a_collector_and_tests_with_another() -> None:
 def test_a_trainer_trains_with_workers_that_get_its_weights() -> None:
     algorithm = spread()
     buffer = MultiAgentReplayBuffer(1000)
-    with RolloutWorkers(algorithm.policy, SPREAD, num_workers=1, seed=1, buffer=buffer) as workers:
+    with RolloutWorkers(algorithm.policy, SPREAD, buffer, num_workers=1, seed=1, start_method="fork") as workers:
         params = OnPolicyTrainerParams(
             training_collector=workers,
             max_epochs=1,

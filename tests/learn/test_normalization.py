@@ -115,7 +115,7 @@ def test_workers_receive_the_statistics_with_the_weights() -> None:
     policy = algorithm.policy
     policy.records_log_probability = True
     with policy_within_training_step(policy):
-        workers = RolloutWorkers(policy, "CartPole-v1", buffer, num_workers=1, seed=1)
+        workers = RolloutWorkers(policy, "CartPole-v1", buffer, num_workers=1, seed=1, start_method="fork")
     with workers:
         workers.collect(n_step=40)
         algorithm.update(buffer, 32, 1)

@@ -70,7 +70,14 @@ def backend(request: pytest.FixtureRequest) -> Any:
 
 def workers(algorithm: Seeing, backend: Any = "inline") -> RolloutWorkers:
     return RolloutWorkers(
-        algorithm.policy, "CartPole-v1", VectorReplayBuffer(400, 2), num_workers=2, seed=1, backend=backend
+        algorithm.policy,
+        "CartPole-v1",
+        VectorReplayBuffer(400, 2),
+        num_workers=2,
+        seed=1,
+        backend=backend,
+        # Each spawned worker would import torch; tests/workers and tests/cli spawn workers with torch.
+        start_method="fork",
     )
 
 
@@ -163,6 +170,7 @@ def test_the_noise_state_of_each_worker_is_saved(backend: str) -> None:
             num_workers=2,
             seed=1,
             backend=backend,
+            start_method="fork",
             exploration_noise=True,
             infos=False,  # type: ignore[arg-type]
         )
