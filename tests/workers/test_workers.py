@@ -28,6 +28,8 @@ from samplebatch.workers.workers import RolloutWorkers
 from tests.workers.killing import kill_one
 
 SPREAD = "mpe2/simple_spread_v3"
+# Forks begin at once; the tests that start workers by `RolloutWorkers` alone spawn them.
+forked = functools.partial(RolloutWorkers, start_method="fork")
 
 
 def is_running(pid: int) -> bool:
@@ -175,7 +177,7 @@ def test_workers_must_be_started() -> None:
 
 
 def test_leaving_early_ends_all_workers() -> None:
-    with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
+    with forked("random", "arena:slow_relay", num_workers=2) as workers:
         pids = workers.pids
         for _ in workers.fragments(n_step=100_000, fragment_length=5):
             break
@@ -184,7 +186,7 @@ def test_leaving_early_ends_all_workers() -> None:
 
 def test_a_requested_stop_returns_sent_fragments_without_an_error() -> None:
     aggregator = Aggregator()
-    with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
+    with forked("random", "arena:slow_relay", num_workers=2) as workers:
         for fragment in workers.fragments(n_step=100_000, fragment_length=5):
             aggregator.add(fragment)
             if aggregator.fragments == 3:
@@ -196,7 +198,7 @@ def test_a_requested_stop_returns_sent_fragments_without_an_error() -> None:
 
 
 def test_a_requested_stop_during_start_ends_iteration_immediately() -> None:
-    workers = RolloutWorkers("random", "arena:slow_relay", num_workers=2)
+    workers = forked("random", "arena:slow_relay", num_workers=2)
     workers.request_stop()
     with workers:
         assert sum(fragment.env_steps() for fragment in workers.fragments(n_step=100_000, fragment_length=5)) < 100_000
@@ -233,9 +235,7 @@ def by_environment(fragments: Iterable[Any]) -> dict[tuple[str, int], dict[str, 
 def test_the_same_seed_gives_the_same_data_for_any_worker_count(environment: str, policy: str) -> None:
     runs = []
     for workers, envs, backend in ((1, 4, "inline"), (4, 1, "inline"), (2, 2, "process")):
-        with RolloutWorkers(
-            policy, environment, num_workers=workers, envs_per_worker=envs, seed=7, backend=backend
-        ) as pool:
+        with forked(policy, environment, num_workers=workers, envs_per_worker=envs, seed=7, backend=backend) as pool:
             runs.append(by_environment(pool.fragments(n_step=1003, fragment_length=120)))
         assert pool.stats.n_collected_steps == pool.worker_stats.sent_steps == 1003
     first, *others = runs
@@ -247,7 +247,7 @@ def test_the_same_seed_gives_the_same_data_for_any_worker_count(environment: str
 def test_all_sent_steps_are_received_and_aggregated() -> None:
     aggregator = Aggregator(300, "env_steps")
     trained = 0
-    with RolloutWorkers("random", "CartPole-v1", envs_per_worker=3) as workers:
+    with forked("random", "CartPole-v1", envs_per_worker=3) as workers:
         for fragment in workers.fragments(n_step=2001, fragment_length=70):
             aggregator.add(fragment)
             trained += sum(batch.env_steps() for batch in aggregator.batches())
@@ -262,7 +262,7 @@ def test_all_sent_steps_are_received_and_aggregated() -> None:
 
 def test_new_weights_are_used_and_recorded_with_every_step() -> None:
     seen = []
-    with RolloutWorkers("actors:Marked", "CartPole-v1", num_workers=2, seed=1) as workers:
+    with forked("actors:Marked", "CartPole-v1", num_workers=2, seed=1) as workers:
         for fragment in workers.fragments(fragment_length=50):
             (version,) = np.unique(fragment["weights_version"]).tolist()
             assert fragment["weights_version"].dtype == np.int64
@@ -290,7 +290,7 @@ def test_weights_are_loaded_by_the_policy_of_their_name() -> None:
 @pytest.mark.parametrize("backend", ["inline", "process"])
 def test_policy_ids_may_be_integers(backend: Any) -> None:
     policies = {0: "actors:Marked", "0": "random"}
-    with RolloutWorkers(
+    with forked(
         policies, "mpe2/simple_tag_v3", policy_mapping=actors.numbered, num_workers=1, backend=backend
     ) as workers:
         assert workers.publish({0: {"mark": np.array([4.0])}}) == 1
@@ -325,9 +325,7 @@ def test_workers_apply_hooks() -> None:
     hooks = [GAE(bootstrap=actors.first, gamma=0.9, lambda_=0.8)]
     plain, hooked = [], []
     for found, given in ((plain, []), (hooked, hooks)):
-        with RolloutWorkers(
-            "actors:Marked", "CartPole-v1", num_workers=1, envs_per_worker=2, seed=3, hooks=given
-        ) as workers:
+        with forked("actors:Marked", "CartPole-v1", num_workers=1, envs_per_worker=2, seed=3, hooks=given) as workers:
             found += [fragment.copy() for fragment in workers.fragments(n_step=400)]
     for one, other in zip(plain, hooked, strict=True):
         wanted = postprocess(one, hooks)
@@ -337,7 +335,7 @@ def test_workers_apply_hooks() -> None:
 
 
 def test_more_fragments_than_the_arena_can_store_may_be_retained() -> None:
-    with RolloutWorkers("random", "CartPole-v1", capacity_nbytes=1 << 16, seed=2) as workers:
+    with forked("random", "CartPole-v1", capacity_nbytes=1 << 16, seed=2) as workers:
         kept = list(workers.fragments(n_step=6000, fragment_length=100))
     with RolloutWorkers("random", "CartPole-v1", backend="inline", seed=2) as workers:
         assert by_environment(workers.fragments(n_step=6000, fragment_length=100)) == by_environment(kept)
@@ -345,7 +343,7 @@ def test_more_fragments_than_the_arena_can_store_may_be_retained() -> None:
 
 
 def test_fragments_larger_than_the_arena_are_sent_in_parts() -> None:
-    with RolloutWorkers("random", SPREAD, num_workers=1, capacity_nbytes=1 << 16) as workers:
+    with forked("random", SPREAD, num_workers=1, capacity_nbytes=1 << 16) as workers:
         counts = [fragment.count for fragment in workers.fragments(n_step=400, fragment_length=400)]
     assert sum(counts) == 400
     assert len(counts) > 4
@@ -353,13 +351,13 @@ def test_fragments_larger_than_the_arena_are_sent_in_parts() -> None:
 
 def test_repeatedly_killed_workers_lose_only_their_fragments() -> None:
     aggregator = Aggregator(complete_episodes=True)
-    with RolloutWorkers("random", "arena:slow_relay", num_workers=1) as workers:
+    with forked("random", "arena:slow_relay", num_workers=1) as workers:
         # The first workers of a process open descriptors that stay, such as that of multiprocessing's resource tracker.
         workers.collect(n_step=1)
     before = set(os.listdir("/proc/self/fd"))
     killed: set[int] = set()
     at, dropped, everybody = time.monotonic(), 0, []
-    with RolloutWorkers("random", "arena:slow_relay", num_workers=2, max_restarts=50, seed=4) as workers:
+    with forked("random", "arena:slow_relay", num_workers=2, max_restarts=50, seed=4) as workers:
         handled = 0
         for fragment in workers.fragments(fragment_length=8):
             assert fragment.count == 8
@@ -391,7 +389,7 @@ def test_repeatedly_killed_workers_lose_only_their_fragments() -> None:
 def test_a_failing_worker_is_replaced_until_the_limit() -> None:
     fragments = []
     with (
-        RolloutWorkers("random", "arena:Failing", num_workers=1, max_restarts=2) as workers,
+        forked("random", "arena:Failing", num_workers=1, max_restarts=2) as workers,
         pytest.raises(WorkerError, match=r"worker 0 .* failed after sending 24 of 52 steps: RuntimeError: the baton"),
     ):
         fragments.extend(workers.fragments(n_step=100, fragment_length=8))
