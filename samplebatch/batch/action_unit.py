@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import describe_value
 from samplebatch.errors import ColumnMismatchError
 
 ActionMapping = Literal["clip", "limit", "scale", "tanh", "shift", "function"]
@@ -18,6 +20,8 @@ ActionMapping = Literal["clip", "limit", "scale", "tanh", "shift", "function"]
 _MAPPINGS: Final = get_args(ActionMapping)
 _WITHOUT_BOUNDS: Final = ("function",)
 _TINY: Final = float(np.finfo(np.float32).eps)
+_MAX_AXES: Final = 32
+"""Number of axes of bounds in a description."""
 _MAX_BOUNDS: Final = 1 << 20
 """Bounds in a description: no space of actions has as many numbers."""
 
@@ -202,22 +206,28 @@ class ActionUnit:
         >>> ActionUnit.from_description(ActionUnit("clip", [-1.0, 0.0], [1.0, np.inf]).describe())
         ActionUnit('clip', low=[-1.0, 0.0], high=[1.0, inf])
         """
-        if not isinstance(plain, Mapping) or not plain.keys() <= {"mapping", "dtype", "low", "high"}:
-            raise ValueError("the unit of actions must be a mapping and its bounds")
+        if not isinstance(plain, Mapping):
+            raise ValueError(f"the unit of actions must be a dict, got {describe_value(plain)}")
+        if unknown := plain.keys() - {"mapping", "dtype", "low", "high"}:
+            raise ValueError(
+                "the unit of actions must have only the entries 'mapping', 'dtype', 'low' and 'high', got "
+                f"{describe_value(min(unknown, key=str))}"
+            )
         mapping = plain.get("mapping")
         if mapping is None:
             return ENVIRONMENT
         if mapping not in _MAPPINGS:
-            raise ValueError("the unit of actions must have a mapping that this version knows")
+            options = ", ".join(map(repr, _MAPPINGS))
+            raise ValueError(f"the mapping of actions must be one of {options}, got {describe_value(mapping)}")
         if "low" not in plain:
             return cls(mapping)
         name = plain.get("dtype")
         if not isinstance(name, str) or name not in _DTYPES:
-            raise ValueError("the bounds of actions must be numbers of a dtype that actions have")
+            raise ValueError(f"the bounds of actions must have a numeric dtype, got {describe_value(name)}")
         low = _read_bound(plain["low"], np.dtype(name), -math.inf)
         high = _read_bound(plain["high"], np.dtype(name), math.inf) if "high" in plain else None
         if high is not None and low.ndim and high.ndim and low.shape != high.shape:
-            raise ValueError("the bounds of actions must be of one shape")
+            raise ValueError(f"the bounds of actions must be of one shape, got {low.shape} and {high.shape}")
         return cls(mapping, low, high)
 
 
@@ -285,20 +295,28 @@ def _read_bound(plain: Any, dtype: np.dtype[Any], infinity: float) -> npt.NDArra
     shape: list[int] = []
     inner = plain
     while isinstance(inner, list):
-        if not inner or len(shape) == 32 or len(inner) * math.prod(shape) > _MAX_BOUNDS:
-            raise ValueError("the bounds of actions must be as many as the numbers of an action")
+        if not inner or len(shape) == _MAX_AXES or len(inner) * math.prod(shape) > _MAX_BOUNDS:
+            raise ValueError(
+                f"the bounds of actions must be 1 to {_MAX_BOUNDS} numbers in at most {_MAX_AXES} axes, got shape "
+                f"{(*shape, len(inner))}"
+            )
         shape.append(len(inner))
         inner = inner[0]
     flat: list[Any] = [plain]
     for _ in shape:
         flat = [number for part in flat for number in part]
-    if len(flat) != math.prod(shape) or not all(type(number) in (int, float, type(None)) for number in flat):
-        raise ValueError("the bounds of actions must be numbers")
+    other = next((number for number in flat if type(number) not in (int, float, NoneType)), None)
+    if other is not None:
+        raise ValueError(f"the bounds of actions must be numbers, got {describe_value(other)}")
+    if len(flat) != math.prod(shape):
+        raise ValueError(f"the bounds of actions must have shape {tuple(shape)}, got {len(flat)} numbers")
     filled = [infinity if number is None else number for number in flat]
     try:
         return np.array(filled, dtype).reshape(shape)
     except OverflowError as error:
-        raise ValueError("the bounds of actions must fit their dtype") from error
+        raise ValueError(
+            f"the bounds of actions must fit their dtype {dtype}, got a number outside its range"
+        ) from error
 
 
 ENVIRONMENT: Final = ActionUnit()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch import names
+from samplebatch.arguments import describe_value
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.flags import DEFAULT, Flags, describe_flags, read_declarations
 from samplebatch.batch.sequences import is_per_sequence
@@ -210,9 +211,9 @@ def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
         about = json.loads(raw)
         version = about["version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError("the schema must have valid batch metadata") from error
+        raise FormatError(f"the metadata of the batch must be a JSON object with a version: {error}") from error
     if version != _VERSION:
-        raise FormatError(f"the batch must have format version {_VERSION}, got version {version}")
+        raise FormatError(f"the batch must have format version {_VERSION}, got version {describe_value(version)}")
     return dict(about)
 
 
@@ -360,19 +361,20 @@ def read_flags(plain: Any) -> Flags:
     if isinstance(plain, dict) and "per_sequence" in plain:
         plain = {**plain, "per_sequence": read_declarations(plain["per_sequence"])}
     flags = Flags(**plain)
-    kinds = (flags.time_major, (bool, NoneType)), (flags.zero_padded, bool), (flags.is_training, bool)
-    if not all(isinstance(flag, kind) for flag, kind in kinds):
-        raise ValueError("flags must be true or false")
+    for name in ("time_major", "zero_padded", "is_training"):
+        flag = getattr(flags, name)
+        if not isinstance(flag, bool) and (flag is not None or name != "time_major"):
+            raise ValueError(f"{name} must be true or false, got {describe_value(flag)}")
     if flags.max_seq_len is not None:
         _count(flags.max_seq_len)
     if not isinstance(flags.num_grad_updates, (int, float, NoneType)):
-        raise ValueError("num_grad_updates must be a number")
+        raise ValueError(f"num_grad_updates must be a number, got {describe_value(flags.num_grad_updates)}")
     return flags
 
 
 def _count(plain: Any) -> int:
     if type(plain) is not int or plain < 0:
-        raise ValueError(f"a count must be an integer of at least 0, got {plain!r}")
+        raise ValueError(f"a count must be an integer of at least 0, got {describe_value(plain)}")
     return plain
 
 

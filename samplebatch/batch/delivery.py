@@ -412,7 +412,7 @@ class Delivery:
     def __init__(self, device: Device | None, floats: Floats | None, prefetch: int = 0) -> None:
         self._ahead = whole("prefetch", prefetch)
         if self._ahead and device is None:
-            raise ArgumentError("prefetch must be 0 without a device; pass device")
+            raise ArgumentError(f"prefetch must be 0 without a device, got {self._ahead}; pass device")
         self._device, self._floats = device, floats
         self._target: Target | None = None
         if device is not None:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from samplebatch import names
+from samplebatch.arguments import describe_value
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.errors import ArgumentError, FormatError
 
@@ -82,8 +83,11 @@ def column_names(argument: str, values: Any) -> tuple[str, ...]:
 
 def read_declarations(plain: Any) -> tuple[str, ...]:
     """Validate the names of columns with one row per sequence; raises FormatError if they are malformed."""
-    if not isinstance(plain, list) or not all(isinstance(name, str) for name in plain):
-        raise FormatError("per_sequence must be a list of column names")
+    if not isinstance(plain, list):
+        raise FormatError(f"per_sequence must be a list of column names, got {describe_value(plain)}")
+    for name in plain:
+        if not isinstance(name, str):
+            raise FormatError(f"per_sequence must be a list of column names, got {describe_value(name)} in the list")
     return column_names("per_sequence", plain)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.arguments import describe_value
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
 from samplebatch.column.memory import MemoryBound
@@ -207,7 +208,11 @@ def _check(data: bytes) -> None:
             for part in keys:
                 hashed += part.values * (_TUPLE_COST if part.depth else 1)
             if max(weight.values, hashed) > _MAX_UNFOLDED + count or weight.depth > _MAX_TUPLE_DEPTH:
-                raise FormatError("a pickle must have tuples of limited size and depth, got larger or deeper ones")
+                largest = describe_value(max(weight.values, hashed))
+                raise FormatError(
+                    f"a pickle must have tuples of at most {_MAX_UNFOLDED + count} values and {_MAX_TUPLE_DEPTH} "
+                    f"levels, got {largest} values and {weight.depth} levels"
+                )
             stack += [None if after is pickletools.markobject else weight for after in op.stack_after]
 
 
@@ -396,18 +401,22 @@ class _Values:
             raise FormatError("arrays in a pickle must contain numbers, dates, strings or objects, got others")
         shape = tuple(map(int, shape))
         if min(shape, default=0) < 0:
-            raise FormatError("shapes of arrays in a pickle must be non-negative, got a negative extent")
+            raise FormatError(f"shapes of arrays in a pickle must be non-negative, got {describe_value(min(shape))}")
         order: Any = "F" if fortran else "C"
         if dtype.kind == "O":
             if type(content) is not list or len(content) != prod(shape):
-                raise FormatError(f"an object array in a pickle must have {prod(shape)} objects, got another number")
+                actual = len(content) if type(content) is list else describe_value(content)
+                required = describe_value(prod(shape))
+                raise FormatError(f"an object array in a pickle must have {required} objects, got {actual}")
             self._use(content)
             objects = np.empty(len(content), object)
             for at, item in enumerate(content):
                 objects[at] = self.resolve(item)
             return objects.reshape(shape, order=order)
         if not isinstance(content, bytes | bytearray) or len(content) != dtype.itemsize * prod(shape):
-            raise FormatError("a pickle must have the bytes of its arrays, got another number")
+            actual = len(content) if isinstance(content, bytes | bytearray) else describe_value(content)
+            required = describe_value(dtype.itemsize * prod(shape))
+            raise FormatError(f"an array in a pickle must have {required} bytes, got {actual}")
         self._use(content)
         array = np.frombuffer(content, dtype).reshape(shape, order=order)
         return array.astype(dtype.newbyteorder("="))

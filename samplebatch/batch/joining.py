@@ -67,8 +67,11 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     first = parts[0]
     for part in parts:
         if part._nested is not first._nested and part._nested != first._nested:
+            tops = {**first._nested, **part._nested}
+            differing = next(top for top in tops if first._nested.get(top) != part._nested.get(top))
             raise ColumnMismatchError(
-                "nested columns must have equal structures to be concatenated, got different ones"
+                f"nested column {differing!r} must have the same structure in all concatenated batches, got several "
+                "structures"
             )
     if first._has_sequences:
         _check_states(parts, flags)
@@ -142,7 +145,9 @@ def _check_states(parts: Sequence[SampleBatch[Any]], flags: Flags) -> None:
         if not (names.is_state_in(name) or flags.declares(name)):
             continue
         if len({part._is_per_sequence(name) for part in distinct}) > 1:
-            raise ColumnMismatchError(f"column {name!r} must have one row per sequence in all batches, or in none")
+            raise ColumnMismatchError(
+                f"column {name!r} must have one row per sequence in all batches or in none, got both"
+            )
 
 
 def _merge_flags(parts: Sequence[SampleBatch[Any]]) -> Flags:
@@ -156,7 +161,12 @@ def _merge_flags(parts: Sequence[SampleBatch[Any]]) -> Flags:
         if part._has_sequences != parts[0]._has_sequences:
             raise SequenceError(f"all concatenated batches or none must have {names.SEQ_LENS!r}, got both")
         if flags.zero_padded != first.zero_padded or bool(flags.time_major) != bool(first.time_major):
-            raise SequenceError("concatenated batches must have equal zero_padded and time_major, got different ones")
+            layouts = [
+                f"zero_padded={flags.zero_padded}, time_major={bool(flags.time_major)}" for flags in (first, flags)
+            ]
+            raise SequenceError(
+                f"concatenated batches must have equal zero_padded and time_major, got {' and '.join(layouts)}"
+            )
         if flags.zero_padded and flags.max_seq_len != first.max_seq_len:
             raise SequenceError(
                 f"concatenated padded batches must have equal max_seq_len, got {first.max_seq_len} and "
@@ -226,8 +236,8 @@ def level(parts: Sequence[B], missing: Missing, per_sequence: tuple[str, ...] = 
     nested = {top: structure for part in parts for top, structure in part._nested.items()}
     if parts[0]._flags.time_major or any(top in group for top in nested for group in groups):
         raise ColumnMismatchError(
-            f"column {some[0]!r} must be in all batches: columns of time-major batches and incomplete nested columns "
-            "cannot be filled"
+            f"column {some[0]!r} must be in all batches, got batches without it; columns of time-major batches and "
+            "incomplete nested columns cannot be filled"
         )
     levelled = []
     for part, group in zip(parts, groups, strict=True):

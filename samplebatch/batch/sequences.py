@@ -235,7 +235,7 @@ def count_steps(batch: SampleBatch[Any]) -> None:
     """Count the steps, set `max_seq_len`, and validate the length of every column."""
     lengths = batch._lengths()
     if len(lengths) and lengths.min() < 0:
-        raise SequenceError(f"column {names.SEQ_LENS!r} must have no negative lengths")
+        raise SequenceError(f"column {names.SEQ_LENS!r} must have no negative lengths, got {lengths.min()}")
     batch.count = int(lengths.sum())
     flags = batch._flags
     if flags.max_seq_len is None:
@@ -419,7 +419,8 @@ def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
     """Sample a permutation of padded sequences, as row orders per column."""
     if not batch._flags.zero_padded:
         raise SequenceError(
-            "sequences must be padded to be shuffled in place; call right_zero_pad() or take_sequences()"
+            "sequences must be padded to be shuffled in place, got unpadded ones; call right_zero_pad() or "
+            "take_sequences()"
         )
     refuse_time_major(batch, "gathering sequences")
     order = rng.permutation(len(batch._lengths()))

@@ -334,7 +334,9 @@ def records(
     """Create an array of records, one per step; `nest` maps the values of a step to its fields."""
     for name in fields:
         if not name.isidentifier() or iskeyword(name):
-            raise ColumnTypeError(f"column {name!r} must have a name that fields can have; call to_pandas()")
+            raise ColumnTypeError(
+                f"a column of a record must have a Python identifier as name, got {name!r}; call to_pandas()"
+            )
     record = make_dataclass("Record", fields)
     # As in `to_pandas`: no tensors, which pandas would store as objects.
     cells = zip(*map(cells_of, columns.values()), strict=True) if count and columns else ()

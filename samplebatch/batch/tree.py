@@ -6,6 +6,7 @@ JSON types represents the tree: None for a leaf, a dict for a dict, a list for a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -128,9 +129,11 @@ def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
     """
     leaves: list[tuple[str, Any]] = []
     structure = _walk(name, value, leaves)
-    if len({path for path, _ in leaves}) < len(leaves):
+    counts = Counter(path for path, _ in leaves)
+    if len(counts) < len(leaves):
         raise ColumnMismatchError(
-            f"column {name!r} must have one path per leaf; a key that contains a dot duplicates a path"
+            f"column {name!r} must have one path per leaf, got {counts.most_common(1)[0][0]!r} twice; remove the dot "
+            "from the key"
         )
     return structure, leaves
 
@@ -516,10 +519,14 @@ def select(nested: Mapping[str, Structure], columns: Mapping[str, Any]) -> dict[
     """Return the structures of the nested columns in `columns`; raises ColumnTypeError if one is incomplete."""
     chosen = {}
     for top, structure in nested.items():
-        present = [path in columns for path in leaf_names(top, structure)]
-        if any(present) and not all(present):
-            raise ColumnTypeError(f"nested column {top!r} must be selected or dropped with all its leaves")
-        if any(present):
+        paths = list(leaf_names(top, structure))
+        present = [path for path in paths if path in columns]
+        if present and len(present) < len(paths):
+            raise ColumnTypeError(
+                f"nested column {top!r} must be selected or dropped with all its leaves, got only "
+                f"{', '.join(map(repr, present))}"
+            )
+        if present:
             chosen[top] = structure
     return chosen
 

@@ -349,9 +349,11 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
             if not isinstance(buffer, HERReplayBuffer):
                 raise errors.ColumnMismatchError(f"the parts must be hindsight buffers, got a {type(buffer).__name__}")
             for name in ("horizon", "future_p", "compute_reward_fn"):
-                if getattr(buffer, name) != getattr(buffers[0], name):
+                values = getattr(buffers[0], name), getattr(buffer, name)
+                if values[0] != values[1]:
                     raise errors.ColumnMismatchError(
-                        f"the parts of a buffer must have the same {name!r}, got different values"
+                        f"the parts of a buffer must have the same {name!r}, got {values[0]!r:.80} and "
+                        f"{values[1]!r:.80}"
                     )
         ReplayBufferManager.__init__(self, buffers)
         self._take_goals(buffers[0])

@@ -91,9 +91,11 @@ class ReplayBufferManager(ReplayBuffer):
         options = [buffer.options | {"stack_num": buffer.stack_num} for buffer in buffers]
         for other in options:
             for name in options[0].keys() | other.keys():
-                if options[0].get(name) != other.get(name):
+                values = options[0].get(name), other.get(name)
+                if values[0] != values[1]:
                     raise ColumnMismatchError(
-                        f"the parts of a buffer must have the same {name!r}, got different values"
+                        f"the parts of a buffer must have the same {name!r}, got {values[0]!r:.80} and "
+                        f"{values[1]!r:.80}"
                     )
         self._set_up([buffer.maxsize for buffer in buffers], options[0], buffers[0]._seed)
         self._gather(buffers)

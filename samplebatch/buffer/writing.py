@@ -156,7 +156,9 @@ def newest_frame(value: Any, path: str, *, single: bool) -> Any:
     try:
         return value[-1] if single else value[:, -1]
     except (TypeError, IndexError) as error:
-        raise errors.ColumnMismatchError("observations must be stacks of frames to save only the last frame") from error
+        raise errors.ColumnMismatchError(
+            f"column {path!r} must have stacks of frames to save only the last frame, got rows of shape {shape}"
+        ) from error
 
 
 def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:

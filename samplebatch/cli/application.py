@@ -367,7 +367,8 @@ def application() -> Typer:
                 "--checkpoint must be passed with --checkpoint-every", param_hint="--checkpoint-every"
             )
         if (tls_cert is None) != (tls_key is None):
-            raise typer.BadParameter("--tls-cert and --tls-key must be passed together")
+            passed = "--tls-key" if tls_cert is None else "--tls-cert"
+            raise typer.BadParameter(f"--tls-cert and --tls-key must be passed together, got only {passed}")
         options = Serving(
             tables=table,
             host=host,

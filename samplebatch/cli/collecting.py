@@ -254,8 +254,9 @@ def find_policies(texts: Sequence[str], *, allow_pickle: bool = False) -> Any:
     {'wolf': 'random', 'sheep': 'random'}
     """
     pairs = [text.rpartition("=") for text in texts]
-    if len(texts) > 1 and not all(equals for _, equals, _ in pairs):
-        raise PolicySpecError("each of several policies must have an id, as in ID=module:function")
+    for _, equals, name in pairs if len(texts) > 1 else ():
+        if not equals:
+            raise PolicySpecError(f"each of several policies must have an id, as in ID=module:function, got {name!r}")
     policies = {policy_id: _find_policy(name, allow_pickle=allow_pickle) for policy_id, _, name in pairs}
     return policies if pairs[0][1] else policies[""]
 

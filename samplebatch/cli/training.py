@@ -99,7 +99,7 @@ def read_training(
     named = {"env": None, "seed": 0, "workers": 0} | {name: options.pop(name) for name in _OWN if name in options}
     for name in ("algorithm", "source"):
         if named.get(name) is None:
-            raise ArgumentError(f"{name} must be passed as an argument or in the file")
+            raise ArgumentError(f"{name} must be passed as an argument or in the file, got neither")
     for name in ("algorithm", "source", "env"):
         if not isinstance(named[name], str | None):
             raise ArgumentError(f"{name} must be a string, got a {type(named[name]).__name__}")
@@ -113,7 +113,9 @@ def read_training(
     settings = complete_settings(str(named["algorithm"]), options)
     if steps is not None:
         if conflicting := typed.keys() & _LENGTH:
-            raise ArgumentError(f"steps must be passed without {' and '.join(sorted(conflicting))}, which it sets")
+            raise ArgumentError(
+                f"steps must be passed without {' and '.join(sorted(conflicting))}, which it sets, got both"
+            )
         epochs = max(1, round(whole("steps", steps, 1) / settings["epoch_num_steps"]))
         settings |= {"max_epochs": epochs, "epoch_num_steps": -(-steps // epochs)}
     training = Training(settings=settings, **named)
@@ -176,7 +178,7 @@ def new_folder(training: Training, folder: Path | None, content: str) -> Path:
     target = folder or Path("runs") / f"{training.algorithm}-{Path(training.source).name.replace(':', '-')}"
     if (target / content).exists():
         raise ArgumentError(
-            f"{str(target)!r} must not contain a run; resume it with --resume {target}, or give another --out"
+            f"{str(target)!r} must not contain a run, got one; resume it with --resume {target}, or give another --out"
         )
     return target
 
@@ -317,7 +319,10 @@ def _environment(name: str, settings: Mapping[str, Any], *, is_test: bool = Fals
 
     if not is_atari(name):
         if (settings.get("stack_num") or 1) > 1:
-            raise ArgumentError(f"stack_num must be left out in {name!r}, as only frames of Atari are stacked")
+            raise ArgumentError(
+                f"stack_num must be omitted for {name!r}, because only frames of Atari are stacked, got "
+                f"{settings['stack_num']}"
+            )
         return name
     usual = {} if is_test else {"terminal_on_life_loss": True, "clip_rewards": True}
     return partial(make_atari, name, stack_num=_frames(settings), **usual)
@@ -409,7 +414,9 @@ def _spaces_of(env: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
     environment: Any = make_environment(_environment(env, settings, is_test=True))
     try:
         if not hasattr(environment, "observation_space") or callable(environment.observation_space):
-            raise EnvironmentSpecError(f"environment {env!r} must have one agent for training")
+            raise EnvironmentSpecError(
+                f"environment {env!r} must have one agent for training, got a {type(environment).__name__}"
+            )
         return environment.observation_space, environment.action_space
     finally:
         environment.close()

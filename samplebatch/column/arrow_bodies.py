@@ -152,7 +152,7 @@ def decompressed_stream_nbytes(data: pa.Buffer) -> int:
 def _footer(view: memoryview) -> _Table:
     nbytes, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
     if magic != b"ARROW1":
-        raise ValueError("the last bytes must be an Arrow file's")
+        raise ValueError(f"the file must end with {b'ARROW1'!r}, got {bytes(magic)!r}")
     return _root(view[len(view) - _TAIL.size - nbytes : len(view) - _TAIL.size])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import describe_value
 from samplebatch.column.types import holds
 from samplebatch.errors import ColumnMismatchError, SampleBatchError
 
@@ -72,7 +73,8 @@ def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
         return array
     flags: npt.NDArray[np.bool_] = array != 0
     if not np.array_equal(flags, array):
-        raise ColumnMismatchError(f"column {name!r} must have flags, 0 or 1 each, got other numbers")
+        other = array[flags != array].tolist()[0]
+        raise ColumnMismatchError(f"column {name!r} must have flags, 0 or 1 each, got {describe_value(other)}")
     return flags
 
 

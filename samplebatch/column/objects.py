@@ -698,7 +698,8 @@ def _node(plain: dict[str, Any]) -> Node:
         tuple(map(_node, plain.get("children", ()))),
     )
     if node.kind == "dict" and not len(node.names) == len(node.optional) == len(node.children):
-        raise ValueError("a dict must have as many names as children")
+        counts = len(node.children), len(node.names), len(node.optional)
+        raise ValueError("a dict of {} children must have as many names and flags, got {} and {}".format(*counts))
     return node
 
 
@@ -713,14 +714,14 @@ class _Decoder:
         """Decode values; nulls that do not represent None become `null`."""
         if node.kind == "none":
             if array.null_count != len(array):
-                raise ValueError("values of kind 'none' must be null")
+                raise ValueError(f"values of kind 'none' must be null, got {len(array) - array.null_count} others")
             return [None] * len(array)
         if not array.null_count:
             return self._decode_present(node, array)
         if node.nullable:
             null = np.nan if node.dtype == "nan" else None
         elif null is _REFUSED:
-            raise ValueError(f"values of kind {node.kind!r} must not be null")
+            raise ValueError(f"values of kind {node.kind!r} must not be null, got {array.null_count} nulls")
         present = iter(self._decode_present(node, array.drop_null()))
         return [next(present) if valid else null for valid in array.is_valid().to_pylist()]
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.arguments import describe_value
 from samplebatch.column import memory, varying_rows
 from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Header, Indices
@@ -230,7 +231,8 @@ class RaggedColumn(RaggedRows):
             elements, offsets, shapes = buffers if ndim != 1 else (*buffers, None)
             dtype = named_dtype(dtype_name)
             if length < 0 or ndim < 1:
-                raise ValueError("rows and dimensions must not be negative, and rows must have dimensions")
+                counts = f"{describe_value(length)} rows of {describe_value(ndim)} dimensions"
+                raise ValueError(f"a ragged column must have 0 rows or more of 1 dimension or more, got {counts}")
             count = memoryview(elements).nbytes // dtype.itemsize
             column = cls(
                 memory.as_array(elements, dtype, (count,)),
@@ -248,13 +250,19 @@ def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None,
     """Raise FormatError if untrusted offsets and shapes do not match `count` elements."""
     lengths = offsets[1:] - offsets[:-1]
     if offsets[0] < 0 or offsets[-1] > count or (lengths < 0).any():
-        raise FormatError(f"{subject} must have non-decreasing offsets in [0, {count}], got others; it is damaged")
+        actual = "decreasing ones" if (lengths < 0).any() else f"[{offsets[0]}, {offsets[-1]}]"
+        raise FormatError(f"{subject} must have non-decreasing offsets in [0, {count}], got {actual}; it is damaged")
     if shapes is None:
         return
-    if (shapes < 0).any() or np.maximum(shapes, 1).prod(1, np.float64).max(initial=0) >= 2.0**62:
-        raise FormatError(f"{subject} must have shapes that an array can have, got others; it is damaged")
-    if (shapes.prod(1) != lengths).any():
-        raise FormatError(f"{subject} must have shapes that match the rows' lengths, got others; it is damaged")
+    is_invalid = (shapes < 0).any(1) | (np.maximum(shapes, 1).prod(1, np.float64) >= 2.0**62)
+    if is_invalid.any():
+        shape = f"{tuple(shapes[is_invalid.argmax()].tolist())!r:.80}"
+        raise FormatError(f"{subject} must have shapes that an array can have, got {shape}; it is damaged")
+    differs = shapes.prod(1) != lengths
+    if differs.any():
+        row = int(differs.argmax())
+        actual = f"{tuple(shapes[row].tolist())!r:.80} for {lengths[row]} elements in row {row}"
+        raise FormatError(f"{subject} must have shapes that match the rows' lengths, got {actual}; it is damaged")
 
 
 def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:

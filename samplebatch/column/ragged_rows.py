@@ -519,8 +519,12 @@ class RaggedRows(VaryingRows):
         (array([3, 4]), [[1, 2], [4, 4]])
         """
         extents = self.extents
-        if self.ndim > 1 and len(self) and (extents[:, 1:] != extents[0, 1:]).any():
-            raise ColumnTypeError("rows must have the same extents after the first to gather positions, got others")
+        if self.ndim > 1 and len(self) and (differs := (extents[:, 1:] != extents[0, 1:]).any(1)).any():
+            row = int(differs.argmax())
+            raise ColumnTypeError(
+                "rows must have the same extents after the first to gather positions, got "
+                f"{tuple(extents[0].tolist())} and, in row {row}, {tuple(extents[row].tolist())}"
+            )
         layout = positions.layout if isinstance(positions, VaryingRows) else None
         if isinstance(positions, VaryingRows):
             position_array = _host(positions.flat)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.arguments import describe_value
 from samplebatch.column import memory
 from samplebatch.column.interface import Column, Header, Indices
 from samplebatch.column.types import DTYPE_KEY
@@ -139,8 +140,9 @@ class TextColumn(Column):
         elif values.dtype.kind == "U" and values.size:
             values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
             # Python crashes on larger code points.
-            if values.dtype.itemsize and values.reshape(-1).view(np.uint32).max() > _MAX_CODE_POINT:
-                raise ColumnTypeError(f"column {name!r} must have Unicode characters, got others")
+            largest = values.reshape(-1).view(np.uint32).max() if values.dtype.itemsize else 0
+            if largest > _MAX_CODE_POINT:
+                raise ColumnTypeError(f"column {name!r} must have Unicode characters, got code point {largest:#x}")
         arrow = BYTES if values.dtype.kind == "S" else TEXT
         try:
             # A list, because pyarrow truncates strings of arrays at their first zero.
@@ -443,7 +445,10 @@ class TextColumn(Column):
             data, offsets, *validity = buffers
             count = length * prod(row_shape)
             if length < 0 or min(row_shape, default=0) < 0 or len(validity) > 1:
-                raise ValueError("lengths must not be negative, and there must be at most three buffers")
+                raise ValueError(
+                    f"a text column must have lengths from 0 and 2 or 3 buffers, got {describe_value(length)} rows of "
+                    f"shape {row_shape!r:.80} and {len(buffers)} buffers"
+                )
             text = memory.as_array(data, np.dtype(np.uint8), (memoryview(data).nbytes,))
             # Copies: another writer of this memory must not move rows after validation.
             starts = memory.as_array(offsets, _INT64, (count + 1,))

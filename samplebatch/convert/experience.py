@@ -99,8 +99,11 @@ def steps_as_recorded(source: Source) -> Steps:
     if np.any(number[1:] < number[:-1]) or (t is not None and np.any((number[1:] == number[:-1]) & (t[1:] < t[:-1]))):
         order = by_stream(number, t=t)
         batch, number, t = batch.take(order), number[order], None if t is None else t[order]
-    if t is not None and np.any((number[1:] == number[:-1]) & (t[1:] != t[:-1] + 1)):
-        raise errors.SequenceError(f"column {names.T!r} must count the steps of each episode one by one, got gaps")
+    if t is not None and np.any(gaps := (number[1:] == number[:-1]) & (t[1:] != t[:-1] + 1)):
+        before = int(gaps.argmax())
+        raise errors.SequenceError(
+            f"column {names.T!r} must count the steps of each episode one by one, got {t[before + 1]} after {t[before]}"
+        )
     return Steps(batch, np.append(run_starts(number), batch.count))
 
 
@@ -316,7 +319,7 @@ def _stack_leaf(path: str, rows: list[Any]) -> npt.NDArray[Any]:
         return np.asarray(rows)
     except ValueError as error:
         raise errors.ColumnTypeError(
-            f"column {path!r} must have rows of equal shape to be converted, got several"
+            f"column {path!r} must have rows of equal shape to be converted, got several shapes"
         ) from error
 
 
@@ -328,14 +331,18 @@ def gather_leaves(steps: list[Any], path: str) -> Any:
     """
     first = steps[0] if steps else None
     if isinstance(first, Mapping):
-        if all(isinstance(step, Mapping) and step.keys() == first.keys() for step in steps):
+        is_alike = [isinstance(step, Mapping) and step.keys() == first.keys() for step in steps]
+        if all(is_alike):
             return {key: gather_leaves([step[key] for step in steps], f"{path}.{key}") for key in first}
     elif isinstance(first, tuple):
-        if all(isinstance(step, tuple) and len(step) == len(first) for step in steps):
+        is_alike = [isinstance(step, tuple) and len(step) == len(first) for step in steps]
+        if all(is_alike):
             return tuple(gather_leaves([step[i] for step in steps], f"{path}.{i}") for i in range(len(first)))
     else:
         return steps
-    raise errors.ColumnMismatchError(f"column {path!r} must have the same structure in all rows")
+    raise errors.ColumnMismatchError(
+        f"column {path!r} must have the same structure in all rows, got another in row {is_alike.index(False)}"
+    )
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:

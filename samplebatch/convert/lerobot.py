@@ -117,15 +117,17 @@ class Layout:
         if not len(episodes.number):
             raise errors.FormatError(f"{str(folder)!r} must have episodes, got none")
         episodes = episodes.at(np.argsort(episodes.number, kind="stable"))
-        if np.any(episodes.number[1:] == episodes.number[:-1]):
-            raise errors.FormatError(f"{str(folder)!r} must list each episode once, got duplicates")
+        is_repeated = episodes.number[1:] == episodes.number[:-1]
+        if is_repeated.any():
+            repeated = episodes.number[is_repeated.argmax()]
+            raise errors.FormatError(f"{str(folder)!r} must list each episode once, got episode {repeated} twice")
         return episodes
 
     def _load(self) -> dict[str, Any]:
         try:
             info = json.loads(Path(self._name).read_bytes())
         except (ValueError, RecursionError) as error:
-            raise self._fault("must be valid JSON") from error
+            raise self._fault(f"must be valid JSON: {error}") from error
         if not isinstance(info, dict):
             raise self._fault(f"must be a JSON object, got a {type(info).__name__}")
         return info
@@ -134,7 +136,10 @@ class Layout:
         fields = about if isinstance(about, Mapping) else {}
         dtype, shape = fields.get("dtype"), fields.get("shape")
         if not isinstance(dtype, str) or not isinstance(shape, list) or not all(map(_is_size, shape)):
-            raise self._fault(f"must define a dtype and a shape of positive integers for feature {name!r}")
+            raise self._fault(
+                f"must define a dtype and a shape of positive integers for feature {name!r:.80}, got dtype "
+                f"{describe_value(dtype)} and shape {shape!r:.80}"
+            )
         if shape == [1] and fields.get("names") is None:
             shape = []
         return Feature(dtype, tuple(shape))
@@ -181,7 +186,12 @@ def _numbers_in(column: pa.ChunkedArray, name: str, path: str) -> Numbers:
         numbers: Numbers = column.to_numpy().astype(np.int64)
         if np.all(numbers >= minimum):
             return numbers
-    raise errors.FormatError(f"column {name!r} of {path!r} must contain only integers of at least {minimum}")
+        actual = str(numbers.min())
+    else:
+        actual = f"{column.type!s:.80} with {column.null_count} nulls"
+    raise errors.FormatError(
+        f"column {name!r} of {path!r} must contain only integers of at least {minimum}, got {actual}"
+    )
 
 
 _TO_FLAT = {theirs: name for name, theirs in NAMES.items()}
@@ -322,7 +332,8 @@ def _read_file(
     file, bound = open_parquet(path, max_nbytes=max_nbytes)
     for name in features:
         if name not in file.schema.names:
-            raise errors.FormatError(f"{path!r} must have column {name!r}, which meta/info.json lists")
+            hint = errors.near_names(name, file.schema.names)
+            raise errors.FormatError(f"{path!r} must have column {name!r}, which meta/info.json lists; {hint}")
     # In file order, as the reader requires.
     listed = [name for name in file.schema.names if name in features]
     table = file.read(range(file.num_groups), listed, bound)
@@ -335,7 +346,9 @@ def _read_file(
     }
     for name, numbers in expected.items():
         if not np.array_equal(_values(table[name], name, features[name], bound), numbers):
-            raise errors.FormatError(f"column {name!r} of {path!r} must agree with the episodes in {EPISODES}")
+            raise errors.FormatError(
+                f"column {name!r} of {path!r} must agree with the episodes in {EPISODES}, got other numbers"
+            )
     if not chosen.all():
         table = table.filter(pa.array(np.repeat(chosen, episodes.length)))
     return SampleBatch(
@@ -352,8 +365,11 @@ def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryB
     sizes = feature.shape or (1,)
     for size in sizes if _is_list(array.type) or feature.shape not in ((), (1,)) else ():
         if not _is_list(array.type) or array.null_count or not _has_lists_of(array, size):
+            actual = f"{array.type!s:.80} with {array.null_count} nulls"
+            if _is_list(array.type) and not array.null_count:
+                actual = f"lists that do not have {size} elements"
             raise errors.FormatError(
-                f"column {name!r} must have rows of shape {feature.shape}, the shape in meta/info.json"
+                f"column {name!r} must have rows of shape {feature.shape}, the shape in meta/info.json, got {actual}"
             )
         array = array.flatten()
     if array.null_count or _is_list(array.type):
@@ -392,7 +408,9 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
                     images[row] = np.asarray(opened.convert(mode)).reshape(height, width, channels)
         # Pillow raises many types for damaged images, and warns about suspiciously large ones.
         except (OSError, ValueError, SyntaxError, TypeError, image.DecompressionBombError, Warning) as error:
-            raise errors.FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG") from error
+            raise errors.FormatError(
+                f"row {row} of column {name!r} must be an embedded PNG or JPEG, got other or damaged data"
+            ) from error
         if size != (width, height):
             raise errors.FormatError(
                 f"row {row} of column {name!r} must be an image of {width} by {height} pixels, got "
@@ -549,7 +567,9 @@ def _columns_of(steps: experience.Steps) -> Columns:
 
 def _add(columns: Columns, name: str, values: npt.NDArray[Any]) -> None:
     if name in columns:
-        raise errors.ColumnMismatchError(f"column {name!r} must be unique in a LeRobot dataset; rename or drop one")
+        raise errors.ColumnMismatchError(
+            f"column {name!r} must be unique in a LeRobot dataset, got two; rename or drop one"
+        )
     columns[name] = values
 
 
@@ -557,18 +577,21 @@ def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.
     if not tasks:
         raise errors.ArgumentError("task must contain at least one description, got none")
     if len(set(tasks)) < len(tasks):
-        raise errors.ArgumentError("task must contain each description only once, got duplicates")
+        repeated = next(task for task in tasks if tasks.count(task) > 1)
+        raise errors.ArgumentError(f"task must contain each description only once, got {repeated!r} twice")
     if single:
         return np.zeros(batch.count, np.int64)
     experience.require_columns(batch, TASK)
     numbers = np.asarray(batch[TASK])
-    if (
-        numbers.shape != (batch.count,)
-        or numbers.dtype.kind not in "iu"
-        or not np.all((numbers >= 0) & (numbers < len(tasks)))
-    ):
-        raise errors.ColumnMismatchError(f"column {TASK!r} must contain indices of task, from 0 to {len(tasks) - 1}")
-    return numbers.astype(np.int64)
+    if numbers.shape != (batch.count,) or numbers.dtype.kind not in "iu":
+        actual = f"{numbers.dtype} of shape {numbers.shape}"
+    elif np.all(is_index := (numbers >= 0) & (numbers < len(tasks))):
+        return numbers.astype(np.int64)
+    else:
+        actual = str(numbers[is_index.argmin()])
+    raise errors.ColumnMismatchError(
+        f"column {TASK!r} must contain indices of task, from 0 to {len(tasks) - 1}, got {actual}"
+    )
 
 
 def _counters(steps: experience.Steps, fps: float, tasks: npt.NDArray[np.int64]) -> Columns:

@@ -158,8 +158,12 @@ def _infos_of(episode: SampleBatch) -> Any:
         rows = [row or {} for row in infos.tolist()]
         if not any(rows):
             return None
-        if len({tuple(row) for row in rows}) > 1:
-            raise ColumnTypeError(f"column {names.INFOS!r} must have the same keys in all steps; drop it")
+        for row in rows:
+            if differing := row.keys() ^ rows[0].keys():
+                key = min(differing, key=str)
+                raise ColumnTypeError(
+                    f"column {names.INFOS!r} must have the same keys in all steps, got {key!r} only in some; drop it"
+                )
         infos = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
     return experience.map_leaves(_with_reset, infos, names.INFOS)
 

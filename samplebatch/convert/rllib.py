@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch import errors, names
+from samplebatch.arguments import describe_value
 from samplebatch.batch.concat import concat_samples
 from samplebatch.batch.inert_pickle import looks_packed, unpack
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -444,11 +445,15 @@ def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) ->
     if kind == "SampleBatch":
         return batch_of(document)
     policies = document.get("policy_batches") if isinstance(document, dict) else None
-    if kind != "MultiAgentBatch" or not isinstance(policies, dict):
-        raise errors.FormatError(f"{where} must be an RLlib SampleBatch or MultiAgentBatch, got type {kind!r}")
+    if kind != "MultiAgentBatch":
+        raise errors.FormatError(
+            f"{where} must be an RLlib SampleBatch or MultiAgentBatch, got type {describe_value(kind)}"
+        )
+    if not isinstance(policies, dict):
+        raise errors.FormatError(f"{where} must have 'policy_batches' by policy id, got {describe_value(policies)}")
     count = document.get("count")
     if type(count) is not int or count < 0:
-        raise errors.FormatError(f"{where} must have a count of environment steps, got {count!r}")
+        raise errors.FormatError(f"{where} must have a count of environment steps, got {describe_value(count)}")
     return MultiAgentBatch({policy: batch_of(columns) for policy, columns in policies.items()}, count)
 
 
@@ -829,10 +834,12 @@ def _shape(field: pa.Field, metadata: bytes) -> tuple[int, ...]:
             shape = json.loads(metadata)
         except (ValueError, RecursionError) as error:
             raise errors.FormatError(
-                f"column {field.name!r} must declare the shape of its tensors in its metadata"
+                f"column {field.name!r} must declare the shape of its tensors in its metadata: {error}"
             ) from error
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise errors.FormatError(f"column {field.name!r} must declare the shape of its tensors in its metadata")
+        raise errors.FormatError(
+            f"column {field.name!r} must declare the shape of its tensors in its metadata, got {shape!r:.80}"
+        )
     if len(shape) > _MAX_DIMENSIONS:
         raise errors.FormatError(
             f"column {field.name!r} must have tensors of at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}"
@@ -844,7 +851,10 @@ def _tensor(chunk: pa.Array, shape: tuple[int, ...], name: str) -> pa.Array:
     storage = _storage_of(chunk)
     size = prod(shape)
     if not size or not _is_list(storage.type) or storage.null_count or not np.all(_lengths(storage) == size):
-        raise errors.FormatError(f"column {name!r} must have {size} elements per row, the product of its shape {shape}")
+        actual = "other lengths" if _is_list(storage.type) and not storage.null_count else f"{storage.type!s:.80}"
+        raise errors.FormatError(
+            f"column {name!r} must have {size} elements per row, the product of its shape {shape}, got {actual}"
+        )
     rows = storage.flatten()
     for extent in reversed(shape):
         rows = pa.FixedSizeListArray.from_arrays(rows, extent)
@@ -859,7 +869,9 @@ def _lists(chunk: pa.Array, name: str) -> pa.Array:
         raise errors.FormatError(f"column {name!r} must have fields 'data' and 'shape' for each tensor, got {kind}")
     data, shapes = map(storage.field, field_indices)
     if not _is_list(shapes.type) or shapes.null_count or not np.all(_lengths(shapes) <= 1):
-        raise errors.FormatError(f"column {name!r} must have tensors of equal shape, or one-dimensional tensors")
+        raise errors.FormatError(
+            f"column {name!r} must have tensors of equal shape, or one-dimensional tensors, got several shapes"
+        )
     return data
 
 

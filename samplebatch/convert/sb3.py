@@ -460,7 +460,8 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         super().__init__(buffer_size, observation_space, action_space, *args, **kwargs)
         if self.n_steps is not None or "alpha" in kwargs:
             raise errors.ArgumentError(
-                "n_steps, alpha and beta must be None for SB3HerReplayBuffer; use SB3ReplayBuffer"
+                f"n_steps, alpha and beta must be None for SB3HerReplayBuffer, got n_steps={self.n_steps} and "
+                f"alpha={kwargs.get('alpha')}; use SB3ReplayBuffer"
             )
         self.env: Any = env
         self.n_sampled_goal = whole("n_sampled_goal", n_sampled_goal)

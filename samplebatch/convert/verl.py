@@ -162,7 +162,8 @@ def to_verl(
             tensors[name] = column.pad(value, side="left", length=left)
         else:
             raise ColumnLengthError(
-                f"column {name!r} must have rows of the same lengths as the prompts, the responses, or their sums"
+                f"column {name!r} must have rows of the same lengths as the prompts, the responses, or their sums, got "
+                "others"
             )
     if responses is not None:
         masks = [] if prompts is None else [prompts.mask(side="left", length=left)]

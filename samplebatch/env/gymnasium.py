@@ -271,9 +271,8 @@ class VectorEnvironments(Environments):
         try:
             leaves = layout.flatten(obs)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            must = (
-                f"observations must have the parts {', '.join(map(repr, layout.names))}, as the observation space has"
-            )
+            actual = ", ".join(map(repr, obs)) if isinstance(obs, Mapping) else f"a {type(obs).__name__}"
+            must = f"observations must have the parts {', '.join(map(repr, layout.names))} of their space, got {actual}"
             raise self.refuse(must, None) from error
         for index, (leaf, space, name) in enumerate(zip(leaves, layout.spaces, self._obs_names, strict=True)):
             exact = leaf

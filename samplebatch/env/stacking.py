@@ -65,8 +65,11 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
         return _stack_leaf(name, values)
     structure, _ = flatten(name, first)
     taken_apart = [flatten(name, value) if is_nested(value) else (None, []) for value in values]
-    if any(other != structure for other, _ in taken_apart):
-        raise ColumnMismatchError(f"column {name!r} must have the same structure in all rows")
+    for row, (other, _) in enumerate(taken_apart):
+        if other != structure:
+            raise ColumnMismatchError(
+                f"column {name!r} must have the same structure in all rows, got another in row {row}"
+            )
     paths = list(leaf_names(name, structure))
     return NestedRows(
         structure,

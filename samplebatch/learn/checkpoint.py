@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from samplebatch.arguments import describe_value
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
@@ -195,8 +196,10 @@ def read_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = Fals
         raise FormatError(
             f"{str(path)!r} must be a checkpoint of a trainer, got an unreadable file: {error}"
         ) from error
-    if not isinstance(state, dict) or not {"trainer", "parts", "why_reset"} <= set(state):
-        raise FormatError(f"{str(path)!r} must be a checkpoint of a trainer, got other contents")
+    if not isinstance(state, dict):
+        raise FormatError(f"{str(path)!r} must be a checkpoint of a trainer, got {describe_value(state)}")
+    if missing := sorted({"trainer", "parts", "why_reset"}.difference(state)):
+        raise FormatError(f"{str(path)!r} must be a checkpoint of a trainer, got a dict without {missing[0]!r}")
     return state
 
 

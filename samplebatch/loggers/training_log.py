@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import describe_value
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import FormatError
 from samplebatch.loggers.logger import Logger
@@ -130,7 +131,10 @@ def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
     """
     log = Dataset(folder).read()
     if not is_log(log):
-        raise FormatError(f"{os.fspath(folder)!r} must be a training log with columns {', '.join(COLUMNS)}")
+        actual = f"columns {', '.join(log.column_names)}"[:200] if isinstance(log, SampleBatch) else describe_value(log)
+        raise FormatError(
+            f"{os.fspath(folder)!r} must be a training log with columns {', '.join(COLUMNS)}, got {actual}"
+        )
     return newest_metrics(log)
 
 

@@ -28,7 +28,7 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
 from samplebatch.column.varying_rows import VaryingRows
-from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError
+from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import finished_episodes, policies_of
 
@@ -623,12 +623,15 @@ def _check(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> None:
     for policy, steps in policies.items():
         if steps.zero_padded or steps.time_major:
             raise SequenceError(
-                f"a batch must be neither padded nor time-major to be split into episodes, got policy {policy!r}; "
-                "pad the train batch instead"
+                f"steps of policy {policy!r} must be neither padded nor time-major to be split into episodes, got "
+                f"zero_padded={steps.zero_padded}, time_major={steps.time_major}; pad the train batch instead"
             )
         for name in (names.EPS_ID,) if flat else (names.EPS_ID, names.T):
             if name not in steps:
-                raise ColumnNotFoundError(f"column {name!r} must exist to build complete episodes of policy {policy!r}")
+                raise ColumnNotFoundError(
+                    f"column {name!r} must exist to build complete episodes of policy {policy!r}; "
+                    f"{near_names(name, steps.column_names)}"
+                )
 
 
 def _env_steps(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> dict[Any, int]:

@@ -74,9 +74,13 @@ def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
     if not steps.count:
         return steps, np.empty(0, np.intp)
     if steps.zero_padded or steps.time_major:
-        raise errors.SequenceError("batches must be neither padded nor time-major to be split into trajectories")
+        raise errors.SequenceError(
+            "batches must be neither padded nor time-major to be split into trajectories, got "
+            f"zero_padded={steps.zero_padded}, time_major={steps.time_major}"
+        )
     if names.EPS_ID not in steps:
-        raise errors.ColumnNotFoundError(f"column {names.EPS_ID!r} must exist to separate trajectories")
+        hint = errors.near_names(names.EPS_ID, steps.column_names)
+        raise errors.ColumnNotFoundError(f"column {names.EPS_ID!r} must exist to separate trajectories; {hint}")
     keys = [np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX) if name in steps]
     starts = run_starts(*keys)
     t = np.asarray(steps[names.T]) if names.T in steps else None
@@ -257,7 +261,8 @@ def check_hooks(
                 )
     if hooks and buffer is not None:
         raise errors.ArgumentError(
-            "hooks must be empty with a buffer, as they apply to batches; compute columns of samples"
+            f"hooks must be empty with a buffer, because they apply to batches, got {len(hooks)}; compute columns of "
+            "samples"
         )
     return tuple(hooks)
 

@@ -483,7 +483,7 @@ class _PolicyRows:
 def _join_nested(name: str, blocks: Sequence[Any]) -> NestedRows:
     first = blocks[0]
     if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
-        raise ColumnMismatchError(f"column {name!r} must have the same structure in all rows")
+        raise ColumnMismatchError(f"column {name!r} must have the same structure in all steps, got several structures")
     paths = leaf_names(name, first.structure)
     leaves = zip(*[block.leaves for block in blocks], strict=True)
     return NestedRows(first.structure, [join_blocks(path, parts) for path, parts in zip(paths, leaves, strict=True)])

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import errors, names
-from samplebatch.arguments import positive, suggest_names, whole
+from samplebatch.arguments import describe_value, positive, suggest_names, whole
 from samplebatch.batch.delivery import Delivery, as_array
 from samplebatch.batch.flags import column_names
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -901,7 +901,8 @@ class ReplayClient:
         """Empty the table. `keep_statistics` must be false, because running episodes cannot be continued."""
         if keep_statistics:
             raise errors.ArgumentError(
-                "keep_statistics must be false for a table of a replay service, which may have several writers"
+                "keep_statistics must be false for a table of a replay service, which may have several writers, got "
+                f"{describe_value(keep_statistics)}"
             )
         self._call_all(TableConnection.reset)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from samplebatch import errors
-from samplebatch.arguments import whole
+from samplebatch.arguments import describe_value, whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.service import protocol, samples
@@ -78,7 +78,7 @@ class RowSession:
                 )
             if not isinstance(ask, str) or ask not in self._answers:
                 raise errors.FormatError(
-                    f"'ask' must be a known action, got {ask!r}; {errors.near_names(ask, self._answers)}"
+                    f"'ask' must be a known action, got {describe_value(ask)}; {errors.near_names(ask, self._answers)}"
                 )
             self._answers[ask](request, keys)
         except errors.AbandonedError:
@@ -100,8 +100,11 @@ class RowSession:
         self._service.check_nbytes("keys", rows.nbytes)
         rows.validate()
         batch = read_fragment(rows)
-        if isinstance(batch, MultiAgentBatch) or list(batch.column_names) != [KEY]:
-            raise errors.FormatError(f"keys must be one column {KEY!r}, got others")
+        if isinstance(batch, MultiAgentBatch):
+            raise errors.FormatError(f"keys must be one column {KEY!r}, got columns by policy")
+        if list(batch.column_names) != [KEY]:
+            listed = ", ".join(map(repr, batch.column_names))[:80] or "no columns"
+            raise errors.FormatError(f"keys must be one column {KEY!r}, got {listed}")
         return list_keys(batch._all()[KEY])
 
     # Requests
@@ -206,7 +209,7 @@ class RowSession:
 def _seconds(request: Mapping[str, Any]) -> float | None:
     value = request.get("timeout_s")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
-        raise errors.ArgumentError(f"timeout_s must be a number from 0, got {value!r}")
+        raise errors.ArgumentError(f"timeout_s must be a number from 0, got {describe_value(value)}")
     return None if value is None or np.isinf(value) else value
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from samplebatch import errors
-from samplebatch.arguments import count_of, finite
+from samplebatch.arguments import count_of, describe_value, finite
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.concat import concat_samples
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -144,7 +144,8 @@ class FragmentItems(Items):
             )
         size = np.asarray(value)
         if size.size != 1 or size.dtype.kind not in "biuf" or not np.isfinite(size).all():
-            raise errors.PriorityError("the priority of a fragment must be one finite number")
+            actual = describe_value(size.item()) if size.size == 1 else f"{size.dtype} of shape {size.shape}"
+            raise errors.PriorityError(f"the priority of a fragment must be one finite number, got {actual}")
         return abs(float(size.reshape(-1)[0]))
 
     def hold_insert(self, ready: Any) -> Hold | None:

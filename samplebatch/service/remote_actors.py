@@ -144,8 +144,8 @@ class RemoteActors:
         for steps in batches:
             if names.WEIGHTS_VERSION not in steps:
                 raise ColumnNotFoundError(
-                    f"fragments must have the column {names.WEIGHTS_VERSION!r} for max_lag; create collectors with "
-                    "weights=client"
+                    f"fragments must have the column {names.WEIGHTS_VERSION!r} for max_lag, got a fragment without "
+                    "it; create collectors with weights=client"
                 )
             if len(steps) and self.version - int(np.min(np.asarray(steps[names.WEIGHTS_VERSION]))) > self.max_lag:
                 return True

@@ -165,8 +165,8 @@ class RowStore:
         earlier writes in kind, dtype or row shape. Raises CapacityError if the table would have too many columns.
         """
         columns = {name: self._match(name, column) for name, column in write.columns.items()}
-        if len(self.forms.keys() | columns.keys()) > MAX_COLUMNS:
-            raise errors.CapacityError(f"a table of rows must have at most {MAX_COLUMNS} columns, got more")
+        if (count := len(self.forms.keys() | columns.keys())) > MAX_COLUMNS:
+            raise errors.CapacityError(f"a table of rows must have at most {MAX_COLUMNS} columns, got {count}")
         keys: Any = write.keys
         if keys is None:
             keys = range(self.next_key, self.next_key + write.count)

@@ -347,9 +347,10 @@ class StepItems(Items):
             exponent("beta", merged["beta"])
         if self.max_times:
             if mode == "episodes" or not merged.get("padded", True):
+                actual = "'episodes'" if mode == "episodes" else "unpadded 'sequences'"
                 raise ArgumentError(
-                    "mode must be 'steps' or padded 'sequences' for a table with max_times_sampled; omit "
-                    "max_times_sampled to sample episodes or unpadded sequences"
+                    f"mode must be 'steps' or padded 'sequences' for a table with max_times_sampled, got {actual}; "
+                    "omit max_times_sampled to sample episodes or unpadded sequences"
                 )
             if batch_size > self.capacity * self.max_times:
                 raise ArgumentError(
@@ -477,7 +478,8 @@ class StepItems(Items):
         """
         if times and self.buffer.options["sample_avail"]:
             raise ArgumentError(
-                "max_times_sampled must be 0 for a table with sample_avail, which never samples some steps"
+                "max_times_sampled must be 0 for a table with sample_avail, which never samples some steps, got "
+                f"{times}"
             )
         if not times and self.left is not None:
             self.left.lift(self.buffer)

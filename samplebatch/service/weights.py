@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import ipc
 
-from samplebatch.arguments import whole
+from samplebatch.arguments import describe_value, whole
 from samplebatch.batch.nested.node import ARRAY, KINDS, NUMBER, TENSOR
 from samplebatch.column import memory
 from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
@@ -152,8 +152,9 @@ class PublishedWeights:
             short_text("epoch", epoch)
             if whole("version", version, 1) > 2 * MAX_VERSION:
                 raise CapacityError(f"version must be at most {2 * MAX_VERSION}, got {version}")
-            if _read(stream)[0]["name"] != short_text("name", name):
-                raise FormatError(f"weights {name!r} must have this name in their stream, got another")
+            actual = _read(stream)[0]["name"]
+            if actual != short_text("name", name):
+                raise FormatError(f"weights {name!r} must have this name in their stream, got {describe_value(actual)}")
         with self._lock:
             self._newest = dict(state)
 
@@ -258,9 +259,14 @@ def _check_array(array: _Array, size: int) -> None:
     itemsize = check_torch_name(dtype.removeprefix(_TORCH)) if is_tensor else named_dtype(dtype).itemsize
     # For an array with an empty axis, NumPy and torch also limit the product of the other axes.
     if len(shape) > _MAX_AXES or min(shape, default=0) < 0 or itemsize * prod(max(1, n) for n in shape) > _MAX_NBYTES:
-        raise ValueError(f"the shape must have at most {_MAX_AXES} axes of at most {_MAX_NBYTES} bytes in all")
-    if not itemsize or itemsize * prod(shape) != size:
-        raise ValueError(f"an array of {dtype} with shape {shape} must have another number of bytes, got {size}")
+        raise ValueError(
+            f"an array must have at most {_MAX_AXES} axes of extents from 0 and {_MAX_NBYTES} bytes, got {dtype} of "
+            f"shape {shape!r:.80}"
+        )
+    if not itemsize:
+        raise ValueError(f"an array must have elements of 1 byte or more, got {dtype}")
+    if itemsize * prod(shape) != size:
+        raise ValueError(f"an array of {dtype} and shape {shape} must have {itemsize * prod(shape)} bytes, got {size}")
 
 
 def _check_count(count: int) -> None:

@@ -324,7 +324,7 @@ def read_plain(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{str(path)!r} must be an intact file of a buffer: {error}") from error
     if not isinstance(plain, dict):
-        raise FormatError(f"{str(path)!r} must be a file of a buffer, got another JSON value")
+        raise FormatError(f"{str(path)!r} must contain a JSON object, got a {type(plain).__name__}")
     expected = plain.pop(_CHECKSUM, None)
     if expected is not None and expected != _checksum(plain):
         raise FormatError(f"{str(path)!r} must match its checksum, got changed bytes; it is damaged")

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.arguments import describe_value
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.arrow import read_flags, read_structures
 from samplebatch.batch.flags import describe_flags
@@ -344,8 +346,12 @@ def read_hdf5(
                 set_unit(nested, ActionUnit.from_description(unit))
             return nested
         policies = list(about["policies"])
-        if not all(type(policy) in (str, int) for policy in policies) or len(set(policies)) < len(policies):
-            raise FormatError("policies must have unique ids, strings or integers, got others")
+        for policy in policies:
+            if type(policy) not in (str, int):
+                raise FormatError(f"policies must have strings or integers as ids, got {describe_value(policy)}")
+        if len(set(policies)) < len(policies):
+            repeated = Counter(policies).most_common(1)[0][0]
+            raise FormatError(f"policies must have unique ids, got {describe_value(repeated)} twice")
         groups = reader.children(file)
         parts = {}
         for i, policy in enumerate(policies):
@@ -381,7 +387,7 @@ def _is_in(name: str, columns: Mapping[str, Any]) -> bool:
 def _about(group: h5py.Group, reader: Hdf5Reader) -> dict[str, Any]:
     about = json.loads(reader.attributes(group)[_ABOUT])
     if about["version"] != _VERSION:
-        raise FormatError(f"the batch must have version {_VERSION}, got version {about['version']}")
+        raise FormatError(f"the batch must have version {_VERSION}, got version {describe_value(about['version'])}")
     return dict(about)
 
 
@@ -389,7 +395,7 @@ def _read_nested(file: h5py.File, reader: Hdf5Reader, columns: Sequence[str] | N
     if columns is None:
         batch = reader.read(file)
         if not isinstance(batch, Batch):
-            raise FormatError("the file must contain a nested batch, got other values")
+            raise FormatError(f"the file must contain a nested batch, got a {type(batch).__name__}")
         del batch.__dict__[_ABOUT]
         return batch
     children = reader.children(file)

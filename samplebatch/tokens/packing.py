@@ -118,8 +118,14 @@ class PackedBatch(Generic[B]):
         flat = values
         if isinstance(values, RaggedRows):
             expected = self.segments.sum()
-            if not np.array_equal(values.seq_lens, expected):
-                raise ColumnLengthError("values must have as many elements as each bin has tokens, got other lengths")
+            if len(values) != len(expected):
+                raise ColumnLengthError(f"values must have {len(expected)} rows, one per bin, got {len(values)}")
+            if (differs := values.seq_lens != expected).any():
+                row = int(differs.argmax())
+                raise ColumnLengthError(
+                    f"values must have one element per token of each bin, got {values.seq_lens[row]} for "
+                    f"{expected[row]} tokens in bin {row}"
+                )
             trailing = () if values.ndim == 1 or not len(values) else tuple(values.extents[0, 1:].tolist())
             flat = values.flat.reshape(int(counts.sum()), *trailing)
         kind = RaggedColumn if isinstance(flat, np.ndarray) else RaggedTorchColumn

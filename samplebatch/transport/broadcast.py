@@ -545,7 +545,9 @@ def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDAr
         nonlocal at
         begin, at = at, at + align(nbytes)
         if begin + nbytes > len(root):
-            raise errors.FormatError(f"a publication must contain the {nbytes} bytes of a buffer, got fewer")
+            raise errors.FormatError(
+                f"a publication must contain the {nbytes} bytes of a buffer, got {max(0, len(root) - begin)}"
+            )
         return root[begin : begin + nbytes]
 
     return cut

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import describe_value
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.frame import load_columns
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -231,7 +232,9 @@ def _variable_leaf(variable: VariableColumns, path: str) -> Any:
     if what == wire.COLUMN:
         return column
     if what != wire.OBJECTS or not isinstance(column, ObjectColumn):
-        raise FormatError("a message must describe each value as a plain value, a column or objects")
+        raise FormatError(
+            f"a message must describe each value as a plain value, a column or objects, got {describe_value(what)}"
+        )
     if shape is None:
         (only,) = column.values.tolist()
         return only

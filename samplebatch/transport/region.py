@@ -151,7 +151,7 @@ class Region:
             if not stat.S_ISREG(status.st_mode) or not 0 < nbytes == status.st_size:
                 raise FormatError(f"a region must be a file of {nbytes} bytes, got one of {status.st_size}")
             if sealed and not _is_sealed(descriptor):
-                raise FormatError(f"a region of {nbytes} bytes must be sealed against shrinking")
+                raise FormatError(f"a region of {nbytes} bytes must be sealed against shrinking, got one without seals")
             mapping = _Mapping(descriptor, nbytes, writable=writable)
         except BaseException:
             os.close(descriptor)

@@ -317,10 +317,10 @@ def _column(plain: Any) -> Fixed | Variable:
         return Variable(_string(plain[0]))
     name, dtype, row_shape, torch, form = plain
     if not all(type(extent) is int and extent >= 0 for extent in row_shape):
-        raise ValueError("row shapes must consist of integers >= 0")
+        raise ValueError(f"row shapes must consist of integers from 0, got {row_shape!r:.80}")
     elements = named_dtype(_string(dtype))
-    if torch is not None and check_torch_name(torch) != elements.itemsize:
-        raise ValueError(f"torch dtype {torch!r} must not have elements of {elements.itemsize} bytes")
+    if torch is not None and (itemsize := check_torch_name(torch)) != elements.itemsize:
+        raise ValueError(f"torch dtype {torch!r} must have elements of {elements.itemsize} bytes, got {itemsize} bytes")
     return Fixed(_string(name), elements, tuple(row_shape), torch, _string(form))
 
 
@@ -345,7 +345,7 @@ def _nested(structure: str, columns: Sequence[Fixed | Variable]) -> dict[str, St
         raise TypeError(f"nested columns must be a mapping from names, got a {type(nested).__name__}")
     leaves = [leaf for top, substructure in nested.items() for leaf in leaf_names(top, substructure)]
     if not set(leaves) <= {column.name for column in columns} or len(set(leaves)) < len(leaves):
-        raise ValueError("nested columns must be different columns of the batch")
+        raise ValueError(f"nested columns must be different columns of the batch, got {leaves!r:.80}")
     return nested
 
 

@@ -19,6 +19,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import describe_value
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.flags import Flags, flags_of_unit, read_declarations
 from samplebatch.column.arrow import Recent
@@ -199,7 +200,7 @@ def flags_of(plain: Any) -> Flags:
     time_major, zero_padded, max_seq_len, updates, is_training, *extras = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
-        raise FormatError("a message's flags must have the types of a batch's flags")
+        raise FormatError(f"a message's flags must have the types of a batch's flags, got {plain!r:.80}")
     if len(extras) > 2:
         raise FormatError(f"a message must have 5 to 7 flags of a batch, got {len(plain)}")
     described = extras[0] if extras else None
@@ -214,7 +215,7 @@ def flags_of(plain: Any) -> Flags:
 def count_of(value: Any) -> int:
     """Validate a count from another process; raises FormatError if the value is not a non-negative integer."""
     if type(value) is not int or value < 0:
-        raise FormatError("a message's counts must be integers from 0")
+        raise FormatError(f"a message's counts must be integers from 0, got {describe_value(value)}")
     return value
 
 

@@ -204,7 +204,9 @@ class RolloutWorkers(collector.Uncopied):
         check_options("map_action", map_action, policy)
         remote = collector.as_remote(buffer)
         if remote is not None and max_lag is not None:
-            raise ArgumentError("max_lag must be None if workers write to a service, which drops no fragments")
+            raise ArgumentError(
+                f"max_lag must be None if workers write to a service, which drops no fragments, got {max_lag}"
+            )
         collector.check_buffer(
             buffer, num_workers * envs_per_worker, several=isinstance(buffer, MultiAgentReplayBuffer)
         )
@@ -678,7 +680,9 @@ class RolloutWorkers(collector.Uncopied):
                 )
             published = self._backend.weights.version
             if state["weights"] is None and published:
-                raise ArgumentError("a state without weights must be loaded before weights are published")
+                raise ArgumentError(
+                    f"a state without weights must be loaded before weights are published, got version {published}"
+                )
             collectors = [worker_state["task"]["collector"] for worker_state in state["workers"]]
             if any(map(collector.has_pickles, collectors)):
                 require_permission("the state of workers", allow_pickle=allow_pickle)

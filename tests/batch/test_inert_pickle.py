@@ -173,7 +173,7 @@ def test_deep_values_are_rejected_at_any_recursion_limit(nest: bytes) -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1_000_000)
     try:
-        with pytest.raises(FormatError, match=r"nested containers|deeper ones"):
+        with pytest.raises(FormatError, match=r"nested containers|got 102 values and 101 levels"):
             read_pickle(nest + b".")
     finally:
         sys.setrecursionlimit(before)
@@ -199,7 +199,7 @@ def test_changed_bytes_are_decoded_or_rejected(data: st.DataObject) -> None:
 def test_arrays_with_a_false_size_are_rejected() -> None:
     pickled = pickle.dumps(np.arange(4))
     assert pickled.count(b"K\x04") == 1
-    with pytest.raises(FormatError, match="must have the bytes of its arrays"):
+    with pytest.raises(FormatError, match=r"an array in a pickle must have \d+ bytes, got \d+"):
         read_pickle(pickled.replace(b"K\x04", b"K\x7f"))
 
 
@@ -212,23 +212,23 @@ def shared_tuples(depth: int) -> bytes:
 def test_shared_tuples_with_exponential_hash_time_are_rejected(use: bytes) -> None:
     data = b"\x80\x04" + shared_tuples(60) + use
     assert len(data) < 260
-    with pytest.raises(FormatError, match="limited size and depth"):
+    with pytest.raises(FormatError, match="tuples of at most"):
         read_pickle(data)
 
 
 def test_many_keys_of_shared_tuples_are_rejected() -> None:
-    with pytest.raises(FormatError, match="limited size and depth"):
+    with pytest.raises(FormatError, match="tuples of at most"):
         read_pickle(b"\x80\x04" + shared_tuples(15) + b"}" + b"h\x0fNs" * 10_000 + b".")
 
 
 def test_deep_tuples_are_rejected() -> None:
-    with pytest.raises(FormatError, match="deeper ones"):
+    with pytest.raises(FormatError, match="got 102 values and 101 levels"):
         read_pickle(b")" + b"\x85" * 200_000 + b".")
 
 
 def test_long_integers_with_colliding_hashes_are_rejected() -> None:
     keys = [((2**61 - 1) * i).to_bytes(10, "little") for i in range(1, 30_000)]
-    with pytest.raises(FormatError, match="limited size and depth"):
+    with pytest.raises(FormatError, match="tuples of at most"):
         read_pickle(b"\x80\x04}(" + b"".join(b"\x8a\x0a" + key + b"N" for key in keys) + b"u.")
 
 

@@ -357,7 +357,10 @@ def test_a_new_column_misses_the_values_of_other_rows() -> None:
     assert buf.word.tolist() == [None, "x", None, None, None, None]
     assert buf.hasnull()
     before = repr(buf._meta)
-    with pytest.raises(ColumnTypeError, match="column 'n' must have a default for its other rows: int64"):
+    with pytest.raises(
+        ColumnTypeError,
+        match="column 'n' must have a dtype with a missing value or a default for its other rows, got int64",
+    ):
         buf.set_array_at_key(np.array([1, 2]), "n", index=[1, 3])
     assert repr(buf._meta) == before
     buf.set_array_at_key(np.array([1, 2]), "n", index=[1, 3], default_value=7)

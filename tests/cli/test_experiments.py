@@ -102,7 +102,7 @@ def test_each_seed_equals_a_single_run_and_the_log_has_the_mean(tmp_path: Path) 
     assert f"{RETURN} over env_step" in inspected.output
     code, printed = invoke(*words(), "--seeds", 2, "--out", "both")
     assert code == 2
-    assert "'both' must not contain a run; resume it with --resume both" in printed
+    assert "'both' must not contain a run, got one; resume it with --resume both" in printed
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds child processes in /proc")

@@ -98,7 +98,7 @@ def test_a_folder_with_a_run_is_not_overwritten() -> None:
     assert invoke(*words)[0] == 0
     code, printed = invoke(*words)
     assert code == 2
-    assert "'run' must not contain a run; resume it with --resume run, or give another --out" in printed
+    assert "'run' must not contain a run, got one; resume it with --resume run, or give another --out" in printed
 
 
 ENVIRONMENTS = {
@@ -136,7 +136,7 @@ def test_images_are_stored_once_and_compressed() -> None:
 def test_frames_of_other_environments_are_not_stacked() -> None:
     code, printed = invoke("train", "dqn", "CartPole-v1", *assignments([*QUICK, "stack_num=4"]))
     assert code == 2
-    assert "stack_num must be left out in 'CartPole-v1', as only frames of Atari are stacked" in printed
+    assert "stack_num must be omitted for 'CartPole-v1', because only frames of Atari are stacked, got" in printed
 
 
 def test_missing_atari_packages_are_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,10 @@ def test_infos_belong_to_their_steps() -> None:
 
 def test_columns_that_minari_cannot_store_are_rejected_with_the_name() -> None:
     for infos, message in (
-        ([{"a": 1}, {}, {}, {}, {}], "column 'infos' must have the same keys in all steps; drop it"),
+        (
+            [{"a": 1}, {}, {}, {}, {}],
+            "column 'infos' must have the same keys in all steps, got 'a' only in some; drop it",
+        ),
         ([{"name": "x"}] * 5, "column 'infos.name' must be numeric to be stored by Minari"),
     ):
         batch = two_episodes()

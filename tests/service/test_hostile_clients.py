@@ -187,8 +187,8 @@ def test_invalid_tickets_are_rejected(raw: Any, ticket: bytes, why: str) -> None
         (b'{"key": "k"}', "a fragment for a table of steps must have no key, got 'k'"),
         (b'{"priority": "high"}', "priority must be a number"),
         (b'{"priority": 1.0}', "priorities must be omitted for tables of kind 'uniform'"),
-        (b'{"batch": "{}"}', "must have valid batch metadata"),
-        (b'{"batch": "nonsense"}', "must have valid batch metadata"),
+        (b'{"batch": "{}"}', "metadata of the batch must be a JSON object"),
+        (b'{"batch": "nonsense"}', "metadata of the batch must be a JSON object"),
         (b'{"writer": "me"}', "must have no entry 'writer'"),
     ],
 )

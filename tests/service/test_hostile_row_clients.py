@@ -99,7 +99,7 @@ def test_invalid_rows_are_rejected_and_store_nothing(raw: Any, case: str) -> Non
         (b'{"number": 1, "timeout_s": -1}', "timeout_s must be a number"),
         (b'{"number": 1, "key": "k"}', "key must not be passed with rows"),
         (b'{"number": 1, "priority": 1.0}', "priority must not be passed with rows"),
-        (b'{"number": 1, "batch": "{}"}', "batch metadata"),
+        (b'{"number": 1, "batch": "{}"}', "metadata of the batch"),
     ],
 )
 def test_invalid_metadata_is_rejected(raw: Any, metadata: bytes, why: str) -> None:

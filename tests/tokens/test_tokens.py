@@ -222,7 +222,7 @@ def test_rows_are_repeated_and_columns_united():
         (lambda b: pack(assign(b, p=b["ids"].truncate(1)), 9), ArgumentError, "different lengths: 'ids' and 'p'"),
         (lambda b: pack(SampleBatch(a=[1, 2], seq_lens=[2]), 9), SequenceError, "got 'seq_lens'"),
         (lambda b: pack(b, 9).unpack(np.zeros(5)), ColumnLengthError, "one element for each of 6 tokens, got 5"),
-        (lambda b: pack(b, 9).unpack(b["ids"]), ColumnLengthError, "as many elements as each bin has tokens"),
+        (lambda b: pack(b, 9).unpack(b["ids"]), ColumnLengthError, "rows, one per bin, got 2"),
         (lambda b: token_minibatches(b, 3), ArgumentError, "max_tokens must be at least 4"),
         (lambda b: token_minibatches(b, 0), ArgumentError, "max_tokens must be a whole number from 1, got 0"),
         (lambda b: balance(b, 0), ArgumentError, "k must be a whole number from 1, got 0"),

@@ -74,7 +74,7 @@ def test_committed_reservations_are_not_unpickled(mark: Path, monkeypatch: pytes
         ("quint4x2", "got 'quint4x2'"),
         ("nn", "got 'nn'"),
         (3, "got '3'"),
-        ("int16", "must not have elements of 1 bytes"),
+        ("int16", "must have elements of 1 bytes, got 2 bytes"),
     ],
 )
 def test_dtypes_in_schemas_must_be_constructible_from_bytes(torch_name: Any, refusal: str) -> None:

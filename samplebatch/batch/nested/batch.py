@@ -192,14 +192,27 @@ def _on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
         if not ragged:
             return function(*leaves)
         first = ragged[0]
-        if len(ragged) < len(leaves) and any(KINDS[type(leaf)] not in (RAGGED, NUMBER) for leaf in leaves):
-            raise TypeError("the other operand of a ragged column must be a number or a ragged column")
-        if any(not np.array_equal(first.extents, other.extents) for other in ragged[1:]):
-            raise ValueError("ragged columns must have rows of the same shapes")
+        for leaf in leaves:
+            if KINDS[type(leaf)] not in (RAGGED, NUMBER):
+                raise TypeError(
+                    "the other operand of a ragged column must be a number or a ragged column, got a "
+                    f"{type(leaf).__name__}"
+                )
+        for other in ragged[1:]:
+            if not np.array_equal(first.extents, other.extents):
+                shapes = _differing_rows(first.extents, other.extents)
+                raise ValueError(f"ragged columns must have rows of the same shapes, got {shapes}")
         elements = function(*[leaf.flat if KINDS[type(leaf)] == RAGGED else leaf for leaf in leaves])
         return type(first)(elements, *first.layout)
 
     return compute
+
+
+def _differing_rows(first: npt.NDArray[Any], other: npt.NDArray[Any]) -> str:
+    if first.shape != other.shape:
+        return " and ".join(f"{n} rows of {ndim} dimensions" for n, ndim in (first.shape, other.shape))
+    row = int((first != other).any(1).argmax())
+    return f"{tuple(first[row].tolist())} and {tuple(other[row].tolist())} in row {row}"
 
 
 def _operand(value: Any, rule: str = "the other operand of a Batch must be a number or a Batch") -> Any:

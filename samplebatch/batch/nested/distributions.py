@@ -78,7 +78,9 @@ def slice_distribution(dist: D, selection: Selection) -> D:
         return type(dist).take_rows(dist, selection.of_tensor)  # type: ignore[attr-defined, no-any-return]
     parameters = parameters_of(dist)
     if not parameters or not all(isinstance(value, torch.Tensor) for value in parameters.values()):
-        raise TypeError("a distribution must declare its parameters as tensors to be indexed")
+        raise TypeError(
+            f"a distribution must declare its parameters as tensors to be indexed, got a {type(dist).__name__}"
+        )
     batch_ndim = len(dist.batch_shape)
     chosen = {}
     for name, value in parameters.items():

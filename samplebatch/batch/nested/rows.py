@@ -204,7 +204,7 @@ def _assign(target: Node, selection: Selection, new_values: Mapping[str, Any], p
             values = _NO_NAMES if absent else values_of(new)
             if kind == NODE:
                 if values is None:
-                    raise ValueError("values for a nested batch must be a Batch or a dict")
+                    raise ValueError(f"values for a nested batch must be a Batch or a dict, got a {type(new).__name__}")
                 _assign(value, selection, values, f"{prefix}{name}.")
             elif absent or (values is not None and not values):
                 if value is not None:

@@ -206,10 +206,12 @@ def stack_rows(rows: Any, make: type[Node]) -> Node:
             f"got {type(rows).__name__}; name the value"
         )
     entries = list(rows)
-    if not {KINDS[cls] for cls in set(map(type, entries))} <= _AGGREGATES:
-        raise ColumnTypeError(
-            "a Batch must be built from a dict, a Batch, or a list of dicts and Batches, got other rows; name the value"
-        )
+    for cls in set(map(type, entries)):
+        if KINDS[cls] not in _AGGREGATES:
+            raise ColumnTypeError(
+                "a Batch must be built from a dict, a Batch, or a list of dicts and Batches, got rows of "
+                f"type {cls.__name__}; name the value"
+            )
     return make._stack_rows(entries, "")
 
 
@@ -322,7 +324,9 @@ def missing_value(dtype: Any, path: str) -> Any:
     Raises ColumnTypeError if the dtype has no such value.
     """
     if dtype.kind not in _MISSING:
-        raise ColumnTypeError(f"column {path!r} must have a default for its other rows: {dtype} has no missing value")
+        raise ColumnTypeError(
+            f"column {path!r} must have a dtype with a missing value or a default for its other rows, got {dtype}"
+        )
     return _MISSING[dtype.kind]
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.arguments import describe_value
 from samplebatch.batch.arrow import METADATA_KEY, metadata_of
 from samplebatch.batch.tree import named_leaves
 from samplebatch.buffer.env_steps import EnvSteps
@@ -436,7 +437,7 @@ def read_buffer(
         file = _Rows(table_file, bound)
         about = metadata_of(file.schema) or {}
         if about.get("type") != "ReplayBuffer":
-            raise FormatError(f"{name!r} must contain a replay buffer, got a {about.get('type', 'table')}")
+            raise FormatError(f"{name!r} must contain a replay buffer, got a {about.get('type', 'table')!s:.80}")
         table = _table_of(file, about, bound, allow_pickle=allow_pickle)
         sampler = dict(about["sampler"])
         if WEIGHTS in file.schema.names:
@@ -665,12 +666,17 @@ def read_policies(
     folder = Path(path)
     about = read_plain(folder / MANIFEST)
     if about.get("type") != "MultiAgentReplayBuffer" or about.get("version") != _VERSION:
-        raise FormatError(f"{str(folder)!r} must contain a multi-agent buffer of version {_VERSION}, got another")
+        actual = f"type {describe_value(about.get('type'))} of version {describe_value(about.get('version'))}"
+        raise FormatError(f"{str(folder)!r} must contain a MultiAgentReplayBuffer of version {_VERSION}, got {actual}")
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
     with name_buffer_damage(str(folder)):
         ids = dict(about.get("ids", {}))
-        if not all(type(number) is int for number in ids.values()):
-            raise FormatError(f"{str(folder)!r} must have integer ids for policies without string ids, got others")
+        for number in ids.values():
+            if type(number) is not int:
+                actual = describe_value(number)
+                raise FormatError(
+                    f"{str(folder)!r} must have integer ids for policies without string ids, got {actual}"
+                )
         kind = buffer_state.buffer_class(about["kind"], ReplayBuffer)
         size = about["size"]
         if isinstance(size, dict):
@@ -681,7 +687,9 @@ def read_policies(
         for label, file in about["files"].items():
             policy = ids.get(label, label)
             if os.path.basename(file) != file or not (folder / file).is_file():
-                raise FormatError(f"{str(folder)!r} must have the file of policy {policy!r}, got no file {file!r}")
+                raise FormatError(
+                    f"{str(folder)!r} must have the file of policy {policy!r:.80}, got no file {file!r:.80}"
+                )
             policy_value = read_buffer(kind, folder / file, "Arrow", missing=missing, **trust)
             policy_value._table.lock = buffer._lock
             buffer.buffers[policy] = policy_value

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import describe_value
 from samplebatch.buffer.store import Slots
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError, StorageError
@@ -417,7 +418,9 @@ class BufferFolder:
         path = self.path / _LAYOUT.format(number)
         layout = read_plain(path)
         if not isinstance(layout.get("columns"), dict):
-            raise FormatError(f"{str(path)!r} must list columns, got another JSON value; it is damaged")
+            raise FormatError(
+                f"{str(path)!r} must have a dict of columns, got {describe_value(layout.get('columns'))}; it is damaged"
+            )
         self.notes = layout.get("notes")
         for name, entry in layout["columns"].items():
             try:

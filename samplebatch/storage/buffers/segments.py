@@ -323,8 +323,9 @@ def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> lis
                     raise FormatError(f"{str(path)!r} must contain rows of the checkpoint, got no file")
                 file, opened = path.open("rb"), segment
             assert file is not None
-            if nbytes > os.fstat(file.fileno()).st_size - offset:
-                raise FormatError(f"{str(path)!r} must have {offset + nbytes} bytes, got fewer; it is damaged")
+            size = os.fstat(file.fileno()).st_size
+            if nbytes > size - offset:
+                raise FormatError(f"{str(path)!r} must have {offset + nbytes} bytes, got {size}; it is damaged")
             file.seek(offset)
             data = file.read(nbytes)
             if hashlib.blake2b(data, digest_size=_DIGEST_NBYTES).digest() != digest.tobytes():
@@ -334,8 +335,10 @@ def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> lis
         if file is not None:
             file.close()
     if any(len(columns) != len(parts[0]) for columns in parts):
+        counts = sorted({len(columns) for columns in parts})[:8]
         raise FormatError(
-            f"groups of rows in {str(folder)!r} must have equal columns, got others; the checkpoint is damaged"
+            f"groups of rows in {str(folder)!r} must have equal columns, got {counts} columns; "
+            "the checkpoint is damaged"
         )
     return [_join(columns, folder) for columns in zip(*parts, strict=True)]
 

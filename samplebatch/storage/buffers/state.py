@@ -343,7 +343,9 @@ def check_state(state: Mapping[str, Any]) -> None:
     if expected is None:
         return
     if not isinstance(expected, Mapping):
-        raise FormatError("the checksums of a buffer's state must be a dict, got another type; it is damaged")
+        raise FormatError(
+            f"the checksums of a buffer's state must be a dict, got {describe_value(expected)}; it is damaged"
+        )
     digests = _digest_parts(state)
     missing = sorted(map(str, expected.keys() ^ digests.keys()))
     if missing:
@@ -471,7 +473,7 @@ def describe_without_rows(buffer: ReplayBuffer) -> State:
 def check_description(described: Mapping[str, Any]) -> None:
     """Check that a description describes a buffer and has a supported version."""
     if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
-        raise FormatError("the state must be a buffer's, got another object")
+        raise FormatError(f"the state must be a dict with the class of a buffer, got {describe_value(described)}")
     version = described.get("version")
     if type(version) is not int or version != VERSION:
         raise FormatError(f"the buffer must have version {VERSION}, got version {describe_value(version)}")
@@ -613,8 +615,8 @@ def _check_attributes(name: str, attributes: Mapping[str, Any], *, set_up: bool)
             raise FormatError(
                 f"attribute {attribute!r} of a {name} must be {expected}, got {describe_value(value)}; it is damaged"
             )
-    if not set_up and not attributes["options"].keys() >= _OPTIONS:
-        raise FormatError(f"the options of a {name} must include {sorted(_OPTIONS)}, got fewer; it is damaged")
+    if not set_up and (omitted := _OPTIONS - attributes["options"].keys()):
+        raise FormatError(f"the options of a {name} must include {min(omitted)!r}, got none; it is damaged")
     if attributes.get("options", {}).get("reward_dtype", "float32") != "float32":
         dtype = describe_value(attributes["options"]["reward_dtype"])
         raise FormatError(f"option 'reward_dtype' of a {name} must be 'float32' or absent, got {dtype}; it is damaged")

@@ -198,9 +198,10 @@ def read_about(folder: Path) -> tuple[int, dict[str, Any]]:
     plain = read_plain(path)
     version, about = plain.get("version"), plain.get("about")
     if version not in (_NO_STATUS, VERSION):
-        raise FormatError(f"{str(path)!r} must have version {_NO_STATUS} or {VERSION}, got version {version}")
+        actual = describe_value(version)
+        raise FormatError(f"{str(path)!r} must have version {_NO_STATUS} or {VERSION}, got version {actual}")
     if not isinstance(about, dict):
-        raise FormatError(f"{str(path)!r} must describe a buffer, got another JSON value; it is damaged")
+        raise FormatError(f"{str(path)!r} must describe a buffer in a dict, got {describe_value(about)}; it is damaged")
     return version, about
 
 

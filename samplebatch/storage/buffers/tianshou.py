@@ -336,13 +336,18 @@ def table_in(
     tree = table.columns.tree
     if tree:
         for name in ("terminated", "truncated", "done"):
-            if type(tree.get(name)) is not DenseStore or tree[name].values.dtype != np.bool_:
-                raise FormatError(f"column {name!r} of a buffer must be boolean, got another type")
-        rew = tree.get("rew")
-        if type(rew) is not DenseStore or rew.dtype != np.float64:
-            raise FormatError("column 'rew' of a buffer must be float64, got another type")
+            _check_column(tree, name, np.bool_)
+        _check_column(tree, "rew", np.float64)
     table.rings.load_state_dict(rings)
     return table
+
+
+def _check_column(tree: Mapping[str, Any], name: str, dtype: Any) -> None:
+    store = tree.get(name)
+    actual = store.values.dtype if type(store) is DenseStore else None
+    if actual != dtype:
+        described = actual or ("no column" if store is None else f"a {type(store).__name__}")
+        raise FormatError(f"column {name!r} of a buffer must be {np.dtype(dtype)}, got {described}")
 
 
 def _parts(found: buffer_state.State, children: Mapping[str, Any], reader: AttributeReader) -> list[buffer_state.State]:

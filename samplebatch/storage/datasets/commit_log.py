@@ -302,7 +302,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 def _apply(entry: dict[str, Any], about: dict[str, Any], parts: list[Part]) -> None:
     if "about" in entry:
         if entry["version"] not in _READABLE:
-            raise ValueError(f"version must be one of {_READABLE}, got {entry['version']}")
+            raise ValueError(f"version must be one of {_READABLE}, got {describe_value(entry['version'])}")
         about.update(entry["about"])
         return
     if not about:

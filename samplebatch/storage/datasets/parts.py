@@ -249,7 +249,7 @@ class DatasetRows:
                     parts.append(part)
                     total += part.rows
             if total < required:
-                raise FormatError(f"{str(self.folder)!r} must have the rows of its last state, got fewer")
+                raise FormatError(f"{str(self.folder)!r} must have the {required} rows of its last state, got {total}")
             try:
                 self.adopt(snapshot._replace(parts=parts))
             except FormatError:

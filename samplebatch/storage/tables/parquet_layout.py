@@ -233,8 +233,9 @@ def _pack(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.i
 def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
     """Insert null values for null lists, so that all lists have the same size."""
     offsets, present = np.array(array.offsets), ~_missing(array)
-    if (np.diff(offsets)[present] != size).any():
-        raise FormatError(f"lists must have size {size}, got others")
+    sizes = np.diff(offsets)[present]
+    if (sizes != size).any():
+        raise FormatError(f"lists must have size {size}, got {sizes[sizes != size][0]}")
     return _join(
         [
             values.slice(offsets[start], (stop - start) * size)
