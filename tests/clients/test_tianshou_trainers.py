@@ -85,19 +85,27 @@ def on_policy(
 
 
 def off_policy(
-    algorithm: Any, *, epochs: int, warm_up: int = 1000, per_step: float = 0.25, batch_size: int = 64, **options: Any
+    algorithm: Any,
+    *,
+    epochs: int,
+    warm_up: int = 1000,
+    per_step: float = 0.25,
+    batch_size: int = 64,
+    enough: float | None = None,
+    **options: Any,
 ) -> Any:
     training = (given := collectors(algorithm, noise=True, **options))["training_collector"]
     training.collect(n_step=warm_up, random=True)
     params = OffPolicyTrainerParams(
         **given,
         max_epochs=epochs,
-        epoch_num_steps=2000,
+        epoch_num_steps=1000,
         collection_step_num_env_steps=16,
         update_step_num_gradient_steps_per_sample=per_step,
         test_step_num_episodes=8,
         batch_size=batch_size,
         show_progress=False,
+        stop_fn=None if enough is None else lambda reward: reward > enough,
     )
     return algorithm.run_training(params)
 
@@ -140,7 +148,7 @@ def test_dqn_learns_cart_pole() -> None:
         n_step_return_horizon=3,
         target_update_freq=100,
     )
-    assert off_policy(algorithm, epochs=3).best_reward > 100
+    assert off_policy(algorithm, epochs=6, enough=100).best_reward > 100
 
 
 @pytest.mark.long
@@ -152,7 +160,7 @@ def test_sac_learns_pendulum() -> None:
         critic=pair_values(envs, HIDDEN),
         critic_optim=optimizer(),
     )
-    result = off_policy(algorithm, epochs=3, env="Pendulum-v1", per_step=1.0, batch_size=128)
+    result = off_policy(algorithm, epochs=6, env="Pendulum-v1", per_step=1.0, batch_size=128, enough=-400)
     assert result.best_reward > -400, "about -1200 at random"
 
 
@@ -174,7 +182,7 @@ def test_recurrent_ppo_learns_a_memory_task() -> None:
 
 @pytest.mark.long
 def test_recurrent_dqn_learns_cart_pole() -> None:
-    assert off_policy(recurrent_dqn(4), epochs=5, stack_num=4).best_reward > 60
+    assert off_policy(recurrent_dqn(4), epochs=10, stack_num=4, enough=60).best_reward > 60
 
 
 def test_recurrent_dqn_passes_its_state_between_steps_and_trains() -> None:

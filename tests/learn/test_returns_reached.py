@@ -100,15 +100,26 @@ def mean_return(policy: Any, env: Any, episodes: int = 30) -> float:
         return float(np.mean(collector.collect(n_episode=episodes).returns))
 
 
-def learn_online(algorithm: Any, envs: Any, *, steps: int, start: int, batch_size: int) -> None:
-    """Train for steps of environments, with a gradient step each, after some of random actions."""
+def learn_online(
+    algorithm: Any, envs: Any, *, steps: int, start: int, batch_size: int, enough: float | None = None
+) -> None:
+    """Train with one gradient step per environment step, after `start` random steps.
+
+    With `enough`, stop after 1,000, 2,000, ... steps if the mean return of 20 test episodes exceeds `enough`.
+    """
     buffer = VectorReplayBuffer(20_000, len(envs))
-    with Collector(algorithm.policy, envs, buffer, exploration_noise=True, seed=1) as collector:
+    with (
+        Collector(algorithm.policy, envs, buffer, exploration_noise=True, seed=1) as collector,
+        Collector(algorithm.policy, envs, seed=2) as tests,
+    ):
         collector.collect(n_step=start, random=True)
         params = OffPolicyTrainerParams(
             training_collector=collector,
-            max_epochs=1,
-            epoch_num_steps=steps,
+            max_epochs=1 if enough is None else steps // 1000,
+            epoch_num_steps=steps if enough is None else 1000,
+            test_collector=None if enough is None else tests,
+            test_step_num_episodes=20,
+            stop_fn=None if enough is None else lambda reward: reward > enough,
             collection_step_num_env_steps=len(envs),
             batch_size=batch_size,
             **SILENT,
@@ -134,7 +145,7 @@ def test_the_pendulum_task_is_learned(make: Any) -> None:
     torch.manual_seed(0)
     env = gymnasium.make("Pendulum-v1")
     algorithm = make(env, [64, 64], 1e-3, gamma=0.98, tau=0.02)
-    learn_online(algorithm, ["Pendulum-v1"] * 2, steps=8000, start=1000, batch_size=128)
+    learn_online(algorithm, ["Pendulum-v1"] * 2, steps=8000, start=1000, batch_size=128, enough=-250)
     assert mean_return(algorithm.policy, env, 10) > -300
 
 
