@@ -1,4 +1,9 @@
-"""`ma.*`: operations on batches of several policies."""
+"""`ma.*`: operations on batches of several policies.
+
+In the row `ma.aggregate.8`, our aggregator concatenates eight fragments to one train batch. It checks that the columns
+of the fragments match, and numbers the environment steps in order to split fragments between them. The peers only
+concatenate.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +51,33 @@ def _timeslices(k: int) -> Row:
     )
 
 
+def _concat(lib: Any, fragments: Any) -> Any:
+    return partial(lib.concat_samples, [_agents_batch(lib, f) for f in fragments])
+
+
+def _aggregate(lib: Any, fragments: Any) -> Any:
+    from samplebatch import Aggregator
+
+    batches = [_agents_batch(lib, f) for f in fragments]
+    aggregator = Aggregator(sum(batch.agent_steps() for batch in batches))
+
+    def aggregate() -> Any:
+        for batch in batches:
+            aggregator.add(batch)
+        return next(aggregator.batches())
+
+    return aggregate
+
+
+_CONCAT = {
+    "tensordict": _concat_by_policy(lambda lib, batches: lib.TensorDict.cat(batches, 0)),
+    "pyarrow": _concat_by_policy(lambda lib, tables: lib.pa.concat_tables(tables).combine_chunks()),
+    "bare": Way(
+        lambda lib, fragments: {p: bare.concat_setup(lib, [f[p] for f in fragments]) for p in fragments[0]},
+        lambda policies: {p: bare.concat(state) for p, state in policies.items()},
+    ),
+}
+
 ROWS = [
     _timeslices(1),
     _timeslices(20),
@@ -53,13 +85,16 @@ ROWS = [
         "ma.concat.16",
         lambda: [data.policies(200, seed) for seed in range(16)],
         traffic=True,
-        batch=Way(lambda lib, fragments: partial(lib.concat_samples, [_agents_batch(lib, f) for f in fragments])),
-        tensordict=_concat_by_policy(lambda lib, batches: lib.TensorDict.cat(batches, 0)),
-        pyarrow=_concat_by_policy(lambda lib, tables: lib.pa.concat_tables(tables).combine_chunks()),
-        bare=Way(
-            lambda lib, fragments: {p: bare.concat_setup(lib, [f[p] for f in fragments]) for p in fragments[0]},
-            lambda policies: {p: bare.concat(state) for p, state in policies.items()},
-        ),
+        batch=Way(_concat),
+        **_CONCAT,
+    ),
+    row(
+        "ma.aggregate.8",
+        lambda: [data.policies(200, seed) for seed in range(8)],
+        traffic=True,
+        ours=Way(_aggregate),
+        rllib=Way(_concat),
+        **_CONCAT,
     ),
     row(
         "ma.as_multi_agent",

@@ -261,19 +261,30 @@ def _end_flags(batches: Sequence[SampleBatch]) -> tuple[npt.NDArray[np.bool_], b
 
     Returns None if a batch has no column that `episode_ends` requires.
     """
-    marked = all(names.EPS_ID in steps and names.EPS_DONE in steps for steps in batches)
-    if not marked and not all(_tells(steps, ordered=len(batches) == 1) for steps in batches):
+    if not all(names.EPS_ID in steps for steps in batches):
         return None
-    name = names.EPS_DONE if marked else names.DONES
-    return np.concatenate([np.asarray(steps[name]) for steps in batches]).astype(np.bool_), marked
+    marks = join_column(batches, names.EPS_DONE)
+    if marks is not None:
+        return marks.astype(np.bool_), True
+    if len(batches) > 1 and not all(names.T in steps for steps in batches):
+        return None
+    terminated, truncated = (join_column(batches, name) for name in (names.TERMINATEDS, names.TRUNCATEDS))
+    if terminated is not None and truncated is not None and not any(names.DONES in steps for steps in batches):
+        done: npt.NDArray[np.bool_] = (terminated != 0) | (truncated != 0)
+        return done, False
+    if not all(names.DONES in steps or (names.TERMINATEDS in steps and names.TRUNCATEDS in steps) for steps in batches):
+        return None
+    return np.concatenate([np.asarray(steps[names.DONES]) for steps in batches]).astype(np.bool_), False
 
 
-def _tells(steps: SampleBatch, *, ordered: bool) -> bool:
-    return (
-        names.EPS_ID in steps
-        and (ordered or names.T in steps)
-        and (names.DONES in steps or (names.TERMINATEDS in steps and names.TRUNCATEDS in steps))
-    )
+def join_column(batches: Sequence[SampleBatch], name: str) -> npt.NDArray[Any] | None:
+    """Concatenate a column of several batches; return None if a batch lacks the column."""
+    values: list[npt.NDArray[Any]] = []
+    for steps in batches:
+        if name not in steps:
+            return None
+        values.append(np.asarray(steps[name]))
+    return np.concatenate(values)
 
 
 def derive_dones(batch: SampleBatch[Any]) -> Any:

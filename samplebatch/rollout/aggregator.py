@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, pairwise
+from functools import partial
+from itertools import accumulate, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,26 +16,27 @@ from samplebatch import names
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.concat import concat_samples, join
 from samplebatch.batch.episodes import (
-    EpisodeEnds,
     StepNumbers,
     by_stream,
     distinct_ids,
     episode_ends,
     finished_by_number,
+    join_column,
     number_coded_steps,
     run_starts,
 )
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError, near_names
 from samplebatch.names import PolicyID
-from samplebatch.rollout.statistics import finished_episodes, policies_of
+from samplebatch.rollout.statistics import policies_of
 
 _MODES = ("env_steps", "agent_steps")
-"""Units of batch sizes, in the order of the columns of `FragmentView.counts`."""
-_NOTHING = np.zeros(3, np.int64)
+"""Units of batch sizes, in the order of the columns of `Units.counts`."""
 
 
 class Aggregator:
@@ -69,8 +71,6 @@ class Aggregator:
         Number of queued environment steps.
     agent_steps : int
         Number of queued steps of all agents.
-    episodes : int
-        Number of episodes whose last step is queued.
 
     Raises
     ------
@@ -110,7 +110,6 @@ class Aggregator:
         self._models: dict[str, _Model] = {}
         self.env_steps = 0
         self.agent_steps = 0
-        self.episodes = 0
 
     @property
     def fragments(self) -> int:
@@ -120,6 +119,12 @@ class Aggregator:
         """
         is_split = len(self._queue) > 1 and self._queue[0].is_copied
         return len(self._queue) - is_split + (0 if self._open_episodes is None else len(self._open_episodes))
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes whose last step is queued."""
+        ends = sum([int(view.units.counts[-1, 2]) for view in self._queue])
+        return ends - int(self._queue[0].units.counts[self._first, 2]) if self._first else ends
 
     @property
     def nbytes(self) -> int:
@@ -148,14 +153,13 @@ class Aggregator:
         if self._open_episodes is not None:
             complete = self._open_episodes.add(fragment)
         elif self._size is None:
-            complete = [keep_together(fragment, len(finished_episodes(fragment)))]
+            complete = [keep_together(fragment)]
         else:
             complete = [by_env_step(fragment)]
         self._models = {**(self._models if self.fragments else {}), **models}
         self._queue += complete
         self.env_steps += fragment.env_steps()
         self.agent_steps += fragment.agent_steps()
-        self.episodes += sum([int(view.counts[-1, 2]) for view in complete])
 
     def batches(self) -> Iterator[SampleBatch | MultiAgentBatch]:
         """Yield the complete train batches.
@@ -206,10 +210,10 @@ class Aggregator:
         """
         if self._open_episodes is None:
             return 0
-        lost = self._open_episodes.drop(env_ids).counts[-1].tolist()
-        self.env_steps -= lost[0]
-        self.agent_steps -= lost[1]
-        return int(lost[0])
+        env_steps, agent_steps = self._open_episodes.drop(env_ids).totals
+        self.env_steps -= env_steps
+        self.agent_steps -= agent_steps
+        return env_steps
 
     def _full(self) -> tuple[int, int] | None:
         """Return how many entire views the next batch contains, and how many units of the following view.
@@ -220,7 +224,14 @@ class Aggregator:
             return None
         room, first = self._size, self._first
         for count, view in enumerate(self._queue):
-            before = view.counts[:, self._mode]
+            total = view.totals[self._mode]
+            if not first and total <= room:
+                # Entire fragments need not be split, so their steps are not numbered.
+                room -= total
+                if not room:
+                    return count + 1, 0
+                continue
+            before = view.units.counts[:, self._mode]
             stop = int(before.searchsorted(before[first] + room, "right")) - 1
             if stop < view.stop:
                 if stop == first and room == self._size:
@@ -235,7 +246,7 @@ class Aggregator:
     def _copy_batches(self) -> bool:
         """Copy all complete train batches in the first view together; return False if the view has fewer than two."""
         view, size, bounds = self._queue[0], self._size or 0, [self._first]
-        before = view.counts[:, self._mode]
+        before = view.units.counts[:, self._mode]
         while (first := bounds[-1]) < view.stop:
             stop = max(int(before.searchsorted(before[first] + size, "right")) - 1, first + 1)
             if stop == view.stop and before[stop] - before[first] < size:
@@ -250,31 +261,28 @@ class Aggregator:
 
     def _join(self, count: int, stop: int, extra: Sequence[FragmentView] = ()) -> SampleBatch | MultiAgentBatch:
         """Dequeue and concatenate `count` views, the next view's units before `stop`, and the views `extra`."""
-        ranges: list[tuple[FragmentView, int, int]] = []
-        joined: dict[PolicyID, SampleBatch] = {}
-        counts, is_flat = _NOTHING, True
-        for view in chain(islice(self._queue, count + (stop > 0)), extra):
-            first = 0 if ranges else self._first
-            last = stop if len(ranges) == count and stop else view.stop
-            ranges.append((view, first, last))
-            counts = counts + view.counts[last] - view.counts[first]
+        by_policy: dict[PolicyID, list[SampleBatch]] = {}
+        env_steps = agent_steps = 0
+        is_flat, views = True, [*islice(self._queue, count + (stop > 0)), *extra]
+        for index, view in enumerate(views):
+            first = 0 if index else self._first
+            last = stop if index == count and stop else None
+            for policy, steps in view.parts(first, last):
+                by_policy.setdefault(policy, []).append(steps)
+            steps_of_view = view.count(first, last)
+            env_steps += steps_of_view[0]
+            agent_steps += steps_of_view[1]
             is_flat &= view.flat
-        if len(ranges) == 1 and view.is_copied:
-            joined = dict(view.parts(first, last))
+        if len(views) == 1 and views[0].is_copied:
+            joined = {policy: part for policy, (part,) in by_policy.items()}
         else:
-            by_policy: dict[PolicyID, list[SampleBatch]] = {}
-            for view, first, last in ranges:
-                for policy, steps in view.parts(first, last):
-                    by_policy.setdefault(policy, []).append(steps)
             joined = {policy: join(parts) for policy, parts in by_policy.items()}
-        env_steps, agent_steps, episodes = counts.tolist()
         self.env_steps -= env_steps
         self.agent_steps -= agent_steps
-        self.episodes -= episodes
         for _ in range(count):
             self._queue.popleft()
         self._first = stop
-        if ranges and is_flat:
+        if views and is_flat:
             alone = joined.get(names.DEFAULT_POLICY_ID)
             return SampleBatch() if alone is None else alone
         return MultiAgentBatch._of(joined, env_steps)
@@ -286,7 +294,12 @@ class Aggregator:
         for policy, steps in policies_of(fragment).items():
             if steps.zero_padded or steps.time_major:
                 continue
-            form = [(name, type(column), column.dtype, column.row_shape) for name, column in steps._all().items()]
+            form = [
+                (name, TensorColumn, column.values.dtype, column.values.shape[1:])
+                if type(column) is TensorColumn
+                else (name, type(column), column.dtype, column.row_shape)
+                for name, column in steps._all().items()
+            ]
             model = expected.get(policy)
             if model is not None and model.form == form:
                 continue
@@ -304,6 +317,12 @@ def _example(steps: SampleBatch) -> SampleBatch:
 
     Empty rows of a ragged column do not determine a dtype.
     """
+    bare = [name for name, column in steps._all().items() if isinstance(column, ObjectColumn) and column.is_bare]
+    if bare:
+        # Slicing a column creates its dicts, which would then have to be copied into the train batch.
+        steps = steps.copy(shallow=True)
+        for name in bare:
+            steps._own()[name] = ObjectColumn.empty_dicts(steps.count)
     row = steps.slice(0, 1)
     for name, column in steps._all().items():
         if isinstance(column, VaryingRows) and len(column):
@@ -326,28 +345,56 @@ Parts = list[tuple[str, SampleBatch]]
 """Policy ids and views of a fragment's rows."""
 
 
+class Units(NamedTuple):
+    """Units into which a fragment can be split.
+
+    - `rows`: unit number of each row, one array per part of the fragment; None for a single unit.
+    - `counts`: numbers of environment steps, agent steps and episode ends before each unit and, in the last row, in
+      total; shape (units + 1, 3).
+    """
+
+    rows: Sequence[Counts] | None
+    counts: Counts
+
+
 class FragmentView:
     """View of a fragment as units: one unit per environment step, or a single unit if it cannot be split.
 
     - `parts`: policy ids and rows.
-    - `units`: unit number of each row, one array per part; None for a single unit.
-    - `counts`: numbers of environment steps, agent steps and episode ends before each unit and, in the last row, in
-      total; shape (units + 1, 3).
+    - `totals`: numbers of environment steps and of agent steps.
+    - `units`: units of the fragment, or a function that returns them, which is called on first use.
     - `flat`: whether the fragment is a `SampleBatch`.
     - `is_copied`: whether the rows have been copied in the order of train batches.
     """
 
     def __init__(
-        self, parts: Parts, units: Sequence[Counts] | None, counts: Counts, *, flat: bool, is_copied: bool = False
+        self,
+        parts: Parts,
+        totals: tuple[int, int],
+        units: Units | Callable[[], Units],
+        *,
+        flat: bool,
+        is_copied: bool = False,
     ) -> None:
         self._parts = parts
+        self.totals = totals
         self._units = units
-        self.counts = counts
-        self.stop = len(counts) - 1
-        """Number of units."""
         self.flat = flat
         self.is_copied = is_copied
         self._nbytes: int | None = None
+
+    @property
+    def units(self) -> Units:
+        """Units of the fragment, computed on first use."""
+        units = self._units
+        if not isinstance(units, Units):
+            units = self._units = units()
+        return units
+
+    @property
+    def stop(self) -> int:
+        """Number of units."""
+        return len(self.units.counts) - 1
 
     @property
     def nbytes(self) -> int:
@@ -364,11 +411,12 @@ class FragmentView:
         A view of the copy and, if any units remain, a view of the remaining units; None if the rows are sequences or
         the fragment cannot be split.
         """
-        if self._units is None or any(names.SEQ_LENS in steps for _, steps in self._parts):
+        units_of_rows, counts = self.units
+        if units_of_rows is None or any(names.SEQ_LENS in steps for _, steps in self._parts):
             return None
         first, stop = bounds[0], bounds[-1]
         copied, remaining, copied_units, remaining_units = [], [], [], []
-        for (policy, steps), units in zip(self._parts, self._units, strict=True):
+        for (policy, steps), units in zip(self._parts, units_of_rows, strict=True):
             rows = np.flatnonzero((units >= first) & (units < stop))
             rows = rows[by_stream(np.searchsorted(bounds, units[rows], "right"))]
             # Rows of a flat batch are in order; large batches are copied by two threads.
@@ -377,30 +425,42 @@ class FragmentView:
             for start, end in runs(np.flatnonzero(units >= stop)):
                 remaining.append((policy, steps.slice(start, end)))
                 remaining_units.append(units[start:end] - stop)
-        counts = self.counts[first : stop + 1] - self.counts[first]
-        views = [FragmentView(copied, copied_units, counts, flat=self.flat, is_copied=True)]
+        views = [self._part(copied, copied_units, counts[first : stop + 1], is_copied=True)]
         if remaining:
-            views.append(
-                FragmentView(remaining, remaining_units, self.counts[stop:] - self.counts[stop], flat=self.flat)
-            )
+            views.append(self._part(remaining, remaining_units, counts[stop:]))
         return views
 
-    def parts(self, first: int, stop: int) -> Iterator[tuple[str, SampleBatch]]:
-        """Yield each policy's rows in units `first` to `stop`, without a copy."""
-        if self._units is None or stop - first == self.stop:
+    def _part(self, parts: Parts, rows: list[Counts], counts: Counts, *, is_copied: bool = False) -> FragmentView:
+        units = Units(rows, counts - counts[0])
+        env_steps, agent_steps, _ = units.counts[-1].tolist()
+        return FragmentView(parts, (env_steps, agent_steps), units, flat=self.flat, is_copied=is_copied)
+
+    def count(self, first: int, stop: int | None) -> tuple[int, int]:
+        """Count environment steps and agent steps in the units from `first` to `stop`, or in all later units."""
+        if first == 0 and stop is None:
+            return self.totals
+        counts = self.units.counts
+        env_steps, agent_steps, _ = (counts[-1 if stop is None else stop] - counts[first]).tolist()
+        return env_steps, agent_steps
+
+    def parts(self, first: int, stop: int | None) -> Iterator[tuple[str, SampleBatch]]:
+        """Yield each policy's rows in the units from `first` to `stop`, or in all later units, without a copy."""
+        units_of_rows = None if first == 0 and stop is None else self.units.rows
+        if units_of_rows is None:
             yield from self._parts
             return
-        for (policy, steps), units in zip(self._parts, self._units, strict=True):
-            rows = np.flatnonzero((units >= first) & (units < stop))
+        for (policy, steps), units in zip(self._parts, units_of_rows, strict=True):
+            rows = np.flatnonzero((units >= first) & (units < (self.stop if stop is None else stop)))
             for start, end in runs(rows) if not self.is_copied else [(rows[0], rows[-1] + 1)] if len(rows) else ():
                 yield policy, steps.slice(start, end)
 
 
-def keep_together(fragment: SampleBatch | MultiAgentBatch, episodes: int) -> FragmentView:
+def keep_together(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     """Return a view of a fragment that cannot be split."""
     parts = list(fragment.as_multi_agent().policy_batches.items())
-    counts = np.array([[0, 0, 0], [fragment.env_steps(), fragment.agent_steps(), episodes]])
-    return FragmentView(parts, None, counts, flat=isinstance(fragment, SampleBatch))
+    totals = fragment.env_steps(), fragment.agent_steps()
+    units = partial(_single_unit, policies_of(fragment), totals)
+    return FragmentView(parts, totals, units, flat=isinstance(fragment, SampleBatch))
 
 
 def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
@@ -412,40 +472,49 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     """
     policies = policies_of(fragment)
     if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
-        return keep_together(fragment, _count_finished(episode_ends(policies)))
-    if isinstance(fragment, SampleBatch):
-        ends = episode_ends(policies)
-        last = np.zeros(fragment.count, np.int64) if ends is None else _last_rows(fragment, ends.ids[ends.finished])
-        ones = np.ones(fragment.count, np.int64)
-        units = np.arange(fragment.count)
-        return FragmentView(list(policies.items()), [units], _before(ones, ones, last), flat=True)
+        return keep_together(fragment)
+    totals, flat = (fragment.env_steps(), fragment.agent_steps()), isinstance(fragment, SampleBatch)
+    units = partial(_unit_per_row if flat else _unit_per_env_step, policies, totals)
+    return FragmentView(list(policies.items()), totals, units, flat=flat)
+
+
+def _single_unit(policies: Mapping[PolicyID, SampleBatch], totals: tuple[int, int]) -> Units:
+    ends = episode_ends(policies)
+    episodes = 0 if ends is None else int(ends.finished.sum())
+    return Units(None, np.array([[0, 0, 0], [*totals, episodes]]))
+
+
+def _unit_per_row(policies: Mapping[PolicyID, SampleBatch], totals: tuple[int, int]) -> Units:
+    (steps,), ends = policies.values(), episode_ends(policies)
+    last = np.zeros(steps.count, np.int64) if ends is None else _last_rows(steps, ends.ids[ends.finished])
+    rows = np.arange(steps.count)
+    return Units([rows], _counts_before(np.ones_like(rows), last))
+
+
+def _unit_per_env_step(policies: Mapping[PolicyID, SampleBatch], totals: tuple[int, int]) -> Units:
     numbered = number_steps(policies)
-    if numbered is None or len(numbered.episode) != fragment.env_steps():
-        return keep_together(fragment, _count_finished(episode_ends(policies)))
-    episode = numbered.episode
-    step = np.concatenate(list(numbered.units.values()))
-    agents = np.bincount(step, minlength=len(episode))
+    if numbered is None or len(numbered.episode) != totals[0]:
+        return _single_unit(policies, totals)
+    step, episode = numbered.step, numbered.episode
     last = np.zeros(len(episode), np.int64)
     finished = finished_by_number(policies, StepNumbers(step, episode))
     if finished is not None:
         last[-1] = finished[episode[-1]]
         last[:-1] = finished[episode[:-1]] & (episode[1:] != episode[:-1])
-    counts = _before(np.ones(len(episode), np.int64), agents, last)
-    return FragmentView(list(policies.items()), list(numbered.units.values()), counts, flat=False)
-
-
-def _count_finished(ends: EpisodeEnds | None) -> int:
-    return 0 if ends is None else int(ends.finished.sum())
+    counts = _counts_before(np.bincount(step, minlength=len(episode)), last)
+    return Units(list(numbered.units.values()), counts)
 
 
 class NumberedSteps(NamedTuple):
     """Environment steps of several policies, numbered in order of episode and time.
 
+    - `step`: step number of each row of all policies, shape (n,).
     - `units`: step number of each row, by policy.
     - `episode`: number of each step's episode, in ascending order; episodes are numbered in order of appearance.
     - `ids`: `eps_id` of each episode.
     """
 
+    step: Counts
     units: dict[PolicyID, Counts]
     episode: Counts
     ids: npt.NDArray[Any]
@@ -454,17 +523,17 @@ class NumberedSteps(NamedTuple):
 def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | None:
     """Number the environment steps of several policies; return None if a required column is missing."""
     batches = list(policies.values())
-    if not batches or any(names.EPS_ID not in steps or names.T not in steps for steps in batches):
+    eps_id, t = (join_column(batches, name) if batches else None for name in (names.EPS_ID, names.T))
+    if eps_id is None or t is None:
         return None
-    eps_id, t = (np.concatenate([np.asarray(steps[name]) for steps in batches]) for name in (names.EPS_ID, names.T))
     ids, first, episodes = distinct_ids(eps_id)
-    appearance = np.argsort(first, kind="stable")
+    appearance = first.argsort()
     rank = np.empty(len(ids), np.int64)
     rank[appearance] = np.arange(len(ids))
     numbered = number_coded_steps(rank[episodes], t)
     stops = [0, *accumulate(map(len, batches))]
     units = {policy: numbered.step[start:stop] for policy, (start, stop) in zip(policies, pairwise(stops), strict=True)}
-    return NumberedSteps(units, numbered.episode, ids[appearance])
+    return NumberedSteps(numbered.step, units, numbered.episode, ids[appearance])
 
 
 def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
@@ -517,8 +586,14 @@ def _last_rows(steps: SampleBatch, finished: npt.NDArray[Any]) -> Counts:
     return last
 
 
-def _before(*counts: Counts) -> Counts:
-    return np.concatenate([np.zeros((1, len(counts)), np.int64), np.stack(counts, 1).cumsum(0)])
+def _counts_before(agent_steps: Counts, ends: Counts) -> Counts:
+    """Return `Units.counts` of units that are one environment step each."""
+    counts = np.empty((len(agent_steps) + 1, 3), np.int64)
+    counts[:, 0] = np.arange(len(counts))
+    counts[0, 1:] = 0
+    agent_steps.cumsum(out=counts[1:, 1])
+    ends.cumsum(out=counts[1:, 2])
+    return counts
 
 
 @dataclass
@@ -533,8 +608,9 @@ class _Episode:
     def view(self, *, ended: bool) -> FragmentView:
         """Return the episode as a single unit in which each agent's steps are contiguous."""
         parts = sorted(self.parts, key=lambda part: part[0])
-        counts = np.array([[0, 0, 0], [self.env_steps, self.agent_steps, ended]])
-        return FragmentView([(policy, steps) for _, policy, steps in parts], None, counts, flat=self.flat)
+        totals = self.env_steps, self.agent_steps
+        units = Units(None, np.array([[0, 0, 0], [*totals, ended]]))
+        return FragmentView([(policy, steps) for _, policy, steps in parts], totals, units, flat=self.flat)
 
 
 class OpenEpisodes:
@@ -579,7 +655,7 @@ class OpenEpisodes:
         """Queue a fragment, and remove and return the episodes that end in the fragment."""
         policies = policies_of(fragment)
         if not policies:
-            return [keep_together(fragment, 0)] if fragment.env_steps() else []
+            return [keep_together(fragment)] if fragment.env_steps() else []
         flat = isinstance(fragment, SampleBatch)
         _check(policies, flat=flat)
         ends = episode_ends(policies)
