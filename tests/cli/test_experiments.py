@@ -105,8 +105,33 @@ def test_each_seed_equals_a_single_run_and_the_log_has_the_mean(tmp_path: Path) 
     assert "'both' must not contain a run, got one; resume it with --resume both" in printed
 
 
+def test_a_killed_seed_is_reported_and_resumed_and_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from samplebatch.cli import experiments
+
+    make = experiments.SeedRun
+
+    def kill_seed_1(training: Any, *args: Any, **options: Any) -> Any:
+        run = make(training, *args, **options)
+        if training.seed == 1:
+            run.process.kill()
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments, "SeedRun", kill_seed_1)
+        code, printed = invoke(*words(), "--seeds", 2, "--parallel", 2, "--out", "run")
+    assert code == 1, printed
+    assert "seed 1 was killed by SIGKILL" in printed
+    assert "Go on with: samplebatch train --resume run --allow-pickle" in printed
+    code, printed = invoke("--resume", "run", "--allow-pickle")
+    assert code == 0, printed
+    assert "seed 0:" not in printed
+    assert "Trained 2 of 2 seeds" in printed
+    assert json.loads(Path("run/seeds.json").read_text()) == {"0": "finished", "1": "finished"}
+
+
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds child processes in /proc")
-def test_a_killed_seed_is_reported_and_resumed_and_others_are_kept() -> None:
+def test_seeds_killed_during_training_are_resumed_from_their_checkpoints() -> None:
     process = start(*words("max_epochs=400"), "--seeds", "2", "--parallel", "2", "--out", "run")
     read_until(process, "seed 0: epoch 2", "seed 1: epoch 2")
     # Children are listed in order of their start.
