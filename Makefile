@@ -22,7 +22,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 COMPILE = $(@D)/bin/python -m compileall -qq -j 0 -x '/tests/' $(@D)/lib || true
 # Many tests wait for processes that they start: there is one process of tests more than there are cores.
 WORKERS := $(shell expr $$(nproc) + 1)
-PARALLEL := -n $(WORKERS) --dist worksteal --max-worker-restart 0
+PARALLEL = -n $(WORKERS) --dist worksteal --max-worker-restart 0
 CORE_EXTRAS := cli envs hdf5 pandas plot
 BENCH_FLAGS ?=
 TESTS ?=
@@ -53,6 +53,8 @@ test test-long soak mutants: export OMP_NUM_THREADS := 1
 test: $(TEST_READY) ## run the tests and all examples; with PYTHON=python3.13, those that run there; TESTS=tests/buffer: a part
 	$(TEST_VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
+# Broken links, soaks and clusters of Ray wait more than other tests.
+test-long: WORKERS := $(shell expr $$(nproc) + 2)
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
 	$(BIN)/python -m pytest -m long $(PARALLEL) -o faulthandler_timeout=1800 $(LONG_FLAGS) $(or $(TESTS),$(LONG_TESTS))
 

@@ -38,10 +38,9 @@ def test_python_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not report, report
 
 
-@each_page
-def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_commands(page: Path, monkeypatch: pytest.MonkeyPatch, *added: str) -> None:
+    """Run the commands of a page; add words to trainings of the default number of steps."""
     pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
     for start, block in blocks(page, "bash"):
         commands = "\n".join(block).replace("\\\n", " ").split("\n")
         for number, line in enumerate(commands, start + 1):
@@ -52,8 +51,22 @@ def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 if words[1] == "train":
                     # It sets torch's threads, which belong to all tests.
                     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+                    if "--steps" not in words and "--help" not in words:
+                        words += added
                 run = CliRunner().invoke(application(), words[1:])
                 assert run.exit_code == 0, f"{page.name}:{number}: {line}\n{run.output}{run.exception}"
+
+
+@each_page
+def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_commands(page, monkeypatch, "--steps", "2048")
+
+
+@pytest.mark.long
+def test_trainings_of_the_readme_run_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_commands(ROOT / "README.md", monkeypatch)
 
 
 @each_page

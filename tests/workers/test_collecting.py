@@ -139,7 +139,7 @@ def test_a_batch_does_not_depend_on_the_number_of_workers(env: str) -> None:
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "arena:Relay"])
 def test_every_batch_is_collected_with_one_version_of_the_weights(env: str) -> None:
-    with RolloutWorkers("actors:Marked", env, seed=1, capacity_nbytes=1 << 16) as workers:
+    with forked("actors:Marked", env, seed=1, capacity_nbytes=1 << 16) as workers:
         for version in range(4):
             if version:
                 assert workers.publish({"mark": np.array([10.0 * version])}) == version
@@ -170,7 +170,7 @@ def test_a_buffer_has_a_ring_for_each_environment_of_all_workers(kind: Any) -> N
     options = {"alpha": 0.6, "beta": 0.4} if kind is PrioritizedVectorReplayBuffer else {}
     buffer, wanted = kind(4000, 4, **options), VectorReplayBuffer(4000, 4)
     with (
-        RolloutWorkers(actors.lean, "CartPole-v1", buffer, envs_per_worker=2, seed=3) as workers,
+        forked(actors.lean, "CartPole-v1", buffer, envs_per_worker=2, seed=3) as workers,
         Collector(actors.lean, "CartPole-v1", wanted, num_envs=4, seed=3) as collector,
     ):
         for _ in range(3):

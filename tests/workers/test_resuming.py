@@ -113,7 +113,7 @@ def test_episode_ids_and_fragment_numbers_continue() -> None:
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_weights_and_their_versions_are_restored(backend: Any) -> None:
-    make = partial(RolloutWorkers, actors.Marked, "CartPole-v1", backend=backend, seed=1, max_lag=1)
+    make = partial(forked, actors.Marked, "CartPole-v1", backend=backend, seed=1, max_lag=1)
     with make() as first, make() as second:
         for mark in (3.0, 7.0):
             first.publish({"mark": np.full(1, mark)})
@@ -244,7 +244,7 @@ class Telling(gyms.Ladder):
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_workers_continue_if_their_state_cannot_be_saved(backend: Any) -> None:
-    with RolloutWorkers("random", partial(Telling, 0), backend=backend, infos=False) as workers:
+    with forked("random", partial(Telling, 0), backend=backend, infos=False) as workers:
         workers.collect(n_step=3)
         with pytest.raises(WorkerError, match="worker 0 cannot save its state: TypeError: cannot pickle 'generator'"):
             workers.state_dict()
@@ -308,7 +308,7 @@ def test_fragments_of_a_call_that_was_interrupted_are_in_the_state() -> None:
         raise TimeoutError
 
     slow = partial(arena.Relay, 0.005)
-    with RolloutWorkers("random", slow, seed=1) as first, inline("random", slow, seed=1) as second:
+    with forked("random", slow, seed=1) as first, inline("random", slow, seed=1) as second:
         first.collect(n_step=2)
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
