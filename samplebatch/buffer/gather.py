@@ -63,7 +63,7 @@ def rows_at(table: Table, slots: Ints, stack: int, skip: Container[str] = ()) ->
 
 def _check_gather(table: Table, slots: Ints, around: Around) -> None:
     tree = table.columns.tree
-    total = sum(gathered_nbytes(column, around[0] if name in STACKED else slots) for name, column in tree.items())
+    total = sum([gathered_nbytes(column, around[0] if name in STACKED else slots) for name, column in tree.items()])
     if not table.keeps_next:
         total += gathered_nbytes(tree["obs"], around[1])
     check_gathered_nbytes(table, total)
@@ -71,7 +71,9 @@ def _check_gather(table: Table, slots: Ints, around: Around) -> None:
 
 def gathered_nbytes(tree: Any, slots: Ints) -> int:
     """Return the size in bytes of a column's rows at the given slots; the column may be nested."""
-    return sum([store.gathered_nbytes(slots) for _, store in leaves_of(tree)])
+    if type(tree) is dict:
+        return sum([gathered_nbytes(inner, slots) for inner in tree.values()])
+    return int(tree.gathered_nbytes(slots))
 
 
 def check_gathered_nbytes(table: Table, nbytes: int) -> None:

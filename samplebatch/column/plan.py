@@ -63,12 +63,13 @@ class Plan:
     {'a': [1.0, 1.0, 1.0], 'b': [0, 1, 2]}
     """
 
-    __slots__ = ("_columns", "_has_bytes", "_values", "schema")
+    __slots__ = ("_columns", "_has_bytes", "_row_nbytes", "_values", "schema")
 
     def __init__(self, schema: pa.Schema, columns: dict[str, _Column], values: list[int]) -> None:
         self.schema = schema
         self._columns, self._values = columns, values
         self._has_bytes = all(column.row_nbytes for column in columns.values())
+        self._row_nbytes = sum([column.row_nbytes for column in columns.values()])
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Plan | None:
@@ -145,6 +146,11 @@ class Plan:
             values = _ndarray((count, *column.row_shape), column.dtype, last)
             arrays[name] = values if values.flags.aligned else memory.copy_of(values)
         return arrays
+
+    def nbytes_of(self, rows: pa.RecordBatch) -> int | None:
+        """Return the size of a record batch's values in bytes; None if its schema differs from the plan's schema."""
+        has_schema = rows.schema.equals(self.schema, check_metadata=True)
+        return rows.num_rows * self._row_nbytes if has_schema else None
 
     # Writing
 

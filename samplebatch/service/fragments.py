@@ -194,6 +194,12 @@ class FragmentDecoder:
     def __init__(self) -> None:
         self._layout: _Layout | None = None
 
+    def nbytes_of(self, rows: pa.RecordBatch) -> int:
+        """Return the size of a fragment's rows in bytes, which bounds the size of the columns that `decode` copies."""
+        # Arrow's `nbytes` inspects each buffer.
+        nbytes = None if self._layout is None else self._layout.plan.nbytes_of(rows)
+        return int(rows.nbytes) if nbytes is None else nbytes
+
     def decode(self, rows: pa.RecordBatch, text: str | None) -> SampleBatch | MultiAgentBatch:
         """Convert a record batch to a fragment without a copy.
 

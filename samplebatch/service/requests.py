@@ -130,10 +130,11 @@ class RequestHandler:
         """
         if rows is None:
             raise FormatError("a fragment must have rows, got a message without rows")
-        nbytes = rows.nbytes
+        decoder = decoder or FragmentDecoder()
+        nbytes = decoder.nbytes_of(rows)
         self.check_nbytes("a fragment", nbytes)
         check_rows(rows.num_rows, nbytes, "a fragment")
-        batch = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
+        batch = decoder.decode(rows, fragment.batch)
         if isinstance(table, RowTable):
             return self._put(table, writer, stream, batch, fragment, rows.schema, is_cancelled)
         priorities: Any = fragment.priority

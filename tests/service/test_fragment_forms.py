@@ -35,6 +35,7 @@ def test_fragments_are_restored_exactly(make: Any) -> None:
         rows = encoder.encode(fragment)
         assert rows.equals(as_record_batch(fragment_rows(fragment).to_arrow()), check_metadata=True)
         rows.validate(full=True)
+        assert decoder.nbytes_of(rows) == rows.nbytes
         assert decoder.decode(rows, None) == fragment_rows(fragment)
 
 
@@ -57,6 +58,15 @@ def test_a_description_in_the_batch_overrides_the_cached_one() -> None:
     text = other.schema.metadata[b"samplebatch"].decode()
     assert decoder.decode(rows, text)._nested == SampleBatch({"obs.x": np.zeros(2)})._nested
     assert decoder.decode(rows, None)["obs"]["x"].tolist() == [0.0, 0.0]
+
+
+def test_columns_that_share_one_buffer_are_counted_separately() -> None:
+    decoder = FragmentDecoder()
+    columns = [pa.array(np.arange(5.0))] * 3
+    rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema([pa.field(name, pa.float64()) for name in "abc"]))
+    assert decoder.nbytes_of(rows) == 120
+    decoder.decode(rows, None)
+    assert decoder.nbytes_of(rows) == 120
 
 
 def test_a_fragment_with_too_few_bytes_is_rejected_after_complete_ones() -> None:
