@@ -101,7 +101,7 @@ def positive(name: str, value: object) -> float:
     return float(value)
 
 
-def choice(name: str, value: object, known: Iterable[str]) -> str:
+def choice(name: str, value: object, options: Iterable[str]) -> str:
     """Return one of several options.
 
     Raises ArgumentError if the value is not one of the options; the message suggests similar options.
@@ -111,7 +111,7 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
     samplebatch.errors.ArgumentError: convention must be one of 'rllib', 'tianshou', got
         'rlib'; did you mean 'rllib'?
     """
-    words = list(known)
+    words = list(options)
     if not isinstance(value, str) or value not in words:
         listed = ("one of " if len(words) > 1 else "") + ", ".join(map(repr, words))
         near = near_names(value, words) if isinstance(value, str) else ""

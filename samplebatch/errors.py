@@ -234,8 +234,8 @@ def near_names(name: object, existing: Iterable[object]) -> str:
     similar = synonyms or difflib.get_close_matches(str(name), names, n=3)
     if similar:
         return f"did you mean {' or '.join(map(names.__getitem__, similar))}?"
-    shown = ", ".join([*names.values()][:12])
-    return f"there are {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    listed = ", ".join([*names.values()][:12])
+    return f"there are {listed}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 _SYNONYMS = (

@@ -295,10 +295,10 @@ def for_terminal(name: object, max_chars: int = _MAX_SHOWN) -> str:
     obs\x1b[31m a\u202eb xxxxxxx...
     """
     text = str(name)
-    shown = text[:max_chars]
-    if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
-    return shown if len(text) <= max_chars and len(shown) <= max_chars else f"{shown[: max_chars - 3]}..."
+    printable = text[:max_chars]
+    if not printable.isprintable():
+        printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in printable)
+    return printable if len(text) <= max_chars and len(printable) <= max_chars else f"{printable[: max_chars - 3]}..."
 
 
 def for_rich(name: object, max_chars: int = _MAX_SHOWN) -> Any:

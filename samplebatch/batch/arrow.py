@@ -91,7 +91,7 @@ def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table
     """
     labels = names.label_policies(policies)
     tables = {labels[policy]: to_table(*parts) for policy, parts in policies.items()}
-    placed = _place(tables)
+    placed = _assign_columns(tables)
     fields: dict[str, pa.Field] = {}
     for label, table in tables.items():
         for field in table.schema:
@@ -127,7 +127,7 @@ def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table
     return pa.Table.from_arrays(columns, schema=pa.schema(schema, _metadata(about)))
 
 
-def _place(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
+def _assign_columns(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
     """Map each policy's columns to columns of the joint table, shared if type and metadata agree in all policies."""
     kinds: dict[str, set[Any]] = {}
     for table in tables.values():

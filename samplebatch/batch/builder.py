@@ -773,8 +773,8 @@ def _word(value: Any) -> str:
     return f"{value.dtype} array" if isinstance(value, _ndarray) else type(value).__name__
 
 
-def _wrong_count(name: str, count: int, found: int | None) -> errors.ColumnLengthError:
-    got = "a single value" if found is None else str(found)
+def _wrong_count(name: str, count: int, actual: int | None) -> errors.ColumnLengthError:
+    described = "a single value" if actual is None else str(actual)
     return errors.ColumnLengthError(
-        f"column {name!r} must have {count} rows, as the other columns of these steps, got {got}"
+        f"column {name!r} must have {count} rows, as the other columns of these steps, got {described}"
     )

@@ -47,14 +47,14 @@ class DistinctIds(NamedTuple):
 
     ids: npt.NDArray[Any]
     first: Rows
-    place: Rows
+    inverse: Rows
 
 
 def distinct_ids(ids: npt.NDArray[Any]) -> DistinctIds:
     """Return the result of `numpy.unique` for ids, shape (n,), not empty; sorts only the first of equal neighbours.
 
     >>> distinct_ids(np.array([7, 7, 3, 7]))
-    DistinctIds(ids=array([3, 7]), first=array([2, 0]), place=array([1, 1, 0, 1]))
+    DistinctIds(ids=array([3, 7]), first=array([2, 0]), inverse=array([1, 1, 0, 1]))
     """
     starts = run_starts(ids)
     lengths = np.concatenate((starts[1:], [len(ids)])) - starts
@@ -64,10 +64,10 @@ def distinct_ids(ids: npt.NDArray[Any]) -> DistinctIds:
         ordered = sorted(set(id_of_run))
         index_of = {episode: index for index, episode in enumerate(ordered)}
         first_runs = np.array([id_of_run.index(episode) for episode in ordered])
-        place = np.array([index_of[episode] for episode in id_of_run])
-        return DistinctIds(np.array(ordered, ids.dtype), starts[first_runs], place.repeat(lengths))
-    distinct, first, place = np.unique(ids[starts], return_index=True, return_inverse=True)
-    return DistinctIds(distinct, starts[first], place.reshape(-1).repeat(lengths))
+        inverse = np.array([index_of[episode] for episode in id_of_run])
+        return DistinctIds(np.array(ordered, ids.dtype), starts[first_runs], inverse.repeat(lengths))
+    distinct, first, inverse = np.unique(ids[starts], return_index=True, return_inverse=True)
+    return DistinctIds(distinct, starts[first], inverse.reshape(-1).repeat(lengths))
 
 
 def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Rows:
@@ -108,7 +108,7 @@ def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> StepNumbe
     >>> number_env_steps(np.array([7, 7, 5, 7]), np.array([0, 1, 0, 0]))
     StepNumbers(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
     """
-    return number_coded_steps(distinct_ids(eps_id).place, t)
+    return number_coded_steps(distinct_ids(eps_id).inverse, t)
 
 
 def number_coded_steps(episodes: npt.NDArray[np.intp], t: npt.NDArray[Any]) -> StepNumbers:

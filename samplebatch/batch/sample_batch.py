@@ -143,13 +143,13 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     """Number of steps, without padding."""
 
     # A view has a window on the columns of its source, and slices a column on first access. The source's dict
-    # is therefore never changed once it is lent to a view: `_own` copies it first.
+    # is therefore never changed once it is lent to a view: `_owned_columns` copies it first.
     _columns: dict[str, Column]
     _window: Window | None = None
     _lent = False
     _has_sequences = False
     _nested = _FLAT
-    _shown: Mapping[tuple[str, ...], ReferenceType[NestedColumn]] = MappingProxyType({})
+    _nested_views: Mapping[tuple[str, ...], ReferenceType[NestedColumn]] = MappingProxyType({})
     _flags: Flags = DEFAULT
 
     def __init__(
@@ -275,7 +275,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
             self._lent = False
         return self._columns
 
-    def _own(self) -> dict[str, Column]:
+    def _owned_columns(self) -> dict[str, Column]:
         """Return all columns in a dict that no view shares, so that it can be modified."""
         columns = self._all()
         if self._lent:
@@ -349,7 +349,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def clear(self) -> None:
         """Remove all columns."""
         self._flags = replace(self._flags, zero_padded=False, max_seq_len=None, per_sequence=())
-        self._columns, self._window, self._lent, self._nested, self._shown = {}, None, False, {}, {}
+        self._columns, self._window, self._lent, self._nested, self._nested_views = {}, None, False, {}, {}
         self._count_rows()
 
     def _leaves(self, name: str) -> list[str]:
@@ -640,7 +640,11 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self
 
     def _draw_moves(self, rng: np.random.Generator) -> list[bulk.Move]:
-        return sequences.draw_moves(self, rng) if self._has_sequences else bulk.draw_moves(self._own(), self.count, rng)
+        return (
+            sequences.draw_moves(self, rng)
+            if self._has_sequences
+            else bulk.draw_moves(self._owned_columns(), self.count, rng)
+        )
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
         """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.

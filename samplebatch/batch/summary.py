@@ -90,18 +90,18 @@ def rows_to_read(rows: int, row_shape: tuple[int | None, ...]) -> npt.NDArray[np
     return np.linspace(0, max(rows - 1, 0), min(rows, max(_MAX_ELEMENTS // elements, 1))).astype(np.intp)
 
 
-def describe_column(name: str, kept: Column, rows: int, nbytes: int) -> Line:
+def describe_column(name: str, column: Column, rows: int, nbytes: int) -> Line:
     """Summarise a column based on a selection of its rows.
 
-    kept: selected rows.
+    column: selected rows.
     """
-    extents = [str(rows), *("*" if extent is None else str(extent) for extent in kept.row_shape)]
+    extents = [str(rows), *("*" if extent is None else str(extent) for extent in column.row_shape)]
     shape = f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"
-    dtype = str(kept.dtype) if kept.kind in ("tensor", "object") else f"{kept.dtype} ({kept.kind})"
-    if isinstance(kept, TextColumn):
-        dtype = kept.content
-    sampled = _SAMPLED if len(kept) < rows else ""
-    numbers = as_numbers(kept)
+    dtype = str(column.dtype) if column.kind in ("tensor", "object") else f"{column.dtype} ({column.kind})"
+    if isinstance(column, TextColumn):
+        dtype = column.content
+    sampled = _SAMPLED if len(column) < rows else ""
+    numbers = as_numbers(column)
     line = Line(name, dtype, shape, memory=show_bytes(nbytes))
     if not numbers.size:
         return line

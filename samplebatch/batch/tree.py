@@ -260,7 +260,7 @@ class NestedColumn(dict[str, Any]):
     def _owner(self) -> Any:
         """Return the batch that this dict writes to, or None if it is detached."""
         batch = None if self._batch is None else self._batch()
-        reference = None if batch is None else batch._shown.get(self._path)
+        reference = None if batch is None else batch._nested_views.get(self._path)
         return batch if reference is not None and reference() is self else None
 
     def _remove(self, keys: list[str]) -> None:
@@ -335,13 +335,13 @@ def show(batch: SampleBatch[Any], path: tuple[str, ...], structure: Structure) -
     if isinstance(structure, list):
         return tuple(show(batch, (*path, str(i)), child) for i, child in enumerate(structure))
     items = {key: show(batch, (*path, key), child) for key, child in structure.items()}
-    reference = batch._shown.get(path)
+    reference = batch._nested_views.get(path)
     view = None if reference is None else reference()
     if view is not None:
         view.refresh(items)
         return view
     view = NestedColumn.of_batch(batch, path, items)
-    batch._shown = {**batch._shown, path: ref(view)}
+    batch._nested_views = {**batch._nested_views, path: ref(view)}
     return view
 
 
@@ -386,7 +386,7 @@ def assign(batch: SampleBatch[Any], name: str, values: Any) -> None:
     structure, columns = build(batch, name, as_lengths(values) if name == names.SEQ_LENS else values)
     replaced = set(batch._leaves(name)) if name in batch else set()
     _check(batch, columns, {path: column for path, column in batch._all().items() if path not in replaced})
-    present = batch._own()
+    present = batch._owned_columns()
     if name in batch._nested or structure is not None:
         _remove(batch, name)
     if structure is not None:
@@ -429,7 +429,7 @@ def delete(batch: SampleBatch[Any], name: str) -> None:
 
 
 def _remove(batch: SampleBatch[Any], name: str) -> None:
-    columns = batch._own()
+    columns = batch._owned_columns()
     for path in leaf_names(name, batch._nested.get(name)):
         columns.pop(path, None)
     if name in batch._nested:
@@ -494,7 +494,7 @@ def _replace_below(
     top = path[0]
     for key in keys:
         _hide(batch, (*path, key))
-    present = batch._own() | columns
+    present = batch._owned_columns() | columns
     leaves = list(leaf_names(top, structure))
     former = set(leaf_names(top, batch._nested[top]))
     ordered: dict[str, Column] = {}
@@ -512,7 +512,9 @@ def _replace_below(
 
 
 def _hide(batch: SampleBatch[Any], path: tuple[str, ...]) -> None:
-    batch._shown = {shown: view for shown, view in batch._shown.items() if shown[: len(path)] != path}
+    batch._nested_views = {
+        path_of_view: view for path_of_view, view in batch._nested_views.items() if path_of_view[: len(path)] != path
+    }
 
 
 def select(nested: Mapping[str, Structure], columns: Mapping[str, Any]) -> dict[str, Structure]:
@@ -575,7 +577,9 @@ def compress(batch: SampleBatch[Any], columns: Iterable[str], *, bulk: bool) -> 
         if not isinstance(column, (TensorColumn, CompressedColumn)):
             raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
     arrays = {path: column for path, column in chosen.items() if isinstance(column, TensorColumn)}
-    batch._own().update({path: CompressedColumn.compress(column, bulk=bulk) for path, column in arrays.items()})
+    batch._owned_columns().update(
+        {path: CompressedColumn.compress(column, bulk=bulk) for path, column in arrays.items()}
+    )
 
 
 def decompress(batch: SampleBatch[Any], columns: Iterable[str], *, allow_pickle: bool = False) -> None:
@@ -586,7 +590,7 @@ def decompress(batch: SampleBatch[Any], columns: Iterable[str], *, allow_pickle:
             plain[path] = column.decompress()
         elif is_packed(column):
             plain[path] = unpack_column(column, path, allow_pickle=allow_pickle)
-    batch._own().update(plain)
+    batch._owned_columns().update(plain)
 
 
 def _choose(batch: SampleBatch[Any], columns: Iterable[str]) -> dict[str, Column]:

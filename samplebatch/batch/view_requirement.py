@@ -172,8 +172,8 @@ def view_step(batch: SampleBatch[Any], requirements: Mapping[str, Any], index: i
     step = None if index == "last" else int(index) % batch.count
     columns = batch._rowwise()
     views = {}
-    for name, given in requirements.items():
-        requirement = ViewRequirement.of(given)
+    for name, declared in requirements.items():
+        requirement = ViewRequirement.of(declared)
         if requirement.used_for_compute_actions:
             source, steps = requirement.source(name, step, batch.count)
             rows = {path: requirement.rows(columns[path], steps) for path in batch._leaves(source)}
@@ -263,13 +263,13 @@ _KINDS: dict[str, tuple[str, _Describe, _Describe]] = {
     ),
     "Tuple": (
         "tuple",
-        lambda s: {"spaces": [space_to_dict(own) for own in s.spaces]},
-        lambda d: {"spaces": [space_from_dict(own) for own in d["spaces"]]},
+        lambda s: {"spaces": [space_to_dict(space) for space in s.spaces]},
+        lambda d: {"spaces": [space_from_dict(space) for space in d["spaces"]]},
     ),
     "Dict": (
         "dict",
-        lambda s: {"spaces": {name: space_to_dict(own) for name, own in s.spaces.items()}},
-        lambda d: {"spaces": {name: space_from_dict(own) for name, own in d["spaces"].items()}},
+        lambda s: {"spaces": {name: space_to_dict(space) for name, space in s.spaces.items()}},
+        lambda d: {"spaces": {name: space_from_dict(space) for name, space in d["spaces"].items()}},
     ),
     "Text": (
         "text",

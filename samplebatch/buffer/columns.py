@@ -73,33 +73,33 @@ class Columns:
         single: whether the values are a single row without the leading axis.
         keep: whether new columns may use arrays with one row per slot directly, without a copy.
         """
-        ready = Ready([], [])
-        self._fit(self.tree, values_of(batch) or _NO_NAMES, n, (single, keep), "", ready)
-        return ready
+        prepared = Ready([], [])
+        self._fit(self.tree, values_of(batch) or _NO_NAMES, n, (single, keep), "", prepared)
+        return prepared
 
     def fit_only(self, name: str, value: Any, n: int) -> Ready:
         """Validate and convert n rows for the column or nested columns of one name; other columns do not change."""
-        ready = Ready([], [])
-        self._fit_name(self.tree, name, value, n, (False, False), "", ready)
-        return ready
+        prepared = Ready([], [])
+        self._fit_name(self.tree, name, value, n, (False, False), "", prepared)
+        return prepared
 
     def _fit(
-        self, tree: Tree, values: Mapping[str, Any], n: int, how: tuple[bool, bool], prefix: str, ready: Ready
+        self, tree: Tree, values: Mapping[str, Any], n: int, how: tuple[bool, bool], prefix: str, prepared: Ready
     ) -> None:
         for name, value in values.items():
-            self._fit_name(tree, name, value, n, how, prefix, ready)
+            self._fit_name(tree, name, value, n, how, prefix, prepared)
         if not tree.keys() <= values.keys():
             for name, node_value in tree.items():
                 if name not in values:
-                    ready.rows.extend((store, store.blank(n)) for _, store in leaves_of(node_value))
+                    prepared.rows.extend((store, store.blank(n)) for _, store in leaves_of(node_value))
 
     def _fit_name(
-        self, tree: Tree, name: str, value: Any, n: int, how: tuple[bool, bool], prefix: str, ready: Ready
+        self, tree: Tree, name: str, value: Any, n: int, how: tuple[bool, bool], prefix: str, prepared: Ready
     ) -> None:
         stored = tree.get(name)
         single, keep = how
         if type(value) is _ndarray and type(stored) is DenseStore and not single:
-            ready.rows.append((stored, stored.fit(value, n)))
+            prepared.rows.append((stored, stored.fit(value, n)))
             return
         names = values_of(value)
         if names is not None:
@@ -108,12 +108,12 @@ class Columns:
                     raise ColumnMismatchError(
                         f"column {prefix + name!r} must have rows of values, got a nested batch of {len(names)}"
                     )
-                ready.rows.append((stored, stored.blank(n)))
+                prepared.rows.append((stored, stored.blank(n)))
                 return
             if stored is None:
                 stored = {}
-                ready.new.append((tree, name, stored))
-            self._fit(stored, names, n, how, f"{prefix}{name}.", ready)
+                prepared.new.append((tree, name, stored))
+            self._fit(stored, names, n, how, f"{prefix}{name}.", prepared)
             return
         if stored and not isinstance(stored, Store):
             raise ColumnMismatchError(f"column {prefix + name!r} must be a nested batch, got a {type(value).__name__}")
@@ -121,20 +121,20 @@ class Columns:
         if not stored:
             stored = self.stores.make(prefix + name, rows, self.slots)
             if keep and type(stored) is DenseStore and is_plain(rows) and rows.flags.writeable and len(rows) == n:
-                ready.new.append((tree, name, DenseStore(prefix + name, rows)))
+                prepared.new.append((tree, name, DenseStore(prefix + name, rows)))
                 return
-            ready.new.append((tree, name, stored))
-        ready.rows.append((stored, stored.fit(rows, n)))
+            prepared.new.append((tree, name, stored))
+        prepared.rows.append((stored, stored.fit(rows, n)))
 
     def fit_others(
-        self, ready: Ready, slots: npt.NDArray[np.intp], default: float | None
+        self, prepared: Ready, slots: npt.NDArray[np.intp], default: float | None
     ) -> list[tuple[Store, npt.NDArray[Any]]]:
         """Return rows of all slots for new columns whose values were passed only for some slots."""
         if default is None and len(np.unique(slots)) == self.slots:
             return []
-        new = {id(added) for _, _, added in ready.new}
+        new = {id(added) for _, _, added in prepared.new}
         filled = []
-        for store, rows in ready.rows:
+        for store, rows in prepared.rows:
             if id(store) in new:
                 shape = (self.slots, *np.shape(rows)[1:])
                 if default is None:
@@ -145,11 +145,11 @@ class Columns:
                 filled.append((store, store.fit(every, self.slots)))
         return filled
 
-    def write(self, ready: Ready, slots: Slots) -> None:
+    def write(self, prepared: Ready, slots: Slots) -> None:
         """Write rows returned by `fit`."""
-        for tree, name, node_value in ready.new:
+        for tree, name, node_value in prepared.new:
             tree[name] = node_value
-        for store, rows in ready.rows:
+        for store, rows in prepared.rows:
             store.write(slots, rows)
 
     def narrow(self, slots: npt.NDArray[np.intp]) -> bool:

@@ -92,9 +92,9 @@ class FinalObservations:
         columns.load_state_dict(np.arange(before.slots), state)
         self._lay_out(columns, self.owners)
 
-    def write(self, ready: Ready, rings: Slots, slots: Ints, cut: npt.NDArray[np.bool_]) -> None:
+    def write(self, prepared: Ready, rings: Slots, slots: Ints, cut: npt.NDArray[np.bool_]) -> None:
         """Write next observations that `fit` returned."""
-        self.columns.write(ready, rings)
+        self.columns.write(prepared, rings)
         self.owners[rings] = slots + 1
         if _count(cut):
             numbers = np.arange(self.rings)[rings] if not isinstance(rings, int) else np.array([rings])
@@ -110,14 +110,16 @@ class FinalObservations:
         if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
             self.keep_from(np.array([ring]), slots)
 
-    def keep(self, ready: Ready, slots: Ints) -> None:
+    def keep(self, prepared: Ready, slots: Ints) -> None:
         """Write next observations, as returned by `fit`, to permanent rows; overwriting `slots` frees these rows."""
         free_rows = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(free_rows) :]
         rows = np.array(free_rows, np.intp)
         # The stores are replaced if more rows were allocated.
         by_name = {store.name: store for _, store in self.columns.leaves()}
-        self.columns.write(Ready([(by_name.get(store.name, store), row) for store, row in ready.rows], ready.new), rows)
+        self.columns.write(
+            Ready([(by_name.get(store.name, store), row) for store, row in prepared.rows], prepared.new), rows
+        )
         self.owners[rows] = slots + 1
         self._row_of[slots] = rows
         self.num_permanent += len(rows)

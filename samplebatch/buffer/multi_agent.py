@@ -417,9 +417,9 @@ class MultiAgentReplayBuffer:
             self._check_names()
             for buffer in self.buffers.values():
                 check_window(buffer._table, n_step, gamma)
-            drawn, count = self._draw(batch_size)
-            rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
-        return delivery.one(Sample(MultiAgentBatch(rows, count), drawn), convert_sample)
+            indices, count = self._draw(batch_size)
+            rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in indices.items()}
+        return delivery.one(Sample(MultiAgentBatch(rows, count), indices), convert_sample)
 
     def _check_names(self) -> None:
         """Validate the column names in `compress` and `ragged` after all known policies have received rows."""
@@ -434,12 +434,12 @@ class MultiAgentReplayBuffer:
         """Sample slots for each policy; return the slots by policy and the number of environment steps."""
         if self.lockstep:
             positions = self._draw_steps(batch_size)
-            drawn = {policy: self._steps.rows(policy, positions) for policy in self.buffers}
-            return {policy: slots for policy, slots in drawn.items() if len(slots)}, len(positions)
+            indices = {policy: self._steps.rows(policy, positions) for policy in self.buffers}
+            return {policy: slots for policy, slots in indices.items() if len(slots)}, len(positions)
         if not self.buffers and batch_size is not None and batch_size > 0:
             raise errors.EmptyBufferError("a buffer must have rows to sample, got an empty buffer; add some first")
-        drawn = {policy: buffer._draw(batch_size) for policy, buffer in self.buffers.items()}
-        return drawn, max((len(slots) for slots in drawn.values()), default=0)
+        indices = {policy: buffer._draw(batch_size) for policy, buffer in self.buffers.items()}
+        return indices, max((len(slots) for slots in indices.values()), default=0)
 
     def _draw_steps(self, batch_size: int | None) -> Ints:
         if batch_size is not None and batch_size > 0:

@@ -118,14 +118,14 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
             raise ColumnLengthError(f"column 'rew' must have {len(buffer_ids)} rows, as buffer_ids, got {count}")
         with self._table.lock:
             times = self.seen + np.arange(count)
-            drawn = np.where(times < self.maxsize, times, self._rng.integers(0, times + 1)) if count else times
-            stored = np.flatnonzero(drawn < self.maxsize)
+            draws = np.where(times < self.maxsize, times, self._rng.integers(0, times + 1)) if count else times
+            stored = np.flatnonzero(draws < self.maxsize)
             rows: Batch = node(Batch, values)
             if len(stored) or not count:
-                super().add(rows if len(stored) == count else rows[stored], buffer_ids=drawn[stored])
+                super().add(rows if len(stored) == count else rows[stored], buffer_ids=draws[stored])
             self.seen += count
         slots = np.full(count, -1, np.intp)
-        last = {int(drawn[row]): int(row) for row in stored}
+        last = {int(draws[row]): int(row) for row in stored}
         slots[list(last.values())] = list(last)
         return slots, np.zeros(count), np.zeros(count, np.intp), np.zeros(count, np.intp)
 

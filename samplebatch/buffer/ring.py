@@ -385,8 +385,8 @@ class Rings:
             return ring_of * self.even + offset
         ends = np.cumsum(self.sizes)
         ring_of = np.searchsorted(ends, picked, "right")
-        drawn: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
-        return drawn
+        slots: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
+        return slots
 
     def interval(self, start: int, stop: int) -> Ints:
         """Return the slots from `start` to `stop` (exclusive) within one ring, wrapping around at the ring's end."""

@@ -165,21 +165,21 @@ class Uniform(Sampler):
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
         if self.frames < 2:
             return table.rings.draw(count, rng, ring)
-        drawn = np.zeros(0, np.intp)
+        slots = np.zeros(0, np.intp)
         for _ in range(_ROUNDS):
-            missing = count - len(drawn)
+            missing = count - len(slots)
             picked = table.rings.draw(missing + missing // 4 + 4, rng, ring)
             complete = picked[table.rings.has_frames(picked, self.frames, table.done)]
-            drawn = np.concatenate([drawn, complete]) if len(drawn) else complete
-            if len(drawn) >= count:
-                return drawn[:count]
+            slots = np.concatenate([slots, complete]) if len(slots) else complete
+            if len(slots) >= count:
+                return slots[:count]
         every = complete_stacks(table, ring, self.frames)
         if not len(every):
             raise EmptyBufferError(
                 f"a buffer with sample_avail must have a row with {self.frames} frames to sample, got none; "
                 "add more steps, or remove sample_avail"
             )
-        return np.concatenate([drawn, every[rng.integers(0, len(every), count - len(drawn))]])
+        return np.concatenate([slots, every[rng.integers(0, len(every), count - len(slots))]])
 
     def state_dict(self, slots: Ints) -> int:
         return self.frames
@@ -221,16 +221,16 @@ def draw_limited(
     if batch_size is not None and batch_size < 0:
         return candidates[:0]
     if batch_size is None:
-        drawn = rng.permutation(candidates)
+        slots = rng.permutation(candidates)
     elif batch_size == 0:
-        drawn = candidates
+        slots = candidates
     else:
         if not len(candidates):
             raise EmptyBufferError("a buffer must have rows to sample within max_age and once, got none")
-        drawn = draw_from(candidates, sampler, min(batch_size, len(candidates)) if once else batch_size, rng, not once)
-    if once and len(drawn):
-        table.mark_sampled(drawn)
-    return drawn
+        slots = draw_from(candidates, sampler, min(batch_size, len(candidates)) if once else batch_size, rng, not once)
+    if once and len(slots):
+        table.mark_sampled(slots)
+    return slots
 
 
 def draw_from(candidates: Ints, sampler: Sampler, count: int, rng: np.random.Generator, replace: bool = True) -> Ints:

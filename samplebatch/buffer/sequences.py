@@ -26,7 +26,7 @@ class Episodes(NamedTuple):
     """Number of stored steps of each episode, contiguous in its ring."""
     finished: Flags
     """Whether the last step has been added; False for a ring's running episode."""
-    whole: Flags
+    complete: Flags
     """Whether the first step is stored; False if a ring's oldest episode may be partially overwritten."""
 
     def slots(self, rings: Rings, chosen: Ints) -> tuple[Ints, Ints]:
@@ -51,7 +51,7 @@ def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episode
     ...     added = rings.advance(None, np.array([end]), np.zeros(1))
     >>> find_episodes(rings, done)
     Episodes(first=array([3, 0]), length=array([2, 3]), finished=array([ True,  True]),
-        whole=array([False,  True]))
+        complete=array([False,  True]))
     """
     bases, sizes = rings.bases, rings.sizes_of_all()
     oldest = np.where(sizes == rings.maxsizes, rings.cursors_of_all(), 0)
@@ -73,8 +73,8 @@ def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episode
     began = np.zeros(len(ends), np.intp)
     began[1:] = np.where(leads[1:], 0, age[:-1] + 1)
     length = age - began + 1
-    is_whole = ~leads | ~rings.overwritten()[of]
-    return Episodes(shift_slots(rings, ends, 1 - length), length, finished, is_whole)
+    is_complete = ~leads | ~rings.overwritten()[of]
+    return Episodes(shift_slots(rings, ends, 1 - length), length, finished, is_complete)
 
 
 _FIRST_LOOK = 32
@@ -146,7 +146,7 @@ def draw_episodes(
         candidates = np.zeros(0, np.intp)
     else:
         episodes = find_episodes(table.rings, table.done, ring)
-        candidates = np.flatnonzero(episodes.whole if unfinished else episodes.whole & episodes.finished)
+        candidates = np.flatnonzero(episodes.complete if unfinished else episodes.complete & episodes.finished)
         if where is not None and len(candidates):
             candidates = select_episodes(table, episodes, candidates, where)
     chosen = candidates[:0]

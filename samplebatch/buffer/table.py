@@ -192,14 +192,14 @@ class Table:
             values, obs_next = lasting_rows.now.__dict__, lasting_rows.after
             slots, newest = slots[lasting], np.searchsorted(lasting, newest)
             target = slots
-        ready = self.columns.fit(values, len(slots))
+        prepared = self.columns.fit(values, len(slots))
         ends = _NO_ROWS
         if self.finals is not None or self.journal is not None:
             ends = (values["truncated"] & ~values["terminated"]).nonzero()[0]
             self._begin(slots, series.rings, len(ends))
         if self.finals is not None:
             self.finals.release(slots)
-        self._put(ready, target, rew.shape[1:])
+        self._put(prepared, target, rew.shape[1:])
         if self.finals is not None and obs_next is not None:
             # Allocate first: allocation replaces the stores that rows are validated for.
             self.finals.rows_for(len(ends))
@@ -234,7 +234,7 @@ class Table:
         """
         n = min(count, int(self.rings.maxsizes[ring]))
         values, obs_next = self._complete(rows, n, single=False, stored=True)
-        ready = self.columns.fit(values, n)
+        prepared = self.columns.fit(values, n)
         finals = self.finals if obs_next is not None else None
         final_indices = pending_slots = np.zeros(0, np.intp)
         if finals is not None:
@@ -262,7 +262,7 @@ class Table:
             self.finals.release(written)
             self.finals.keep_newest(ring, pending_slots)
             self.finals.owners[ring] = 0
-        self._put(ready, written, values["rew"].shape[1:])
+        self._put(prepared, written, values["rew"].shape[1:])
         if finals is not None and final_ready is not None:
             finals.keep(final_ready, written[final_indices])
         self._notify(written)
@@ -272,7 +272,7 @@ class Table:
         """Write rows to the slots from `start` to `stop`; the number of stored rows does not change."""
         n = stop - start
         values, obs_next = self._complete(rows, n, single=False)
-        ready = self.columns.fit(values, n, keep=keep and self.journal is None)
+        prepared = self.columns.fit(values, n, keep=keep and self.journal is None)
         cut = np.flatnonzero(values["truncated"] & ~values["terminated"])
         finals = self.finals if obs_next is not None else None
         final_ready = finals.fit(rows_at(obs_next, cut), len(cut), single=False) if finals is not None else None
@@ -280,7 +280,7 @@ class Table:
         self._begin(slots, slice(0, self.rings.n), len(cut))
         if self.finals is not None:
             self.finals.forget(start, stop)
-        self._put(ready, slice(start, stop), values["rew"].shape[1:])
+        self._put(prepared, slice(start, stop), values["rew"].shape[1:])
         if finals is not None and final_ready is not None and len(cut):
             finals.columns.write(Ready([], final_ready.new), slots[:0])
             finals.keep(final_ready, slots[cut])
@@ -298,12 +298,12 @@ class Table:
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
         """Set values of one column; other slots of a new column receive the default or the dtype's missing value."""
-        ready = self.check_column(name, value, len(slots))
-        blanks = self.columns.fit_others(ready, slots, default)
+        prepared = self.check_column(name, value, len(slots))
+        blanks = self.columns.fit_others(prepared, slots, default)
         self._begin(slots, slice(0, 0), 0)
         self.forget_fast_add()
-        self.columns.write(Ready(blanks, ready.new), slice(0, self.columns.slots))
-        self.columns.write(Ready(ready.rows, []), slots)
+        self.columns.write(Ready(blanks, prepared.new), slice(0, self.columns.slots))
+        self.columns.write(Ready(prepared.rows, []), slots)
         if name in FLAGS and "done" in self.columns.tree:
             ended = [self.columns.tree[flag].values[slots] for flag in FLAGS]
             self.done[slots] = ended[0] | ended[1]
@@ -332,7 +332,7 @@ class Table:
         self._commit()
 
     def _write(self, values: dict[str, Any], obs_next: Any, rings: Ints | None, n: int, *, single: bool) -> None:
-        ready = self.columns.fit(values, n, single=single)
+        prepared = self.columns.fit(values, n, single=single)
         finals = self.finals if obs_next is not None else None
         final_ready = finals.fit(obs_next, n, single=single) if finals is not None else None
         slots = self.rings.targets(rings)
@@ -343,17 +343,17 @@ class Table:
         self._begin(slots, rows, int(_count(cut)))
         if self.finals is not None:
             self.finals.release(slots)
-        self._put(ready, slots, values["rew"].shape[0 if single else 1 :])
+        self._put(prepared, slots, values["rew"].shape[0 if single else 1 :])
         if finals is not None and final_ready is not None:
             numbers = np.arange(slots, slots + 1) if isinstance(slots, int) else self._numbers(slots)
             finals.write(final_ready, rows, numbers, np.atleast_1d(cut))
 
-    def _put(self, ready: Ready, slots: Slots, rew_shape: tuple[int, ...]) -> None:
-        if ready.new:
+    def _put(self, prepared: Ready, slots: Slots, rew_shape: tuple[int, ...]) -> None:
+        if prepared.new:
             self.forget_fast_add()
         if "rew" not in self.columns.tree:
             self.rings.expect(rew_shape)
-        self.columns.write(ready, slots)
+        self.columns.write(prepared, slots)
 
     def _numbers(self, slots: Ints | slice) -> Ints:
         return np.arange(slots.start, slots.stop, slots.step) if isinstance(slots, slice) else slots

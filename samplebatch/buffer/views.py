@@ -138,8 +138,8 @@ class StoredColumns(dict[str, Any]):
 
 def stored_batch(table: Table, start: int, stop: int, *, settable: bool) -> Batch:
     """Return the columns of a slot range as a batch; if `settable`, assigned columns are set in the table."""
-    shown = {name: show_slots(table, name, start, stop) for name in table.columns.tree}
-    return node(Batch, StoredColumns(table if settable else None, shown))
+    columns = {name: show_slots(table, name, start, stop) for name in table.columns.tree}
+    return node(Batch, StoredColumns(table if settable else None, columns))
 
 
 def set_columns(table: Table | None, batch: Any) -> None:
@@ -169,11 +169,11 @@ def set_columns(table: Table | None, batch: Any) -> None:
 
 def _is_stored(stored: Store | Tree, value: Any) -> bool:
     if isinstance(stored, Store):
-        shown = stored.values
-        if value is shown or isinstance(shown, np.ndarray):
-            return value is shown
+        values = stored.values
+        if value is values or isinstance(values, np.ndarray):
+            return value is values
         # Other stores, such as compressed ones, return a new value every time.
-        return trees_equal(node(Batch, {"value": show(shown)}), node(Batch, {"value": show(value)}))
+        return trees_equal(node(Batch, {"value": show(values)}), node(Batch, {"value": show(value)}))
     names = values_of(value)
     if KINDS[type(value)] != NODE or names is None or names.keys() != stored.keys():
         return False

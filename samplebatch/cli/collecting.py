@@ -146,9 +146,9 @@ def title_of(path: Path, loaded: Any, batch: AnyBatch) -> str:
     content = f"{batch.env_steps()} steps of one policy"
     if isinstance(batch, MultiAgentBatch):
         policies = [str(policy) for policy in batch.policy_batches]
-        shown = ", ".join(policies[:_MAX_NAMED]) + (", ..." if len(policies) > _MAX_NAMED else "")
+        listed = ", ".join(policies[:_MAX_NAMED]) + (", ..." if len(policies) > _MAX_NAMED else "")
         noun = "policy" if len(policies) == 1 else "policies"
-        content = f"{batch.env_steps()} steps of the {noun} {shown}"
+        content = f"{batch.env_steps()} steps of the {noun} {listed}"
     return f"{name}: {kind}, {content}"
 
 
@@ -298,8 +298,8 @@ def _show(
         if len(returns) == 1:
             details.append(f"mean return {terminal.number(returns[0][1])}")
         elif returns:
-            shown = ", ".join(f"{policy} {terminal.number(mean)}" for policy, mean in returns[:_SHOWN_POLICIES])
-            details.append(f"mean return {shown}{', ...' if len(returns) > _SHOWN_POLICIES else ''}")
+            listed = ", ".join(f"{policy} {terminal.number(mean)}" for policy, mean in returns[:_SHOWN_POLICIES])
+            details.append(f"mean return {listed}{', ...' if len(returns) > _SHOWN_POLICIES else ''}")
         details += [terminal.megabytes(facts.nbytes), f"{facts.queue_depth} queued"]
         completed = target.env_steps if run.steps else min(running.episodes, run.total)
         progress.update(task, completed=completed, details=", ".join(details))

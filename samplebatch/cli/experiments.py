@@ -229,8 +229,8 @@ class SeedRun:
         self._has_output, self._is_stopping = True, False
         try:
             args = (output, training, folder, allow_pickle)
-            must = "options of a run must be plain values"
-            self.process = start_child(context, train_seed, args, name=f"seed-{self.seed}", must=must)
+            requirement = "options of a run must be plain values"
+            self.process = start_child(context, train_seed, args, name=f"seed-{self.seed}", requirement=requirement)
         finally:
             output.close()
 

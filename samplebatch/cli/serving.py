@@ -239,6 +239,6 @@ def _rate(now: int, before: int, seconds: float) -> str:
 
 
 def _describe_blocked(table: str, request: Mapping[str, Any]) -> str:
-    who = repr(request["who"]) if request["who"] else "a client"
+    client = repr(request["who"]) if request["who"] else "a client"
     seconds = max(time.time() - request["since"], 0.0)
-    return f"{table}: the {request['action']} of {who} has been blocked for {seconds:.1f} s: {request['why']}"
+    return f"{table}: the {request['action']} of {client} has been blocked for {seconds:.1f} s: {request['why']}"

@@ -324,8 +324,8 @@ def _environment(name: str, settings: Mapping[str, Any], *, is_test: bool = Fals
                 f"{settings['stack_num']}"
             )
         return name
-    usual = {} if is_test else {"terminal_on_life_loss": True, "clip_rewards": True}
-    return partial(make_atari, name, stack_num=_frames(settings), **usual)
+    options = {} if is_test else {"terminal_on_life_loss": True, "clip_rewards": True}
+    return partial(make_atari, name, stack_num=_frames(settings), **options)
 
 
 def _frames(settings: Mapping[str, Any]) -> int:

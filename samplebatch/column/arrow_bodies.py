@@ -87,9 +87,9 @@ class ArrowLayout:
         try:
             self._footer = _footer(view)
             self.schema = self._footer.bytes_without(_RECORD_BATCHES, _BLOCK)
-            dictionaries = [_Message(view, *place) for place in self._footer.structs(_DICTIONARIES, _BLOCK)]
-            self._batches = [_Message(view, *place) for place in self._footer.structs(_RECORD_BATCHES, _BLOCK)]
-            self.decompressed_nbytes = sum([found.decompressed_nbytes() for found in dictionaries + self._batches])
+            dictionaries = [_Message(view, *block) for block in self._footer.structs(_DICTIONARIES, _BLOCK)]
+            self._batches = [_Message(view, *block) for block in self._footer.structs(_RECORD_BATCHES, _BLOCK)]
+            self.decompressed_nbytes = sum([message.decompressed_nbytes() for message in dictionaries + self._batches])
         except _DAMAGE as error:
             raise FormatError(_NO_FOOTER.format(error)) from error
         self.num_batches = len(self._batches)
@@ -111,7 +111,7 @@ class ArrowLayout:
         Raises FormatError if a message is damaged.
         """
         try:
-            return [found.rows() for found in self._batches]
+            return [message.rows() for message in self._batches]
         except _DAMAGE as error:
             raise FormatError(_NO_FOOTER.format(error)) from error
 

@@ -263,8 +263,8 @@ def _row_by_row(
     count, row_shape = shape[0], shape[1:]
     rows = list(values) if isinstance(values, list | tuple) or np.ndim(values) else None
     if rows is None or len(rows) != count:
-        got = f"a single {type(values).__name__}" if rows is None else len(rows)
-        raise refuse(f"column {name!r} must have {count} rows, got {got}", None)
+        actual = f"a single {type(values).__name__}" if rows is None else len(rows)
+        raise refuse(f"column {name!r} must have {count} rows, got {actual}", None)
     for row, value in enumerate(rows):
         requirement = _fault(value, dtype, row_shape, convert)
         if requirement is not None:

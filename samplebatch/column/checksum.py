@@ -48,22 +48,22 @@ def checksum(data: Any) -> int:
     return crc
 
 
-def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) -> list[int]:
+def block_checksums(data: Any, checksums: Mapping[int, int] = MappingProxyType({})) -> list[int]:
     """Compute one checksum per block of `BLOCK_NBYTES` bytes; two cores process large memory.
 
-    known: precomputed checksums by block number.
+    checksums: precomputed checksums by block number.
 
     >>> len(block_checksums(bytes(BLOCK_NBYTES + 1)))
     2
     """
     view = memoryview(data).cast("B")
     starts = range(0, len(view), BLOCK_NBYTES)
-    sums = [known.get(block, 0) for block in range(len(starts))]
+    sums = [checksums.get(block, 0) for block in range(len(starts))]
 
     def compute(block: int) -> None:
         sums[block] = checksum(view[starts[block] : starts[block] + BLOCK_NBYTES])
 
-    jobs = [(BLOCK_NBYTES, partial(compute, block)) for block in range(len(starts)) if block not in known]
+    jobs = [(BLOCK_NBYTES, partial(compute, block)) for block in range(len(starts)) if block not in checksums]
     if len(jobs) * BLOCK_NBYTES < WORTHWHILE:
         for _, job in jobs:
             job()

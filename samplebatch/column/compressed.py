@@ -319,8 +319,10 @@ class CompressedColumn(Column):
         ):
             return False
         return all(
-            shown > 0 and skip + shown <= held and held * row_nbytes <= _MAX_GROWTH * memoryview(block).nbytes
-            for shown, skip, held, block in zip(_steps(self.bounds), self.skips, self.rows, self.blocks, strict=True)
+            visible > 0 and skip + visible <= stored and stored * row_nbytes <= _MAX_GROWTH * memoryview(block).nbytes
+            for visible, skip, stored, block in zip(
+                _steps(self.bounds), self.skips, self.rows, self.blocks, strict=True
+            )
         )
 
     def _row_nbytes(self) -> int:

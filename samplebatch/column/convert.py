@@ -242,8 +242,8 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
         if len(shapes) > 1:
             return RaggedTorchColumn.from_rows(values, name)
         return _from_tensor(torch.stack(list(values)), name)
-    if differ_in_length(values) and (laid := lay_rows(values)) is not None:
-        return RaggedColumn(*laid)
+    if differ_in_length(values) and (layout := lay_rows(values)) is not None:
+        return RaggedColumn(*layout)
     text = TextColumn.from_rows(values)
     if text is not None:
         return text

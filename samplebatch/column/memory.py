@@ -156,15 +156,15 @@ class MemoryBound:
             raise CapacityError(f"max_nbytes must be a number of bytes from 0, got {max_nbytes!r}")
         self._source = source
         self._limit = max(FLOOR_NBYTES, MAX_GROWTH * nbytes) if max_nbytes is None else max_nbytes
-        self._taken = 0
+        self._used = 0
 
     def take(self, nbytes: int, subject: str) -> None:
         """Reserve bytes before their allocation.
 
         Raises CapacityError if the limit is exceeded; the message contains the size and the limit.
         """
-        self._taken += nbytes
-        if self._taken > self._limit:
+        self._used += nbytes
+        if self._used > self._limit:
             raise CapacityError(
                 f"{subject} must fit into the {self._limit} bytes of memory for {self._source}, got "
                 f"{nbytes} bytes; pass a larger max_nbytes if it is to be trusted"

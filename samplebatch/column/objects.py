@@ -576,7 +576,9 @@ def _encode_sequences(kind: str, values: list[Any], depth: int) -> tuple[Node, p
     if len(types) > 1:
         if len(set(lengths)) > 1 or lengths[0] > _MAX_RECORD:
             raise _NotUniform
-        children, arrays = zip(*(_encode(list(place), depth + 1) for place in zip(*values, strict=True)), strict=True)
+        children, arrays = zip(
+            *(_encode(list(position), depth + 1) for position in zip(*values, strict=True)), strict=True
+        )
         return Node(f"{kind}_of", children=children), pa.StructArray.from_arrays(
             arrays, list(map(str, range(lengths[0])))
         )

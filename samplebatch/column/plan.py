@@ -308,7 +308,7 @@ class StreamLayout:
 
 def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> list[tuple[int, bytes]]:
     """Return offsets and copies of the runs of bytes in a stream that are after `start` and belong to no column."""
-    spans = sorted((place.start, place.start + place.nbytes) for place in places.values())
+    spans = sorted((span.start, span.start + span.nbytes) for span in places.values())
     runs = []
     for first, stop in [*spans, (stream.nbytes, stream.nbytes)]:
         if first > start:

@@ -87,10 +87,10 @@ class RaggedColumn(RaggedRows):
         dtype('int64')
         """
         declared = None if dtype is None else np.dtype(dtype)
-        laid = lay_rows(rows)
+        layout = lay_rows(rows)
         # Lists of numbers are rounded to a declared dtype of floats, row by row.
-        if laid is not None and (declared is None or laid[0].dtype == declared or isinstance(rows[0], np.ndarray)):
-            column = cls(*laid)
+        if layout is not None and (declared is None or layout[0].dtype == declared or isinstance(rows[0], np.ndarray)):
+            column = cls(*layout)
             return column if declared is None else column.cast(declared, name)
         arrays, common = _row_arrays(rows, name, declared)
         ndim = arrays[0].ndim if arrays else 1

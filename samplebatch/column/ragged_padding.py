@@ -38,7 +38,7 @@ def pad(rows: VaryingRows, value: Any, side: str, length: int | None, multiple_o
     if isinstance(flat, np.ndarray):
         target = memory.empty(shape, flat.dtype) if out is None else out if isinstance(out, np.ndarray) else out.numpy()
         target[...] = value
-        _place(target, flat, extents, side)
+        _copy_rows(target, flat, extents, side)
         return target if out is None else out
     return _pad_tensor(flat, shape, extents, value, side, out)
 
@@ -69,7 +69,7 @@ def _pad_tensor(
         target = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
         target.fill_(value)
     if flat.device.type == target.device.type == "cpu" and target.is_contiguous():
-        _place(movable(target).numpy(), movable(flat).numpy(), extents, side)
+        _copy_rows(movable(target).numpy(), movable(flat).numpy(), extents, side)
     else:
         inside = torch.ones(shape, dtype=torch.bool, device=target.device)
         moved = torch.tensor(extents, device=target.device)
@@ -81,7 +81,7 @@ def _pad_tensor(
     return target if out is None else out
 
 
-def _place(target: npt.NDArray[Any], flat: npt.NDArray[Any], extents: npt.NDArray[np.int64], side: str) -> None:
+def _copy_rows(target: npt.NDArray[Any], flat: npt.NDArray[Any], extents: npt.NDArray[np.int64], side: str) -> None:
     n, width, *trailing = target.shape
     if len(flat) >= _COPIED_ROW * n and (not trailing or bool((extents[:, 1:] == trailing).all())):
         lengths = extents[:, 0]

@@ -169,9 +169,9 @@ def check_torch_name(name: object) -> int:
     """
     nbytes = TORCH_NBYTES.get(name) if isinstance(name, str) else None
     if nbytes is None:
-        shown = str(name)[:40]
-        hint = near_names(shown, TORCH_NBYTES)
-        raise ColumnTypeError(f"a torch dtype must be one whose tensors can be built from bytes, got {shown!r}; {hint}")
+        text = str(name)[:40]
+        hint = near_names(text, TORCH_NBYTES)
+        raise ColumnTypeError(f"a torch dtype must be one whose tensors can be built from bytes, got {text!r}; {hint}")
     return nbytes
 
 

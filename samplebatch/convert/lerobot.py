@@ -92,8 +92,8 @@ class Layout:
         info = self._load()
         version = info.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
-            got = describe_value(version)
-            raise self._fault(f"must have layout version 3, got {got}; convert older datasets with LeRobot")
+            actual = describe_value(version)
+            raise self._fault(f"must have layout version 3, got {actual}; convert older datasets with LeRobot")
         features = info.get("features")
         if not isinstance(features, dict):
             raise self._fault(f"must have an object as 'features', got a {type(features).__name__}")
@@ -160,8 +160,8 @@ class Layout:
             f"{describe_value(template)}"
         )
 
-    def _fault(self, must: str) -> errors.FormatError:
-        return errors.FormatError(f"{self._name!r} {must}")
+    def _fault(self, requirement: str) -> errors.FormatError:
+        return errors.FormatError(f"{self._name!r} {requirement}")
 
 
 def _is_size(size: Any) -> bool:

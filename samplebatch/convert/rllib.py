@@ -638,8 +638,10 @@ def _decode(encoded: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
     if encoded.get(b"kind") == b"O":
         return unpickle([encoded[b"data"]], subject, allow_pickle=allow_pickle)[0]
     if encoded.get(b"kind") == b"V" or not isinstance(encoded[b"type"], str):
-        got = "structured dtypes" if encoded.get(b"kind") == b"V" else f"a {type(encoded[b'type']).__name__} as dtype"
-        raise errors.FormatError(f"{subject} must contain numeric arrays, got {got}")
+        actual = (
+            "structured dtypes" if encoded.get(b"kind") == b"V" else f"a {type(encoded[b'type']).__name__} as dtype"
+        )
+        raise errors.FormatError(f"{subject} must contain numeric arrays, got {actual}")
     values = np.frombuffer(encoded[b"data"], named_dtype(encoded[b"type"]))
     return values.reshape(encoded[b"shape"]) if encoded[b"nd"] is True else values[0]
 

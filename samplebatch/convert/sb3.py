@@ -522,7 +522,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         table = self.buffer._table
         rings = table.rings
         episodes = find_episodes(rings, table.done)
-        candidates = np.flatnonzero(episodes.whole & episodes.finished)
+        candidates = np.flatnonzero(episodes.complete & episodes.finished)
         if not len(candidates):
             raise errors.EmptyBufferError(
                 "a buffer must contain a finished episode before sampling, got none; set learning_starts "

@@ -172,9 +172,9 @@ def _realize(value: Any, objects: dict[int, tuple[Standing, Any]]) -> Any:
         return value
     if id(value) not in objects:
         module, name = value.kind
-        thing = object.__new__(getattr(import_module(module), name))
+        instance = object.__new__(getattr(import_module(module), name))
         # Keep the placeholder alive, so that its id is not reused.
-        objects[id(value)] = value, thing
+        objects[id(value)] = value, instance
         state = {key: _realize(item, objects) for key, item in value.state.items()}
-        getattr(thing, "__setstate__", vars(thing).update)(state)
+        getattr(instance, "__setstate__", vars(instance).update)(state)
     return objects[id(value)][1]

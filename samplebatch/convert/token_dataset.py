@@ -128,8 +128,8 @@ def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> Sample
     columns: dict[str, Any] = {}
     for name in listed[0] if listed else ():
         values = [row[name] for row in listed]
-        laid = lay_rows(values) if not ragged else None
-        columns[name] = values if laid is None else RaggedColumn(*laid)
+        layout = lay_rows(values) if not ragged else None
+        columns[name] = values if layout is None else RaggedColumn(*layout)
     return SampleBatch(columns, ragged=ragged)
 
 

@@ -600,12 +600,12 @@ class RLlibAdapter(MultiAgentAdapter):
         """Rewards of agents that have not observed the outcome of their last action."""
         self._early: dict[Any, float] = {}
         """Rewards of agents that have not acted yet."""
-        self._seen: dict[Any, Any] = {}
+        self._last_observations: dict[Any, Any] = {}
         """Newest observation of each agent."""
 
     def abandon(self) -> None:
         super().abandon()
-        self._waiting, self._early, self._seen = {}, {}, {}
+        self._waiting, self._early, self._last_observations = {}, {}, {}
 
     def _reset(self, seed: int | None, **arguments: Any) -> None:
         self.abandon()
@@ -643,9 +643,9 @@ class RLlibAdapter(MultiAgentAdapter):
             ends = terminated or truncated
             if agent in self._waiting and (ends or agent in observations):
                 reward = self._waiting.pop(agent)
-                seen = self._last(agent, observations, truncated=truncated and not terminated)
+                observation = self._last(agent, observations, truncated=truncated and not terminated)
                 info = infos.get(agent, {})
-                outcomes.append(AgentOutcomes([agent], [seen], [reward], [terminated], [truncated], [info]))
+                outcomes.append(AgentOutcomes([agent], [observation], [reward], [terminated], [truncated], [info]))
             if agent in observations and not ends:
                 acting[agent] = observations[agent]
         self.t += 1
@@ -653,21 +653,21 @@ class RLlibAdapter(MultiAgentAdapter):
         return outcomes, all_terminate or all_truncate
 
     def _await(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], continuing: Collection[Any]) -> None:
-        for agent, seen in observations.items():
-            if seen is None:
+        for agent, observation in observations.items():
+            if observation is None:
                 raise self.refusing(agent)(f"column {names.OBS!r} must contain an observation, got None", None)
         # The environment may overwrite observations before the outcomes of actions are known.
-        copies = {agent: copy_observation(seen) for agent, seen in observations.items()}
-        self._seen |= copies
+        copies = {agent: copy_observation(observation) for agent, observation in observations.items()}
+        self._last_observations |= copies
         self.groups = self._group(copies, copies, infos, continuing)
 
     def _last(self, agent: Any, observations: Mapping[Any, Any], *, truncated: bool) -> Any:
         if agent in observations:
             return observations[agent]
         if truncated:
-            must = f"column {names.NEXT_OBS!r} must have a final observation for a truncated agent, got none"
-            raise self.refusing(agent)(must, None)
-        return self._seen[agent]
+            requirement = f"column {names.NEXT_OBS!r} must have a final observation for a truncated agent, got none"
+            raise self.refusing(agent)(requirement, None)
+        return self._last_observations[agent]
 
     def _flag(self, name: str, flags: Mapping[Any, Any], agent: Any) -> bool:
         return bool(exact_number(name, flags.get(agent, False), BOOL, self.refusing(agent)))

@@ -383,7 +383,7 @@ class EnvironmentProcesses:
         self._poller = Poller()
         # Kills remaining processes if close was not called, at exit before Python waits for child processes.
         self._end = util.Finalize(self, _end, (self.processes, self._pipes), exitpriority=10)
-        self._asked: dict[int, float] = {}
+        self._request_times: dict[int, float] = {}
         self._answers: dict[int, list[Answer]] = {}
         self._failures: dict[int, SampleBatchError] = {}
         self._lost: WorkerError | None = None
@@ -399,24 +399,24 @@ class EnvironmentProcesses:
         for descriptor in self._index_of:
             self._poller.register(descriptor)
         allowed_s = max(0.0, _START_WITHIN_S - stall_timeout_s)
-        self._asked = dict.fromkeys(range(len(makers)), time.monotonic() + allowed_s)
+        self._request_times = dict.fromkeys(range(len(makers)), time.monotonic() + allowed_s)
 
     def _start(self, context: Any, index: int, make: Callable[[], Any]) -> None:
         ours, theirs = context.Pipe()
         self._pipes.append(ours)
         with theirs:
-            must = (
+            requirement = (
                 f"environments are created in other processes, and environment {index} must be passed as an id or a "
                 "function that can be pickled"
             )
             args = (theirs, _Maker(make), index)
-            process = start_child(context, run_environment, args, name=f"environment-{index}", must=must)
+            process = start_child(context, run_environment, args, name=f"environment-{index}", requirement=requirement)
         self.processes.append(process)
 
     @property
     def under_way(self) -> int:
         """Number of processes with a request whose reply `receive` has not returned yet."""
-        return len(self._asked.keys() | self._answers.keys())
+        return len(self._request_times.keys() | self._answers.keys())
 
     def share(self, region: Region, num_envs: int) -> None:
         """Send shared memory for the observations of `num_envs` environments to all processes."""
@@ -452,7 +452,7 @@ class EnvironmentProcesses:
         except ConnectionError:
             self._lose_ended(index)
         else:
-            self._asked[index] = time.monotonic()
+            self._request_times[index] = time.monotonic()
         self._midst = None
         if self._lost is not None:
             raise self._lost
@@ -467,7 +467,7 @@ class EnvironmentProcesses:
         - `among`: whether to wait for each process, shape (num_envs,); replies of other processes stay queued. None
           waits for all processes.
         """
-        expected = self._asked.keys() | self._answers.keys()
+        expected = self._request_times.keys() | self._answers.keys()
         min_num = min(min_num, len(expected) if among is None else sum(bool(among[index]) for index in expected))
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         self._listen(0.0)
@@ -483,7 +483,7 @@ class EnvironmentProcesses:
 
     def wait_for_all(self) -> None:
         """Wait for the replies to all pending requests; the next call raises their errors."""
-        while self._asked and self._midst is None:
+        while self._request_times and self._midst is None:
             self._listen(_LOOK_EVERY_S)
 
     def _listen(self, patience_s: float) -> None:
@@ -505,9 +505,9 @@ class EnvironmentProcesses:
             self._lose_ended(index)
         else:
             if message[:1] == MORE:
-                self._asked[index] = time.monotonic()
+                self._request_times[index] = time.monotonic()
             else:
-                self._asked.pop(index, None)
+                self._request_times.pop(index, None)
             self._parse(index, message)
         self._midst = None
 
@@ -536,7 +536,7 @@ class EnvironmentProcesses:
 
     def _look(self, now: float) -> None:
         """Detect hung processes, and exited processes whose pipe is still open in a child process."""
-        for index, since in list(self._asked.items()):
+        for index, since in list(self._request_times.items()):
             if self._pipes[index].poll(0):
                 continue
             if not self.processes[index].is_alive():
@@ -552,7 +552,7 @@ class EnvironmentProcesses:
 
     def _lose(self, index: int, how: str, advice: str = "") -> None:
         """Record why a process failed, and discard its pending request."""
-        self._asked.pop(index, None)
+        self._request_times.pop(index, None)
         if self._index_of.pop(self._pipes[index].fileno(), None) is not None:
             self._poller.unregister(self._pipes[index].fileno())
         if self._lost is not None:
@@ -571,7 +571,7 @@ class EnvironmentProcesses:
             _hang_up(pipe)
         for process in self.processes:
             process.join(max(0.0, until - time.monotonic()))
-        self._asked.clear()
+        self._request_times.clear()
         self._answers.clear()
         self._poller.close()
         self._end()
@@ -706,9 +706,9 @@ class AsyncEnvironments(Environments):
             self._processes.ask(env, RESET, {"seed": number, "options": options, **arguments})
         # If several environments fail, raise the first error and discard the others.
         self._processes.wait_for_all()
-        begun = self.recv(count)
+        result = self.recv(count)
         self._processes.check()
-        return begun.obs, begun.infos
+        return result.obs, result.infos
 
     def send(self, envs: Rows, actions: Sequence[Leaf]) -> None:
         """Step environments that are ready.
@@ -730,11 +730,11 @@ class AsyncEnvironments(Environments):
           for all environments.
         """
         stepped: dict[int, Sequence[Any]] = {}
-        begun: dict[int, Sequence[Any]] = {}
+        resets: dict[int, Sequence[Any]] = {}
         for env, answers in self._processes.receive(min_num, timeout_s, among):
             for kind, *answer in answers:
-                (stepped if kind == STEPPED else begun)[env] = answer
-        if not begun and not stepped:
+                (stepped if kind == STEPPED else resets)[env] = answer
+        if not resets and not stepped:
             return AsyncStepResult(_NONE, {}, [], _NONE, _NONE, [], [])
         envs = np.array(list(stepped), np.intp)
         new_obs, rewards, terminateds, truncateds, infos = self._steps(envs, list(stepped.values()))
@@ -742,19 +742,19 @@ class AsyncEnvironments(Environments):
         if stepped:
             columns |= zip(OUTCOMES, (rewards, terminateds, truncateds), strict=True)
         done = terminateds | truncateds
-        if not begun and not done.any():
+        if not resets and not done.any():
             return AsyncStepResult(envs, columns, infos, envs[:0], envs, new_obs, infos)
         goes_on = ~done
-        first = np.array(list(begun), np.intp)
-        ready = np.concatenate([envs[goes_on], first])
-        order = ready.argsort()
-        all_infos = [infos[row] for row in goes_on.nonzero()[0].tolist()] + [info for _, info in begun.values()]
+        first = np.array(list(resets), np.intp)
+        completed = np.concatenate([envs[goes_on], first])
+        order = completed.argsort()
+        all_infos = [infos[row] for row in goes_on.nonzero()[0].tolist()] + [info for _, info in resets.values()]
         parts = [[leaf[goes_on] for leaf in new_obs]] if goes_on.any() else []
-        if begun:
-            parts.append(self._shared.read(first, FIRST_OBS, [left for left, _ in begun.values()]))
+        if resets:
+            parts.append(self._shared.read(first, FIRST_OBS, [left for left, _ in resets.values()]))
         obs = [np.concatenate(leaves)[order] for leaves in zip(*parts, strict=True)]
         all_infos = [all_infos[row] for row in order.tolist()]
-        return AsyncStepResult(envs, columns, infos, envs[done], ready[order], obs, all_infos)
+        return AsyncStepResult(envs, columns, infos, envs[done], completed[order], obs, all_infos)
 
     def _steps(self, envs: Rows, steps: Sequence[Sequence[Any]]) -> tuple[list[Leaf], Floats, Flags, Flags, list[Any]]:
         if not steps:
@@ -771,7 +771,7 @@ class AsyncEnvironments(Environments):
         obs, infos = [leaf.copy() for leaf in new_obs], list(stepped.step_infos)
         while True:
             if result.obs:
-                obs = [put(leaf, result.ready, begun) for leaf, begun in zip(obs, result.obs, strict=True)]
+                obs = [put(leaf, result.ready, first) for leaf, first in zip(obs, result.obs, strict=True)]
             for env, info in zip(result.ready.tolist(), result.infos, strict=True):
                 infos[env] = info
             if not self.under_way:

@@ -97,7 +97,7 @@ class Environments(ABC):
     keeps_seeds = False
     _resets: Flags | None = None
     """Environments that the next step resets; None if there are none."""
-    _kept: ClassVar[Sequence[str]] = ("made",)
+    _saved_names: ClassVar[Sequence[str]] = ("made",)
     """Attributes in the state besides the environments."""
 
     def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
@@ -181,7 +181,7 @@ class Environments(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the picklable state of the environments, for `load_state_dict`."""
-        return {"saved": save_environments(self._parts()), **{name: getattr(self, name) for name in self._kept}}
+        return {"saved": save_environments(self._parts()), **{name: getattr(self, name) for name in self._saved_names}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore environments from `state_dict`; return whether the environments were restored.
@@ -192,7 +192,7 @@ class Environments(ABC):
         """
         if not load_environments(self._parts(), state["saved"]):
             return False
-        for name in self._kept:
+        for name in self._saved_names:
             setattr(self, name, state[name])
         return True
 

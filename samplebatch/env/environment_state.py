@@ -99,14 +99,14 @@ def load_environment(env: Any, state: bytes) -> None:
 
 def _find_pygame_objects(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path and value of each attribute of an environment or its wrappers that is a pygame object."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]
     while waiting:
         path, layer = waiting.pop()
         attributes = getattr(layer, "__dict__", None)
-        if id(layer) in seen or not isinstance(attributes, Mapping):
+        if id(layer) in visited or not isinstance(attributes, Mapping):
             continue
-        seen.add(id(layer))
+        visited.add(id(layer))
         for name, value in attributes.items():
             if type(value).__module__.partition(".")[0] == "pygame":
                 yield (*path, name), value

@@ -83,9 +83,9 @@ class EnvironmentList(Environments):
         refuse = self.refusing(*envs)
         obs, infos = take_apart("reset", returned, 2, refuse)
         infos_of_reset = _copy_infos(infos, refuse) if any(infos) else []
-        begun = self.observations.flatten_each(obs, names.OBS, refuse), infos_of_reset
+        result = self.observations.flatten_each(obs, names.OBS, refuse), infos_of_reset
         self._resetting = False
-        return begun
+        return result
 
     def _reset_each(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> list[Any]:
         return [self._envs[env].reset(**env_arguments) for env, env_arguments in zip(envs, arguments, strict=False)]
@@ -163,8 +163,8 @@ def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse)
         return parts
     for row, result in enumerate(returned):
         if not isinstance(result, tuple | list) or len(result) != count:
-            got = len(result) if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
-            raise refuse(f"{method} must return {count} values, got {got}", row)
+            actual = len(result) if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
+            raise refuse(f"{method} must return {count} values, got {actual}", row)
     raise AssertionError("results of the right length must be transposable")
 
 
@@ -197,14 +197,14 @@ def check_equal_spaces(observation_spaces: Sequence[Any], action_spaces: Sequenc
 
 def check_different(envs: Sequence[Any]) -> None:
     """Reject a list that contains the same environment object twice; functions and ids may be repeated."""
-    seen: set[int] = set()
+    identities: set[int] = set()
     for index, env in enumerate(envs):
         if not hasattr(env, "step") or isinstance(env, type):
             continue
         identity = id(getattr(env, "unwrapped", env))
-        if identity in seen:
+        if identity in identities:
             raise EnvironmentSpecError(f"environments must be different objects, got environment {index} twice")
-        seen.add(identity)
+        identities.add(identity)
 
 
 def check_space(top: str, index: int, space: Any, first: Any) -> None:
@@ -212,12 +212,12 @@ def check_space(top: str, index: int, space: Any, first: Any) -> None:
     if space == first:
         return
     layout, expected = SpaceLayout(space), SpaceLayout(first)
-    name, must, got = top, first, space
+    name, required, actual = top, first, space
     if layout.names == expected.names:
         parts = zip(column_names(top, layout), expected.spaces, layout.spaces, strict=True)
-        name, must, got = next((part for part in parts if part[1] != part[2]), (top, first, space))
+        name, required, actual = next((part for part in parts if part[1] != part[2]), (top, first, space))
     raise EnvironmentSpecError(
-        f"column {name!r} must have the space of environment 0, {must}, got {got} from environment {index}"
+        f"column {name!r} must have the space of environment 0, {required}, got {actual} from environment {index}"
     )
 
 
@@ -230,7 +230,7 @@ _FINAL_OBSERVATIONS = ("final_obs", "final_observation")
 class VectorEnvironments(Environments):
     """Base class of adapters for Gymnasium vector environments."""
 
-    _kept: ClassVar[Sequence[str]] = ("made", "_raw", "_device")
+    _saved_names: ClassVar[Sequence[str]] = ("made", "_raw", "_device")
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
@@ -244,7 +244,7 @@ class VectorEnvironments(Environments):
         self._obs_dtype = env.single_observation_space.dtype
         shape = (self.num_envs,)
         # Dtypes and shapes of a step that requires no conversion.
-        self._usual = (
+        self._plain_forms = (
             self._obs_dtype, self._shape_of(env.single_observation_space), FLOAT, shape, BOOL, shape, BOOL, shape,
         )  # fmt: skip
         self._device: Any = None
@@ -258,22 +258,24 @@ class VectorEnvironments(Environments):
         obs, infos = self.env.reset(**arguments)
         self.made = 0
         self._raw = self._flat and not self._copies and getattr(obs, "dtype", None) == self._obs_dtype
-        leaves = self._own(obs)
+        leaves = self._split(obs)
         self._device = leaves[0].device if stacking.is_tensor(leaves[0]) else None
         return leaves, infos if self._device is None else stacking.infos_to_host(infos)
 
     def _shape_of(self, space: Any) -> tuple[int, ...]:
         return (self.num_envs, *(space.shape or ()))
 
-    def _own(self, obs: Any) -> Sequence[Leaf]:
+    def _split(self, obs: Any) -> Sequence[Leaf]:
         """Split observations into leaves, convert them losslessly, and copy leaves that the environment reuses."""
         layout = self.observations
         try:
             leaves = layout.flatten(obs)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             actual = ", ".join(map(repr, obs)) if isinstance(obs, Mapping) else f"a {type(obs).__name__}"
-            must = f"observations must have the parts {', '.join(map(repr, layout.names))} of their space, got {actual}"
-            raise self.refuse(must, None) from error
+            requirement = (
+                f"observations must have the parts {', '.join(map(repr, layout.names))} of their space, got {actual}"
+            )
+            raise self.refuse(requirement, None) from error
         for index, (leaf, space, name) in enumerate(zip(leaves, layout.spaces, self._obs_names, strict=True)):
             exact = leaf
             if stacking.is_tensor(leaf):
@@ -309,7 +311,7 @@ class VectorEnvironments(Environments):
             )
             infos = stacking.infos_to_host(infos)
         return (
-            self._own(obs),
+            self._split(obs),
             exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse),
             exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse),
             exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse),
@@ -322,14 +324,14 @@ class VectorEnvironments(Environments):
             obs, rewards, terminateds, truncateds, infos = step = self.env.step(actions[0])
             self.made += 1
             try:
-                usual = (
+                is_plain = (
                     obs.dtype, obs.shape, rewards.dtype, rewards.shape,
                     terminateds.dtype, terminateds.shape, truncateds.dtype, truncateds.shape,
-                ) == self._usual  # fmt: skip
+                ) == self._plain_forms  # fmt: skip
             except AttributeError:
                 # One value is not an array.
-                usual = False
-            if usual:
+                is_plain = False
+            if is_plain:
                 obs = (obs,)
             else:
                 obs, rewards, terminateds, truncateds, infos = self._convert(*step)
@@ -344,7 +346,7 @@ class NextStepEnvironments(VectorEnvironments):
     """Adapter of a vector environment with next-step autoreset."""
 
     resets_later = True
-    _kept = ("made", "_raw", "_device", "_resets")
+    _saved_names = ("made", "_raw", "_device", "_resets")
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -437,7 +439,7 @@ class DisabledEnvironments(VectorEnvironments):
             return obs, rewards, terminateds, truncateds, infos, None, obs, infos
         reset_obs, reset_infos = self.env.reset(options={"reset_mask": done})
         reset_infos = replace_infos(infos, reset_infos, done.nonzero()[0], self.num_envs)
-        return obs, rewards, terminateds, truncateds, infos, None, self._own(reset_obs), reset_infos
+        return obs, rewards, terminateds, truncateds, infos, None, self._split(reset_obs), reset_infos
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
         return step[6], step[7]
@@ -527,7 +529,7 @@ class NextStepSyncEnvironments(SyncEnvironments):
     """Environments of a plain `SyncVectorEnv` with next-step autoreset."""
 
     resets_later = True
-    _kept = ("made", "_resets")
+    _saved_names = ("made", "_resets")
 
     def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
         self._resets = None

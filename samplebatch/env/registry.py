@@ -290,8 +290,8 @@ def _find_function(module: ModuleType, function_name: str, name: str) -> Callabl
         raise EnvironmentSpecError(
             f"no function {function_name!r} in module {module.__name__!r}; {near_names(function_name, functions)}"
         )
-    made: Callable[..., Any] = attribute
-    return made
+    function: Callable[..., Any] = attribute
+    return function
 
 
 def _import(module_name: str, name: str) -> ModuleType:

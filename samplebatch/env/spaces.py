@@ -59,7 +59,7 @@ class SpaceLayout:
         self._dict, self._tuple = kinds.Dict, kinds.Tuple
         self._numeric = (kinds.Box, kinds.Discrete, kinds.MultiDiscrete, kinds.MultiBinary)
         self._space = space
-        self._known: dict[int, list[tuple[Any, Any]] | None] = {}
+        self._cache: dict[int, list[tuple[Any, Any]] | None] = {}
         leaves = list(self._walk(space, ""))
         self.names: tuple[str, ...] = tuple(name for name, _ in leaves)
         self.spaces: tuple[Any, ...] = tuple(leaf for _, leaf in leaves)
@@ -86,7 +86,7 @@ class SpaceLayout:
         return {str(key): self._structure_of(part) for key, part in parts}
 
     def _parts(self, space: Any) -> list[tuple[Any, Any]] | None:
-        parts = self._known
+        parts = self._cache
         if id(space) not in parts:
             parts[id(space)] = self._find_parts(space)
         return parts[id(space)]

@@ -395,8 +395,8 @@ class Display:
         """Display the number of completed steps of the epoch and the newest metrics."""
         if self._progress_s is None or time.monotonic() - self._last_line_s < self._progress_s or done >= self._total:
             return
-        shown = ", ".join(f"{name} {short(value)}" for name, value in metrics.items())
-        self.say(f"epoch {self._epoch}: {done}/{self._total}, {shown}")
+        listed = ", ".join(f"{name} {short(value)}" for name, value in metrics.items())
+        self.say(f"epoch {self._epoch}: {done}/{self._total}, {listed}")
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -432,8 +432,8 @@ class Bar(Display):
 
     def advance(self, done: int, metrics: Mapping[str, Any]) -> None:
         """Update bar and metrics."""
-        shown = ", ".join(f"{for_terminal(name)} {short(value)}" for name, value in metrics.items())
-        self._progress.update(self._task, completed=done, metrics=shown)
+        listed = ", ".join(f"{for_terminal(name)} {short(value)}" for name, value in metrics.items())
+        self._progress.update(self._task, completed=done, metrics=listed)
 
     def close(self) -> None:
         """Remove the bar."""

@@ -219,7 +219,7 @@ class PolicyAdapter:
     def _with_layout(self, layout: SpaceLayout | None) -> PolicyAdapter:
         return self if layout is None or self._layout else type(self)(self.policy, self._signature, layout)
 
-    def decide(self, given: Any, state: Any = None) -> Decision:
+    def decide(self, batch: Any, state: Any = None) -> Decision:
         """Return one action per row of a batch if `takes_batch` is true, otherwise per row of observations.
 
         Raises
@@ -229,11 +229,11 @@ class PolicyAdapter:
         """
         try:
             if self._takes_one_argument:
-                result = self._call(given)
+                result = self._call(batch)
                 if type(result) is _ndarray and result.ndim < 2 and self._plain:
                     return {"act": result}
             else:
-                result = self._call_with_further(given, state)
+                result = self._call_with_further(batch, state)
             return self._decision(result)
         except Exception as error:
             signature = self._signature

@@ -327,7 +327,7 @@ def _example(steps: SampleBatch) -> SampleBatch:
     for name, column in steps._all().items():
         if isinstance(column, VaryingRows) and len(column):
             first = int((column.lengths > 0).argmax())
-            row._own()[name] = column.slice(first, first + len(row))
+            row._owned_columns()[name] = column.slice(first, first + len(row))
     return row
 
 
@@ -631,13 +631,13 @@ class OpenEpisodes:
 
     def drop(self, env_ids: Container[int] | None) -> FragmentView:
         """Discard the episodes of some environments, or of all environments if None; return the discarded steps."""
-        gone = {
+        ended = {
             eps_id: episode
             for eps_id, episode in self._episodes.items()
             if env_ids is None or episode.env_id in env_ids
         }
         dropped = _Episode()
-        for eps_id, episode in gone.items():
+        for eps_id, episode in ended.items():
             del self._episodes[eps_id]
             dropped.parts += episode.parts
             dropped.env_steps += episode.env_steps

@@ -116,7 +116,7 @@ class AsyncCollector(Collector):
     """
 
     _environments: AsyncEnvironments
-    _kept = (*Collector._kept, "_ready", "_said")
+    _saved_names = (*Collector._saved_names, "_ready", "_said")
 
     def __init__(
         self,
@@ -270,7 +270,9 @@ class AsyncCollector(Collector):
                 act.columns | columns, {0: infos} if any(infos) else {}, step.envs[positions], act=act
             )
         if step.obs and self._obs is not None:
-            self._obs = [put(leaf, step.ready, seen) for leaf, seen in zip(self._obs, step.obs, strict=True)]
+            self._obs = [
+                put(leaf, step.ready, observations) for leaf, observations in zip(self._obs, step.obs, strict=True)
+            ]
         for env, info in zip(step.ready.tolist(), step.infos, strict=True):
             self._said[env] = info
         if len(step.ended):

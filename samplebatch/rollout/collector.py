@@ -74,7 +74,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     """
 
     vars().update({name: MissingAttribute(name, way_out) for name, way_out in _ELSEWHERE.items()})
-    _kept: ClassVar[Sequence[str]] = ("_unroll_id", "collect_step", "collect_episode", "collect_time")
+    _saved_names: ClassVar[Sequence[str]] = ("_unroll_id", "collect_step", "collect_episode", "collect_time")
     """Attributes with plain values that `state_dict` includes."""
 
     def __init__(
@@ -274,7 +274,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     def _values(self) -> dict[str, Any]:
         """Return copies of the plain attributes by name; tensors of recurrent states are detached."""
-        values = {name: getattr(self, name) for name in self._kept}
+        values = {name: getattr(self, name) for name in self._saved_names}
         return copy.deepcopy({name: detach(value) if name == _RECURRENT else value for name, value in values.items()})
 
     @abstractmethod
@@ -525,7 +525,7 @@ class Collector(BaseCollector[SampleBatch]):
     >>> collector.close()
     """
 
-    _kept = (*BaseCollector._kept, "_obs", "_infos", "_state", "_seeds", "_env_seeds")
+    _saved_names = (*BaseCollector._saved_names, "_obs", "_infos", "_state", "_seeds", "_env_seeds")
 
     __class_getitem__: Any = classmethod(GenericAlias)
     """`Collector[CollectStats](...)`, the form in Tianshou's scripts, creates a collector."""
@@ -727,13 +727,13 @@ class Collector(BaseCollector[SampleBatch]):
             drop = beyond if drop is None else np.union1d(drop, beyond)
         self._recorder.record_chunk(columns, chunk, drop, act)
         if state is not None:
-            begun = ends[-1]
+            started = ends[-1]
             if self._environments.resets_later:
-                begun = np.zeros(self.num_envs, np.bool_)
+                started = np.zeros(self.num_envs, np.bool_)
                 if chunk.autoreset is not None:
                     rows = chunk.autoreset - (len(steps) - 1) * self.num_envs
-                    begun[rows[rows >= 0]] = True
-            state = policy_state.zero_rows(state, begun.nonzero()[0]) if begun.any() else state
+                    started[rows[rows >= 0]] = True
+            state = policy_state.zero_rows(state, started.nonzero()[0]) if started.any() else state
         self._state = state
 
     def _batch_of_infos(self) -> Batch:

@@ -132,7 +132,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     (150, np.False_)
     """
 
-    _kept = (*BaseCollector._kept, "_next", "_recorded", "_ended", "_policy_seeds", "_environment_seeds")
+    _saved_names = (*BaseCollector._saved_names, "_next", "_recorded", "_ended", "_policy_seeds", "_environment_seeds")
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     def _collect_episodes(self, n_episode: int, *, random: bool, render: float | None) -> None:
         # Unfinished episodes started first.
         chosen = sorted(self._adapters, key=lambda adapter: not adapter.in_episode)[:n_episode]
-        begun = len(chosen)
+        started = len(chosen)
         for adapter in chosen:
             if not adapter.in_episode:
                 self._begin(adapter)
@@ -297,9 +297,9 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         while going:
             self._step(going, render)
             for adapter in going:
-                if not adapter.in_episode and begun < n_episode:
+                if not adapter.in_episode and started < n_episode:
                     self._begin(adapter)
-                    begun += 1
+                    started += 1
             going = [adapter for adapter in going if adapter.in_episode]
         if self._turns:
             self._record_turns(chosen, None)
@@ -446,24 +446,24 @@ class PolicyStep:
         self.actions: Sequence[Any] = ()
         self.columns: dict[str, Block] = {}
         self._actor = actor
-        seen: list[Any] = []
+        observations: list[Any] = []
         streams: list[Streams] = []
         t: list[int] = []
         for group in groups:
             self.parts[group] = slice(len(t), len(t) + len(group.agents))
-            seen += group.observations
+            observations += group.observations
             streams.append(Streams(group.eps_ids, group.env_ids, group.indices))
             t += [group.adapter.t] * len(group.agents)
-        self.observations: Block = stack_rows(names.OBS, seen)
+        self.observations: Block = stack_rows(names.OBS, observations)
         self.streams = streams[0] if len(streams) == 1 else Streams(*map(np.concatenate, zip(*streams, strict=True)))
         self.t = np.array(t)
 
     def ask(self, *, random: bool) -> None:
         """Compute the actions of all agents of the policy, or draw them at random."""
-        seen = self.observations
+        observations = self.observations
         decide = self._actor.draw if random else self._actor.act
-        self.actions, self.columns = decide(self.groups, seen if isinstance(seen, np.ndarray) else None)
-        self.columns[names.OBS] = seen
+        self.actions, self.columns = decide(self.groups, observations if isinstance(observations, np.ndarray) else None)
+        self.columns[names.OBS] = observations
 
     def end(self, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> Step | None:
         """Return the rows of the agents that have outcomes, and advance to the next step; None without outcomes."""
@@ -483,8 +483,8 @@ class PolicyStep:
         if len(groups) > 1:
             # Rows of several environments are concatenated.
             joined = [[*chain.from_iterable(part)] for part in zip(*map(outcomes.__getitem__, groups), strict=True)]
-        _, seen, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], infos = joined
-        columns[names.NEXT_OBS] = self.observations = stack_rows(names.NEXT_OBS, seen)
+        _, observations, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], infos = joined
+        columns[names.NEXT_OBS] = self.observations = stack_rows(names.NEXT_OBS, observations)
         self.t = self.t + 1
         return Step(self.policy_id, columns, streams, t, infos)
 
@@ -531,10 +531,10 @@ class TurnQueue:
 
     def finish(self, outcomes: Sequence[AgentOutcomes]) -> None:
         """Add outcomes to the turns of agents that have observed the outcomes of their actions."""
-        for (agent,), seen, rewards, terminateds, truncateds, infos in outcomes:
+        for (agent,), observations, rewards, terminateds, truncateds, infos in outcomes:
             turn = self._waiting.pop(agent)
             turn.columns |= {
-                names.NEXT_OBS: stack_rows(names.NEXT_OBS, seen),
+                names.NEXT_OBS: stack_rows(names.NEXT_OBS, observations),
                 names.REWARDS: rewards,
                 names.TERMINATEDS: terminateds,
                 names.TRUNCATEDS: truncateds,

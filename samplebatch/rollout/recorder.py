@@ -387,8 +387,10 @@ class _PolicyRows:
         If an earlier dtype cannot represent the new values, the earlier rows are converted.
         """
         if columns.keys() != self._blocks.keys():
-            odd = next(iter(columns.keys() ^ self._blocks.keys()))
-            raise ColumnMismatchError(f"all steps of a collection must have the same columns, got some without {odd!r}")
+            unmatched = next(iter(columns.keys() ^ self._blocks.keys()))
+            raise ColumnMismatchError(
+                f"all steps of a collection must have the same columns, got some without {unmatched!r}"
+            )
         fitted: dict[str, Block] = {}
         for name, blocks in self._arrays.items():
             if not blocks:
@@ -661,9 +663,9 @@ class VectorRecorder:
         keys = first.keys()
         for step_columns in columns:
             if step_columns.keys() != keys:
-                odd = next(iter(step_columns.keys() ^ keys))
+                unmatched = next(iter(step_columns.keys() ^ keys))
                 raise ColumnMismatchError(
-                    f"all steps of a collection must have the same columns, got some without {odd!r}"
+                    f"all steps of a collection must have the same columns, got some without {unmatched!r}"
                 )
         data = {}
         for name in first:

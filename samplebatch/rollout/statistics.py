@@ -343,8 +343,8 @@ class PrintedAsDict:
 
     def pprints_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> str:
         """Return the string that `pprint_asdict` prints."""
-        shown = {name: value for name, value in _as_dict(self).items() if name not in (exclude_fields or ())}
-        return f"{type(self).__name__}\n{'-' * 40}\n{pformat(shown, indent=indent)}"
+        fields = {name: value for name, value in _as_dict(self).items() if name not in (exclude_fields or ())}
+        return f"{type(self).__name__}\n{'-' * 40}\n{pformat(fields, indent=indent)}"
 
 
 def _as_dict(report: Any) -> Any:

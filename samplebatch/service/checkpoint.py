@@ -258,8 +258,10 @@ class Checkpoints:
         path = paths[-1]
         manifest = read_plain(path / _MANIFEST)
         if manifest.get("version") != _VERSION or not isinstance(manifest.get("tables"), dict):
-            got = f"version {manifest.get('version')!r:.40}" if "version" in manifest else "no version"
-            raise errors.FormatError(f"{str(path)!r} must be a checkpoint of version {_VERSION} with tables, got {got}")
+            actual = f"version {manifest.get('version')!r:.40}" if "version" in manifest else "no version"
+            raise errors.FormatError(
+                f"{str(path)!r} must be a checkpoint of version {_VERSION} with tables, got {actual}"
+            )
         served = {table.name: table for table in tables}
         for name, about in manifest["tables"].items():
             if name not in served:

@@ -454,7 +454,7 @@ class TableConnection:
                 try:
                     if session is None:
                         session = self._open_stream(link, draw, prefetch)
-                    drawn = session.next()
+                    sample = session.next()
                 except LostError as error:
                     self._close_stream(session)
                     session = None
@@ -462,8 +462,8 @@ class TableConnection:
                     patience.wait(error)
                     continue
                 patience = None
-                yield drawn
-                del drawn
+                yield sample
+                del sample
         finally:
             self._close_stream(session)
             link.close()

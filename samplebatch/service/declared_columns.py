@@ -173,10 +173,10 @@ class DeclaredColumns:
             If the fragment sets `time_major` or `zero_padded`.
         """
         if isinstance(fragment, MultiAgentBatch) != self.by_policy:
-            requirement, got = (
+            requirement, actual = (
                 ("have policies", "no policies") if self.by_policy else ("be of one policy", "several policies")
             )
-            raise ColumnMismatchError(f"a fragment must {requirement}, as the table declares, got {got}")
+            raise ColumnMismatchError(f"a fragment must {requirement}, as the table declares, got {actual}")
         if not isinstance(fragment, MultiAgentBatch):
             return _match(fragment, self.flat, _is_never, {})
         parts = {}
@@ -408,16 +408,16 @@ def _extent(text: str) -> int | str | None:
 def _dtype_name(subject: str, value: Any) -> str:
     if isinstance(value, (str, type)) and value in _NON_NUMERIC_DTYPES:
         return _NON_NUMERIC_DTYPES[value]
-    shown = _short(value)
+    text = _short(value)
     try:
-        if shown.startswith("torch.") and (isinstance(value, str) or type(value).__module__ == "torch"):
-            check_torch_name(shown.removeprefix("torch."))
-            return shown
+        if text.startswith("torch.") and (isinstance(value, str) or type(value).__module__ == "torch"):
+            check_torch_name(text.removeprefix("torch."))
+            return text
         if value is None or isinstance(value, Mapping):
             raise ColumnTypeError("no dtype")
-        dtype = named_dtype(shown if isinstance(value, str) else str(np.dtype(value)))
+        dtype = named_dtype(text if isinstance(value, str) else str(np.dtype(value)))
     except (ColumnTypeError, TypeError, ValueError):
-        raise ArgumentError(f"{subject} {_MUST}, got {shown!r}; {near_names(shown, _DTYPE_NAMES)}") from None
+        raise ArgumentError(f"{subject} {_MUST}, got {text!r}; {near_names(text, _DTYPE_NAMES)}") from None
     if dtype.kind in "SU":
-        raise ArgumentError(f"{subject} must be declared as 'text' or 'bytes' if its rows are strings, got {shown!r}")
+        raise ArgumentError(f"{subject} must be declared as 'text' or 'bytes' if its rows are strings, got {text!r}")
     return str(dtype)

@@ -127,8 +127,8 @@ class FragmentItems(Items):
         """
         fragment = rows if isinstance(rows, MultiAgentBatch) else as_flat(rows)
         if (self._kind == "key") != (key is not None):
-            must = "must have a key, got none" if key is None else f"must have no key, got {key!r}"
-            raise errors.ArgumentError(f"a fragment for a table of kind {self._kind!r} {must}")
+            requirement = "must have a key, got none" if key is None else f"must have no key, got {key!r}"
+            raise errors.ArgumentError(f"a fragment for a table of kind {self._kind!r} {requirement}")
         if key is not None and not isinstance(key, str):
             raise errors.ArgumentError(f"the key of a fragment must be a string, got a {type(key).__name__}")
         if self.declared is not None:
@@ -148,18 +148,18 @@ class FragmentItems(Items):
             raise errors.PriorityError(f"the priority of a fragment must be one finite number, got {actual}")
         return abs(float(size.reshape(-1)[0]))
 
-    def hold_insert(self, ready: Any) -> Hold | None:
+    def hold_insert(self, prepared: Any) -> Hold | None:
         """Return why an insert into a full table must wait; None if eviction or an existing key frees space."""
-        if self._remover is not None or len(self) < self.capacity or ready[2] in self._by_key:
+        if self._remover is not None or len(self) < self.capacity or prepared[2] in self._by_key:
             return None
         return Hold(f"it is full with {self.capacity} fragments, and only sampling removes them", needs_room=True)
 
-    def insert(self, ready: Any, writer: str) -> Any:
+    def insert(self, prepared: Any, writer: str) -> Any:
         """Insert a fragment; return its sequence number, shape (1,).
 
         Raises ColumnMismatchError if the fragment's columns differ from the columns of earlier fragments.
         """
-        fragment, priority, key, nbytes = ready
+        fragment, priority, key, nbytes = prepared
         schema = _schema_of(fragment)
         if self._schema is not None and self.declared is None:
             if schema != self._schema:
@@ -316,9 +316,9 @@ class FragmentItems(Items):
         elif self._remover is not None:
             self._remover.change(item)
 
-    def finish(self, drawn: Any) -> Sample:
+    def finish(self, selection: Any) -> Sample:
         """Concatenate the drawn fragments; a single fragment is returned without a copy."""
-        items, weights = drawn
+        items, weights = selection
         fragments = [item.fragment for item in items]
         return Sample(
             fragments[0] if len(fragments) == 1 else concat_samples(fragments),
@@ -453,11 +453,11 @@ def _describe_mismatch(name: str, form: Any, previous: Any) -> str:
     """Return the error message for a column that differs from the column in earlier fragments."""
     if previous is None:
         return f"a fragment must have the columns of earlier fragments, got the new column {name!r}"
-    expected, got = (
+    expected, actual = (
         value if isinstance(value, str) else f"{value[0]} of {value[1]} with rows of shape {value[2]}"
         for value in (previous, form)
     )
-    return f"column {name!r} must be {expected}, as in earlier fragments, got {got}{_ragged_hint(form, previous)}"
+    return f"column {name!r} must be {expected}, as in earlier fragments, got {actual}{_ragged_hint(form, previous)}"
 
 
 def _merge_units(units: _Units, fragment: Fragment) -> _Units:
@@ -504,9 +504,9 @@ def _match_columns(batch: SampleBatch[Any], forms: _Schema) -> SampleBatch[Any]:
 def _check_alike(schema: _Schema, previous: _Schema) -> None:
     """Check that a fragment has the columns of earlier fragments."""
     if ("flat" in schema) != ("flat" in previous):
-        got = "a flat one after" if "flat" in schema else "one with policies after"
+        actual = "a flat one after" if "flat" in schema else "one with policies after"
         raise errors.ColumnMismatchError(
-            f"fragments of a table must all be flat or all have policies, got {got} the other kind"
+            f"fragments of a table must all be flat or all have policies, got {actual} the other kind"
         )
     for part, columns in schema.items():
         for name, form in columns.items() if part in previous else ():

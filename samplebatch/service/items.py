@@ -136,11 +136,11 @@ class Items(ABC):
         """Validate rows; return the argument for `insert`, the number of items and the number of rows."""
 
     @abstractmethod
-    def hold_insert(self, ready: Any) -> Hold | None:
+    def hold_insert(self, prepared: Any) -> Hold | None:
         """Return why a full table blocks the insert of prepared rows; None if the insert is not blocked."""
 
     @abstractmethod
-    def insert(self, ready: Any, writer: str) -> Ints:
+    def insert(self, prepared: Any, writer: str) -> Ints:
         """Insert rows; return the indices of the items."""
 
     @abstractmethod
@@ -159,7 +159,7 @@ class Items(ABC):
         """
 
     @abstractmethod
-    def finish(self, drawn: Any) -> Sample:
+    def finish(self, selection: Any) -> Sample:
         """Gather the rows of a drawn sample; does not require the lock."""
 
     @abstractmethod

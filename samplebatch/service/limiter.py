@@ -254,7 +254,7 @@ class WaitingRoom:
 
     def admit(
         self,
-        who: str,
+        client: str,
         action: Action,
         hold: Callable[[], Hold | None],
         timeout_s: float | None,
@@ -264,7 +264,7 @@ class WaitingRoom:
 
         Parameters
         ----------
-        who
+        client
             Name of the writer or reader that sent the request.
         action
             Kind of request.
@@ -293,13 +293,13 @@ class WaitingRoom:
         if reason is None:
             return 0.0
         started = time.monotonic()
-        waiting = _Waiting(who, action, time.time(), hold)
+        waiting = _Waiting(client, action, time.time(), hold)
         self._waiting[id(waiting)] = waiting
         try:
             while reason is not None:
                 remaining_s = None if timeout_s is None else started + timeout_s - time.monotonic()
                 if remaining_s is not None and remaining_s <= 0.0:
-                    whose = f" of {who!r}" if who else ""
+                    whose = f" of {client!r}" if client else ""
                     raise LimitTimeoutError(
                         f"table {self._name!r} blocked the {action}{whose} for {time.monotonic() - started:.1f} s: "
                         f"{reason.why}",

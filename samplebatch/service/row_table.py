@@ -471,16 +471,18 @@ class RowTable:
             exists = rows.candidates()
             complete = np.flatnonzero(rows.complete(exists, columns))[:count]
             selected[:] = [rows.numbers_at(complete)]
-            ready = len(complete)
+            num_complete = len(complete)
             unknown = max(count - int(exists.sum()), 0)
         else:
             numbers = rows.find(keys)
             exists = rows.mask_of(numbers[numbers >= 0])
-            ready = int(rows.complete(exists, columns).sum())
+            num_complete = int(rows.complete(exists, columns).sum())
             unknown = int((numbers < 0).sum())
-        if ready >= count:
+        if num_complete >= count:
             return None
-        return Hold(_describe_missing_rows(count, ready, rows.lacking(exists, columns), unknown), needs_items=True)
+        return Hold(
+            _describe_missing_rows(count, num_complete, rows.lacking(exists, columns), unknown), needs_items=True
+        )
 
     def take(
         self,
@@ -760,16 +762,16 @@ class RowTable:
         return positions, _describe_missing_rows(required, len(positions), rows.lacking(available, columns), unknown)
 
     def _select(
-        self, available: Any, ready: Ints, selection: Selection, rng: np.random.Generator | None
+        self, available: Any, complete: Ints, selection: Selection, rng: np.random.Generator | None
     ) -> tuple[Ints, bool]:
         """Return positions of rows or groups within the limits, and whether a limit excluded the next row or group."""
         rows = self._rows
-        if not len(ready):
-            return ready, False
+        if not len(complete):
+            return complete, False
         if selection.by_group:
             groups = rows.selection_values("group")
             codes, firsts, group_ranks, counts = np.unique(
-                groups[ready], return_index=True, return_inverse=True, return_counts=True
+                groups[complete], return_index=True, return_inverse=True, return_counts=True
             )
             all_codes, totals = np.unique(groups[available & (groups != UNKNOWN)], return_counts=True)
             expected = np.maximum(totals[np.searchsorted(all_codes, codes)], self._group_size or 1)
@@ -777,15 +779,15 @@ class RowTable:
             order = order[counts[order] == expected[order]]
         else:
             if selection.max_tokens is None:
-                return _pick(ready, selection.n, rng), False
-            group_ranks, counts = np.arange(len(ready)), np.ones(len(ready), np.int64)
-            order = group_ranks if rng is None else rng.permutation(len(ready))
+                return _pick(complete, selection.n, rng), False
+            group_ranks, counts = np.arange(len(complete)), np.ones(len(complete), np.int64)
+            order = group_ranks if rng is None else rng.permutation(len(complete))
         if not len(order):
-            return ready[:0], False
+            return complete[:0], False
         sizes = counts[order]
         is_within = np.cumsum(sizes) <= selection.n
         if selection.max_tokens is not None:
-            tokens = np.bincount(group_ranks, rows.selection_values("length")[ready], len(counts))[order]
+            tokens = np.bincount(group_ranks, rows.selection_values("length")[complete], len(counts))[order]
             is_within &= np.cumsum(tokens) <= selection.max_tokens
         num_selected = int(is_within.argmin()) if not is_within.all() else len(is_within)
         if not num_selected:
@@ -798,7 +800,7 @@ class RowTable:
         rank = np.full(len(counts), len(order))
         rank[order[:num_selected]] = np.arange(num_selected)
         ranks = rank[group_ranks]
-        positions = ready[np.argsort(ranks, kind="stable")][: int(sizes[:num_selected].sum())]
+        positions = complete[np.argsort(ranks, kind="stable")][: int(sizes[:num_selected].sum())]
         return positions, num_selected < len(order)
 
     # The table
@@ -906,10 +908,10 @@ def _selected(result: list[Ints | errors.SampleBatchError]) -> Ints:
     return selected
 
 
-def _pick(ready: Ints, n: int, rng: np.random.Generator | None) -> Ints:
+def _pick(candidates: Ints, n: int, rng: np.random.Generator | None) -> Ints:
     if rng is None:
-        return ready[:n]
-    return rng.choice(ready, min(n, len(ready)), replace=False)
+        return candidates[:n]
+    return rng.choice(candidates, min(n, len(candidates)), replace=False)
 
 
 def _nonempty_keys(keys: Any) -> list[Any]:
@@ -919,9 +921,9 @@ def _nonempty_keys(keys: Any) -> list[Any]:
     return key_list
 
 
-def _describe_missing_rows(count: int, ready: int, lacking: Mapping[str, int], unknown: int) -> str:
+def _describe_missing_rows(count: int, num_complete: int, lacking: Mapping[str, int], unknown: int) -> str:
     """Describe why too few rows are complete, including the number of rows that lack each column."""
-    reasons = [f"{count} rows are requested, and {ready} are complete"]
+    reasons = [f"{count} rows are requested, and {num_complete} are complete"]
     if lacking:
         reasons.append(_describe_missing_columns(lacking))
     if unknown:

@@ -283,13 +283,13 @@ class StepItems(Items):
             return MultiAgentBatch(parts, rows.env_steps())
         return declared.match_steps(as_flat(rows))
 
-    def hold_insert(self, ready: Any) -> Hold | None:
+    def hold_insert(self, prepared: Any) -> Hold | None:
         """Return None: inserts are never blocked, because new steps overwrite the oldest steps of a ring."""
         return None
 
-    def insert(self, ready: Any, writer: str) -> Any:
+    def insert(self, prepared: Any, writer: str) -> Any:
         """Insert steps as `ReplayBuffer.extend` does; return their slots, shape (n,)."""
-        steps, count, priorities, unit = ready
+        steps, count, priorities, unit = prepared
         self.buffer._merge_action_unit(unit)
         slots = add_steps(self.buffer, dict(steps), count, self._rings_of(steps, count, writer))
         if priorities is not None:
@@ -438,9 +438,9 @@ class StepItems(Items):
             return Sample(batch, indices, columns[names.GENERATION], columns[names.WEIGHT], lengths)
         return Sample(batch, indices, self.buffer._table.rings.generation(slots), None, lengths)
 
-    def finish(self, drawn: Any) -> Sample:
+    def finish(self, selection: Any) -> Sample:
         """Return the sample unchanged; `draw` has already gathered its rows under the lock."""
-        sample: Sample = drawn
+        sample: Sample = selection
         return sample
 
     # Changing

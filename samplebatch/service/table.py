@@ -145,7 +145,7 @@ class ReplayTable:
         self._check_limits(self._limiter.limits, times)
         self._lock = self._items.lock
         self._room = WaitingRoom(name, self._lock)
-        self._taken = TakenNumbers()
+        self._stored_numbers = TakenNumbers()
 
     def _make_items(
         self,
@@ -250,16 +250,16 @@ class ReplayTable:
             In the same cases as `ReplayBuffer.extend`. In particular, ColumnMismatchError is raised if the columns
             differ from the declared columns or from the columns of earlier fragments.
         """
-        ready, count, steps = self._items.prepare(rows, priorities, keys)
+        prepared, count, steps = self._items.prepare(rows, priorities, keys)
         with self._lock:
             # A fragment of a lost connection may be blocked here, together with the copy that was sent again.
-            was_taken = partial(self._taken.includes, writer, stream, number)
-            hold = partial(self._hold_insert, ready, was_taken)
+            was_taken = partial(self._stored_numbers.includes, writer, stream, number)
+            hold = partial(self._hold_insert, prepared, was_taken)
             held_s = self._room.admit(writer, "insert", hold, _seconds(timeout_s), is_cancelled) if count else 0.0
             if not count or was_taken():
                 return InsertResult(0, np.zeros(0, np.int64), len(self._items), held_s)
-            indices = self._items.insert(ready, writer)
-            self._taken.note(writer, stream, number)
+            indices = self._items.insert(prepared, writer)
+            self._stored_numbers.note(writer, stream, number)
             self._limiter.count_inserts(count)
             self._room.wake()
             size = len(self._items)
@@ -268,13 +268,13 @@ class ReplayTable:
     def taken(self, writer: str, stream: str = "") -> int:
         """Return the sequence number of the last inserted fragment of a stream; 0 if the stream is unknown."""
         with self._lock:
-            return self._taken.last(writer, stream)
+            return self._stored_numbers.last(writer, stream)
 
-    def _hold_insert(self, ready: Any, was_taken: Callable[[], bool]) -> Hold | None:
+    def _hold_insert(self, prepared: Any, was_taken: Callable[[], bool]) -> Hold | None:
         if was_taken():
             return None
         why = "" if self._room.needs_items else self._limiter.why_not_insert(len(self._items))
-        return Hold(why) if why else self._items.hold_insert(ready)
+        return Hold(why) if why else self._items.hold_insert(prepared)
 
     def sample(
         self,
@@ -337,9 +337,9 @@ class ReplayTable:
             held_s = self._room.admit(
                 reader, "sample", lambda: self._hold_sample(request), _seconds(timeout_s), is_cancelled
             )
-            drawn = self._draw(request, is_cancelled)
+            selection = self._draw(request, is_cancelled)
             self._room.wake()
-        sample = self._items.finish(drawn)
+        sample = self._items.finish(selection)
         sample.held_s = held_s
         return sample
 
@@ -354,13 +354,13 @@ class ReplayTable:
             self._room.pause(is_cancelled)
 
         try:
-            drawn, count = self._items.draw(request, pause)
+            selection, count = self._items.draw(request, pause)
         except BaseException:
             # A reset of the table during a pause also resets the limiter's counts to 0.
             self._limiter.count_samples(-min(counted, self._limiter.sampled))
             raise
         self._limiter.count_samples(count - counted)
-        return drawn
+        return selection
 
     def _request(self, batch_size: int, mode: Mode | None, seed: Any, options: Mapping[str, Any]) -> Request:
         modes = self._items.modes
@@ -489,9 +489,9 @@ class ReplayTable:
             return self._own_state() | self._items.freeze()
 
     def _own_state(self) -> dict[str, Any]:
-        limiter, taken = self._limiter.state_dict(), self._taken.state()
+        limiter, numbers = self._limiter.state_dict(), self._stored_numbers.state()
         columns = None if self._items.declared is None else self._items.declared.state()
-        return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken, "columns": columns}
+        return {"limiter": limiter, "max_times": self._items.max_times, "taken": numbers, "columns": columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, including limits and counts.
@@ -504,7 +504,7 @@ class ReplayTable:
             If the state belongs to a table with other arguments, is incomplete, or contains undeclared columns.
         """
         with self._lock, name_damage("the state of a table"):
-            limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
+            limiter, numbers = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
             times = count_of("max_times", state["max_times"])
             self._check_limits(limiter.limits, times)
             declared = self._items.declared
@@ -517,7 +517,7 @@ class ReplayTable:
             except BaseException:
                 self._items.declared = declared
                 raise
-            self._limiter, self._taken = limiter, taken
+            self._limiter, self._stored_numbers = limiter, numbers
             self._room.wake()
 
 

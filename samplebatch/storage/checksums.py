@@ -109,16 +109,16 @@ class SummedFile:
         self._file.flush()
 
 
-def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyType({}), nbytes: int = 0) -> None:
+def add(file: BinaryIO, form: Format, checksums: Mapping[int, int] = MappingProxyType({}), nbytes: int = 0) -> None:
     """Insert checksums into a complete file that is open for reading and writing.
 
     file: the open file, which must be valid in its format.
-    known: precomputed checksums by block number.
+    checksums: precomputed checksums by block number.
     nbytes: size of the contents if reserved bytes follow the contents; 0 if the contents are the entire file.
     """
     file.flush()
     with mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-        body_nbytes, ending = _sum(data, form, known)
+        body_nbytes, ending = _sum(data, form, checksums)
     file.seek(body_nbytes)
     file.write(ending)
 
@@ -130,11 +130,11 @@ def write(file: BinaryIO, data: memoryview, form: Format) -> None:
     file.write(ending)
 
 
-def _sum(data: memoryview, form: Format, known: Mapping[int, int]) -> tuple[int, bytes]:
+def _sum(data: memoryview, form: Format, checksums: Mapping[int, int]) -> tuple[int, bytes]:
     """Return the body size of a file and the bytes that follow the body: checksums, trailer and footer."""
     body_nbytes = len(data) - form.footer_nbytes(data)
     # Blocks that include footer bytes change, because the footer moves behind the checksums.
-    sums = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
+    sums = {block: value for block, value in checksums.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
     with data[:body_nbytes] as body:
         blocks = np.array(block_checksums(body, sums), "<u4").tobytes()
     footer = bytes(data[body_nbytes:])

@@ -78,8 +78,8 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
     suffix = _suffix_of(path)
     if suffix in _OTHERS or SUFFIXES.get(suffix, form) != form:
         suffixes = [repr(accepted) for accepted, other in SUFFIXES.items() if other == form]
-        must = " or ".join([", ".join(suffixes[:-1]), suffixes[-1]] if suffixes[1:] else suffixes)
-        raise FormatError(f"the suffix of {os.fspath(path)!r} must be {must}, got {suffix!r}")
+        expected = " or ".join([", ".join(suffixes[:-1]), suffixes[-1]] if suffixes[1:] else suffixes)
+        raise FormatError(f"the suffix of {os.fspath(path)!r} must be {expected}, got {suffix!r}")
 
 
 def form_to_write(path: str | os.PathLike[str]) -> Form | None:
@@ -227,13 +227,13 @@ _MAX_PARTS = 512
 """Maximum number of buffers per write call: half of Linux's limit."""
 
 
-def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
+def open_locked(path: Path, requirement: str = "must not be open elsewhere") -> int:
     """Open and lock the lock file of a folder; the lock is released when the file is closed or the process ends.
 
     A forked child shares the lock and must close the file.
 
     path: the lock file, created if it does not exist. The file contains the process id of the lock's owner, for error
-    messages. must: requirement on the folder that an error message states.
+    messages. requirement: requirement on the folder that an error message states.
 
     Raises StorageError if this or another process has already locked the folder, or if the file system does not support
     locks.
@@ -245,7 +245,7 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
     except BlockingIOError as error:
         owner = _lock_owner(fd)
         os.close(fd)
-        raise StorageError(f"{folder!r} {must}, and {owner} has it open") from error
+        raise StorageError(f"{folder!r} {requirement}, and {owner} has it open") from error
     except OSError as error:
         os.close(fd)
         raise StorageError(

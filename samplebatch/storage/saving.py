@@ -78,11 +78,11 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
     sync(folder)
 
 
-def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
+def _hdf5_filter(value: Any, compression: str | None) -> str | None:
     """Select the compression of HDF5 datasets; by default the compression of the columns in memory."""
     if compression is None:
         compressed = (
-            thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else batches.is_compressed(thing)
+            value._table.columns.stores.compress if isinstance(value, ReplayBuffer) else batches.is_compressed(value)
         )
         return "lzf" if compressed else None
     return None if compression == "none" else choice("compression", compression, _HDF5_FILTERS)
@@ -188,8 +188,8 @@ def load(
         return load_buffer(ReplayBuffer, path, verify=verify is not False, missing=missing, **trust)
     if missing:
         _refuse_missing(name, missing)
-    must = f"{name!r} must be a batch or a buffer that save wrote"
-    return batches.read_batch(file, bound, must, columns, filters, allow_pickle=allow_pickle)
+    requirement = f"{name!r} must be a batch or a buffer that save wrote"
+    return batches.read_batch(file, bound, requirement, columns, filters, allow_pickle=allow_pickle)
 
 
 def load_buffer(

@@ -63,7 +63,7 @@ def _ladder_class() -> Any:
             self.action_space = gymnasium.spaces.Discrete(3)
             self._number, self._length, self._truncates = number, length, truncates
             self._fails_at, self._odd_at = fails_at, odd_at
-            self._episode, self._made = -1, 0
+            self._episode, self._num_steps = -1, 0
 
         def _observe(self) -> Any:
             # A new array each time: with same-step autoreset, Gymnasium stores final observations by reference.
@@ -78,11 +78,11 @@ def _ladder_class() -> Any:
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             if self._step >= self._length:
                 raise AssertionError("an environment must be reset after its episode has ended, got a step")
-            self._made += 1
-            if self._made == self._fails_at:
+            self._num_steps += 1
+            if self._num_steps == self._fails_at:
                 raise RungError("the rung broke")
             self._step += 1
-            obs = self._observe() if self._made != self._odd_at else np.zeros(4, np.float32)
+            obs = self._observe() if self._num_steps != self._odd_at else np.zeros(4, np.float32)
             over, info = self._step == self._length, {"step": self._step}
             ends = over and not self._truncates, over and self._truncates
             return obs, 100.0 * self._number + self._step, *ends, info
@@ -105,12 +105,18 @@ def _walk_class() -> Any:
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
             super().reset(seed=seed)
-            self._place = 0
+            self._position = 0
             return np.zeros(1), {}
 
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            self._place += 1 if self.np_random.random() < 0.5 else -1
-            return np.array([float(self._place)]), float(self.np_random.random()), abs(self._place) == 4, False, {}
+            self._position += 1 if self.np_random.random() < 0.5 else -1
+            return (
+                np.array([float(self._position)]),
+                float(self.np_random.random()),
+                abs(self._position) == 4,
+                False,
+                {},
+            )
 
     return Walk
 
@@ -138,7 +144,7 @@ class Relay:
         self._observations = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self._actions = {agent: spaces.Discrete(5) for agent in self.possible_agents}
         self._arrays = {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
-        self._fails_at, self._odd_at, self._made = fails_at, odd_at, 0
+        self._fails_at, self._odd_at, self._num_steps = fails_at, odd_at, 0
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> Any:
@@ -164,14 +170,14 @@ class Relay:
         acted, now = self.agents, self._step
         if sorted(actions) != sorted(acted):
             raise AssertionError(f"an action must be passed for each of {acted}, got {sorted(actions)}")
-        self._made += 1
-        if self._made == self._fails_at:
+        self._num_steps += 1
+        if self._num_steps == self._fails_at:
             raise RungError("the baton was dropped")
         self._step += 1
         leaving = {agent: now == 2 * int(agent[-1]) + 3 for agent in acted}
         joining = [agent for agent in self.possible_agents if self._step == 2 * int(agent[-1]) > 0]
         self.agents = [agent for agent in acted if not leaving[agent]] + joining
-        rewards = {agent: None if self._made == self._odd_at else 100.0 * now + int(agent[-1]) for agent in acted}
+        rewards = {agent: None if self._num_steps == self._odd_at else 100.0 * now + int(agent[-1]) for agent in acted}
         observations = {agent: self._observe(agent) for agent in [*acted, *joining]}
         return observations, rewards, leaving, dict.fromkeys(acted, False), {agent: {"now": now} for agent in acted}
 
@@ -201,7 +207,7 @@ class Market:
         spaces = require("gymnasium.spaces", "envs")
         self._observations = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self._actions = spaces.Discrete(4)
-        self._fails_at, self._odd_at, self._made = fails_at, odd_at, 0
+        self._fails_at, self._odd_at, self._num_steps = fails_at, odd_at, 0
         self._array = np.zeros(2, np.float32)
         self.agents: list[str] = []
         self.agent_selection = ""
@@ -227,10 +233,10 @@ class Market:
         """Return the trader's observation, rewards since its last turn, flags and info."""
         agent = self.agent_selection
         self._array[:] = self._turn, int(agent[-1])
-        odd = self._turn > 0 and self._made == self._odd_at
+        is_odd = self._turn > 0 and self._num_steps == self._odd_at
         terminated = self._out[agent]
         truncated = self._turn == self.length and not terminated
-        return self._array, None if odd else self._paid[agent], terminated, truncated, {"turn": self._turn}
+        return self._array, None if is_odd else self._paid[agent], terminated, truncated, {"turn": self._turn}
 
     def step(self, action: Any) -> None:
         """Execute the trader's action; an action of None removes a trader that has no further turn."""
@@ -242,8 +248,8 @@ class Market:
             self.agents.remove(agent)
             self._choose(agent)
             return
-        self._made += 1
-        if self._made == self._fails_at:
+        self._num_steps += 1
+        if self._num_steps == self._fails_at:
             raise RungError("the scales broke")
         self._turn += 1
         self._own_turns[agent] += 1

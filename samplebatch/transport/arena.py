@@ -72,7 +72,7 @@ class ReturnPipe:
         self._process = this_process[0]
         self.descriptor = descriptor
 
-    def gone(self, reference: LeaseRef) -> None:
+    def on_deleted(self, reference: LeaseRef) -> None:
         """Return the block of a deleted lease; this method is the callback of the lease's weak reference."""
         self.give(reference.ident)
 
@@ -176,7 +176,7 @@ class Arena:
         self.free_nbytes = 0
         self._starts: list[int] = []
         self._stops: list[int] = []
-        self._kept: dict[int, list[int]] = {}
+        self._reusable: dict[int, list[int]] = {}
         for at, nbytes in (*sorted(allocated), (stop, 0)):
             if start < at:
                 self._starts.append(start)
@@ -189,14 +189,14 @@ class Arena:
 
         - `nbytes`: a result of `block_nbytes`.
         """
-        reusable = self._kept.get(nbytes)
+        reusable = self._reusable.get(nbytes)
         if reusable:
             self.free_nbytes -= nbytes
             return reusable.pop()
         if nbytes > self.free_nbytes:
             return None
         start = self._cut(nbytes)
-        if start is None and self._kept:
+        if start is None and self._reusable:
             self._merge_kept()
             start = self._cut(nbytes)
         if start is not None:
@@ -205,17 +205,17 @@ class Arena:
 
     def is_warm(self, nbytes: int) -> bool:
         """Return whether a recently returned block of this size is free."""
-        return bool(self._kept.get(nbytes))
+        return bool(self._reusable.get(nbytes))
 
     def give(self, start: int, nbytes: int) -> None:
         """Free a range that `take` allocated."""
         self.free_nbytes += nbytes
         if nbytes > SMALL_NBYTES:
             self._merge(start, start + nbytes)
-        elif nbytes in self._kept:
-            self._kept[nbytes].append(start)
+        elif nbytes in self._reusable:
+            self._reusable[nbytes].append(start)
         else:
-            self._kept[nbytes] = [start]
+            self._reusable[nbytes] = [start]
 
     def _cut(self, nbytes: int) -> int | None:
         """Allocate from the first free range that is long enough.
@@ -239,7 +239,7 @@ class Arena:
         return None
 
     def _merge_kept(self) -> None:
-        reusable, self._kept = self._kept, {}
+        reusable, self._reusable = self._reusable, {}
         for nbytes, starts in reusable.items():
             for start in starts:
                 self._merge(start, start + nbytes)

@@ -175,7 +175,7 @@ class Publisher(peers.Transferable):
         >>> publisher.close(), subscription.close()
         (None, None)
         """
-        board = self._own()
+        board = self._acquire()
         with self._publishing:
             frame, kind = self._encode(value)
             plan = frame.schema.plan(frame.rows, frame.rows)
@@ -230,7 +230,7 @@ class Publisher(peers.Transferable):
             self._described = key, pack_metadata(described)
         return self._described[1]
 
-    def _own(self) -> Board:
+    def _acquire(self) -> Board:
         """Claim the publisher for this process, unless this process already owns it."""
         board = self._open()
         if self._owner != _getpid():
@@ -634,9 +634,9 @@ class Board:
         fence()
         return peers.ProcessIdentity(pid, self._words[_STARTED])
 
-    def wait(self, seen: Status, timeout_s: float) -> None:
-        """Wait until the status differs from `seen` or the timeout elapses; may return earlier without either event."""
-        self._words.wait(_STATUS, seen.newest << 1 | seen.closed, timeout_s)
+    def wait(self, last_status: Status, timeout_s: float) -> None:
+        """Wait until the status differs from `last_status` or the timeout elapses; may return earlier."""
+        self._words.wait(_STATUS, last_status.newest << 1 | last_status.closed, timeout_s)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -907,16 +907,16 @@ def _check_target(value: Any, destination: Place, where: str) -> None:
     kind = KINDS[type(value)]
     required = column.torch or str(column.dtype)
     if kind == ARRAY and column.torch is None:
-        got = str(value.dtype)
+        actual = str(value.dtype)
     elif kind == TENSOR and column.torch is not None:
-        got = str(value.dtype).removeprefix("torch.")
+        actual = str(value.dtype).removeprefix("torch.")
     else:
-        got = type(value).__name__
+        actual = type(value).__name__
         required = f"a tensor of {required}" if column.torch else f"an array of {required}"
-    if got != required or tuple(value.shape) != shape:
+    if actual != required or tuple(value.shape) != shape:
         got_shape = tuple(getattr(value, "shape", ()))
         raise errors.ColumnMismatchError(
-            f"{where!r} must be {required} of shape {shape}, got {got} of shape {got_shape}"
+            f"{where!r} must be {required} of shape {shape}, got {actual} of shape {got_shape}"
         )
 
 

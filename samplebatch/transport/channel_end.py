@@ -119,7 +119,7 @@ class ChannelEnd(peers.Transferable):
 
     # -- ownership -----------------------------------------------------------------------------------------------------
 
-    def _own(self) -> None:
+    def _acquire(self) -> None:
         """Bind this end to this process, unless the end is already bound to it.
 
         Raises OwnershipError if another process has bound this end. Raises ChannelClosedError if this end is closed.
@@ -344,7 +344,7 @@ class ChannelEnd(peers.Transferable):
 
     def __enter__(self) -> Self:
         # The end of a process that has sent nothing must be detected, too.
-        self._own()
+        self._acquire()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

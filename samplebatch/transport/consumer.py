@@ -101,7 +101,7 @@ class Consumer(channel_end.ChannelEnd):
             If this end is closed.
         """
         if self._owner != channel_end.this_process[0]:
-            self._own()
+            self._acquire()
         deadline = None if timeout_s is None else deadline_of(timeout_s)
         message = self._message
         try:
@@ -144,7 +144,7 @@ class Consumer(channel_end.ChannelEnd):
         timeout_s
             Seconds to wait; unlimited if None.
         """
-        self._own()
+        self._acquire()
         deadline = deadline_of(timeout_s)
         try:
             return bool(self._end) or bool(self._message[0]) or self._wait(deadline)
@@ -175,7 +175,7 @@ class Consumer(channel_end.ChannelEnd):
         batch, if a producer binds its end or waits for a block. If the descriptor is readable without a batch, and
         after an interrupted `recv`, call `recv(timeout_s=0)`.
         """
-        self._own()
+        self._acquire()
         self._look()
         if self._watch is None:
             self._words[channel_end.CONSUMER + channel_end.WATCHED] = 1
@@ -258,11 +258,11 @@ class Consumer(channel_end.ChannelEnd):
             except BlockingIOError:
                 pass
         while not self._end:
-            ready = self._wait(deadline)
+            events = self._wait(deadline)
             try:
                 return _read_into(self._pipe, self._into)
             except BlockingIOError:
-                if not ready:
+                if not events:
                     raise errors.ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none") from None
             if self._is_over():
                 # What it had sent before is in the pipe by now.
@@ -311,9 +311,9 @@ class Consumer(channel_end.ChannelEnd):
             if self._is_over():
                 return True
             left = max_s if deadline is None else max(0.0, deadline - _monotonic())
-            ready = self._poller.poll(min(left, max_s))
-            if ready:
-                if self._peer_fd in ready:
+            events = self._poller.poll(min(left, max_s))
+            if events:
+                if self._peer_fd in events:
                     self._peer_has_died()
                 return True
             if self._starved_after == self._decoder.ident:

@@ -109,18 +109,18 @@ class VariableColumns:
         self._bound = bound
         self._allow_pickle = allow_pickle
 
-    def fixed(self, place: Place, root: Root) -> Column:
+    def fixed(self, location: Place, root: Root) -> Column:
         """Create a fixed column as a view of a block, or a column of empty dicts.
 
         Raises the same errors as `decode`.
         """
-        if place.column.form != BARE:
-            return fixed_column(place, root)
-        column = ObjectColumn.empty_dicts(place.shape[0])
+        if location.column.form != BARE:
+            return fixed_column(location, root)
+        column = ObjectColumn.empty_dicts(location.shape[0])
         try:
             self._bound.take(column.nbytes, "")
         except CapacityError as error:
-            raise CapacityError(_TOO_MANY.format(place.column.name)) from error
+            raise CapacityError(_TOO_MANY.format(location.column.name)) from error
         return column
 
     def entry(self) -> Any:
@@ -163,22 +163,22 @@ def _sample_batch(part: Part, places: list[Place], root: Root, variable: Variabl
             else:
                 columns[column.name] = variable.fixed(next(fixed), root)
     else:
-        for place in places:
-            (name, dtype, _, torch, form), shape, offset = place
+        for location in places:
+            (name, dtype, _, torch, form), shape, offset = location
             if torch is None and form != BARE:
                 columns[name] = tensor = _new(TensorColumn)
                 tensor.values = _ndarray(shape, dtype, root, offset)
             else:
-                columns[name] = variable.fixed(place, root)
+                columns[name] = variable.fixed(location, root)
     if SEQ_LENS in columns:
         # Copied before validation: the sender must not change the boundaries of sequences.
         columns[SEQ_LENS] = columns[SEQ_LENS].copy()
     return SampleBatch._of(columns, part.nested, flags)
 
 
-def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
+def fixed_column(location: Place, root: Root) -> TensorColumn | TorchColumn:
     """Create a column whose values are views of bytes in a block."""
-    column, shape, offset = place
+    column, shape, offset = location
     values: npt.NDArray[Any] = _ndarray(shape, column.dtype, root, offset)
     return TensorColumn(values) if column.torch is None else TorchColumn.from_bits(values, column.torch)
 
@@ -212,8 +212,8 @@ def _build(structure: Any, leaf: Callable[[str], Any], prefix: str) -> Batch:
     return node(Batch, values)
 
 
-def _fixed_leaf(column: Fixed, place: Place, root: npt.NDArray[np.uint8]) -> Any:
-    values: npt.NDArray[Any] = _ndarray(place.shape, column.dtype, root, place.offset)
+def _fixed_leaf(column: Fixed, location: Place, root: npt.NDArray[np.uint8]) -> Any:
+    values: npt.NDArray[Any] = _ndarray(location.shape, column.dtype, root, location.offset)
     if column.torch is not None:
         tensor = TorchColumn.from_bits(values, column.torch).values
         return tensor.requires_grad_() if GRADIENT in column.form else tensor
@@ -290,15 +290,15 @@ class BlockColumns:
 class LazyColumn:
     """Column in a block, from which each selection of rows creates a column."""
 
-    __slots__ = ("_place", "_root")
+    __slots__ = ("_location", "_root")
 
-    def __init__(self, root: npt.NDArray[np.uint8], place: Place) -> None:
+    def __init__(self, root: npt.NDArray[np.uint8], location: Place) -> None:
         self._root = root
-        self._place = place
+        self._location = location
 
     def slice(self, start: int, stop: int) -> TensorColumn:
         """Create a column of the rows from `start` to `stop`."""
-        (_, dtype, row_shape, _, _), _, offset = self._place
+        (_, dtype, row_shape, _, _), _, offset = self._location
         if start:
             offset += start * prod(row_shape) * dtype.itemsize
         column = _new(TensorColumn)
@@ -321,7 +321,7 @@ class Decoder:
 
     def __init__(self, memory: npt.NDArray[np.uint8], returns: ReturnPipe, *, allow_pickle: bool = False) -> None:
         self._memory = memory
-        self._lent, self._gone = returns.lent, returns.gone
+        self._lent, self._on_deleted = returns.lent, returns.on_deleted
         self._allow_pickle = allow_pickle
         self._schemas: dict[int, Schema] = {}
         self.ident = 0
@@ -353,7 +353,7 @@ class Decoder:
                 if not self.ident < ident < GOODBYE_IDENT:
                     raise FormatError(f"a message must have a number greater than {self.ident}, got {ident}")
                 lease = Lease((nbytes,), _BYTE, memory, start)
-                reference = LeaseRef(lease, self._gone)
+                reference = LeaseRef(lease, self._on_deleted)
                 # No call between these statements, so no signal handler can run: the block is leased completely or not.
                 reference.ident = ident
                 self._lent[ident] = reference

@@ -30,7 +30,7 @@ class Gathering:
     def __init__(self, consumers: Iterable[Consumer], *, raise_lost: bool) -> None:
         self._open: dict[int, Consumer] = {}
         self._poller = Poller()
-        self._ready: deque[Consumer] = deque()
+        self._readable: deque[Consumer] = deque()
         self._closed = False
         self._raise_lost = raise_lost
         self._positions: dict[Consumer, int] = {}
@@ -50,7 +50,7 @@ class Gathering:
             If the consumer or this `Gathering` is closed.
         """
         self._require_open()
-        consumer._own()
+        consumer._acquire()
         if any(consumer is other for other in self._open.values()):
             raise errors.OwnershipError("a consumer must be added once, got one that is already added")
         descriptor = consumer._poller.fileno()
@@ -102,17 +102,17 @@ class Gathering:
         deadline = deadline_of(timeout_s)
         self._require_open()
         while True:
-            while self._ready:
+            while self._readable:
                 # Removed only after it was served, so that an interrupted call serves it next.
-                batch = self._take(self._ready[0])
-                if self._ready:
-                    del self._ready[0]
+                batch = self._take(self._readable[0])
+                if self._readable:
+                    del self._readable[0]
                 if batch is not None:
                     return batch
             if not self._open:
                 raise self._end_error()
             self._wait(deadline)
-            if not self._ready and deadline is not None and _monotonic() >= deadline:
+            if not self._readable and deadline is not None and _monotonic() >= deadline:
                 raise errors.ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none")
 
     def _take(self, consumer: Consumer) -> AnyBatch | None:
@@ -141,8 +141,8 @@ class Gathering:
                 del self._open[descriptor]
 
     def _wait(self, deadline: float | None) -> None:
-        self._ready += [self._open[descriptor] for descriptor in self._poller.poll(0.0)]
-        if self._ready:
+        self._readable += [self._open[descriptor] for descriptor in self._poller.poll(0.0)]
+        if self._readable:
             return
         wait_s = LONG_S if deadline is None else max(0.0, deadline - _monotonic())
         for consumer in list(self._open.values()):
@@ -152,13 +152,13 @@ class Gathering:
             try:
                 wait_s = min(wait_s, consumer._tend())
                 if consumer._is_over():
-                    self._ready.append(consumer)
+                    self._readable.append(consumer)
             except (AttributeError, IndexError, OSError, ValueError) as error:
                 if not consumer._was_closed_meanwhile(error):
                     raise
                 self._drop(consumer)
-        if self._open and not self._ready:
-            self._ready += [self._open[descriptor] for descriptor in self._poller.poll(wait_s)]
+        if self._open and not self._readable:
+            self._readable += [self._open[descriptor] for descriptor in self._poller.poll(wait_s)]
 
     def _end_error(self) -> errors.SampleBatchError:
         if not self.lost or not self._raise_lost:
@@ -179,7 +179,7 @@ class Gathering:
         self._closed = True
         self._poller.close()
         self._open.clear()
-        self._ready.clear()
+        self._readable.clear()
 
 
 def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gathering:

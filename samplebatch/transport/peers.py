@@ -413,13 +413,13 @@ _GUARD_ADVICE: Final = (
 
 
 def start_child(
-    context: Any, target: Callable[..., None], args: tuple[Any, ...], *, name: str, must: str
+    context: Any, target: Callable[..., None], args: tuple[Any, ...], *, name: str, requirement: str
 ) -> BaseProcess:
     """Start a process that ignores Ctrl-C, because this process handles Ctrl-C.
 
     - `context`: multiprocessing context of a start method.
     - `target`, `args`, `name`: arguments of `Process`.
-    - `must`: beginning of the error message for arguments that cannot be pickled.
+    - `requirement`: beginning of the error message for arguments that cannot be pickled.
 
     Raises EnvironmentSpecError if the arguments cannot be pickled.
     """
@@ -429,7 +429,7 @@ def start_child(
         with interrupts_blocked():
             process.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise EnvironmentSpecError(f"{must}: {error}") from error
+        raise EnvironmentSpecError(f"{requirement}: {error}") from error
     return process
 
 

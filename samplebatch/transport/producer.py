@@ -95,7 +95,7 @@ class Reservation:
         """Return the bytes of the block, which arrays may retain from the first call on."""
         root = self._root
         if root is None:
-            self._producer._own()
+            self._producer._acquire()
             root = self._root = ReservedBytes((self._block[1],), _BYTE, self._producer._memory, self._block[0])
             self._producer._blocks.reserved[self._block[0]] = self._block, ref(root)
         return root
@@ -154,7 +154,7 @@ class Reservation:
             As `Producer.send`.
         """
         self._places()
-        self._producer._own()
+        self._producer._acquire()
         rows = self.rows if rows_used is None else row_count(rows_used)
         if rows > self.rows:
             raise errors.RowIndexError(f"rows_used must be at most the {self.rows} reserved rows, got {rows}")
@@ -186,7 +186,7 @@ class Reservation:
         block_columns, root = self._places(), self._bytes()
         added = SampleBatch(extra)
         columns: dict[str, Column] = {
-            name: fixed_column(place, root).slice(0, rows) for name, place in block_columns.items()
+            name: fixed_column(location, root).slice(0, rows) for name, location in block_columns.items()
         }
         encoder = PartEncoder(allow_pickle=self._producer._allow_pickle)
         for name, column in added._all().items():
@@ -199,7 +199,7 @@ class Reservation:
             columns[name] = column
         # Reject incompatible columns here, not where they arrive.
         batch = SampleBatch._of(columns, added._nested, added._flags)
-        key = (*(tuple(place.column) for place in block_columns.values()), *encoder.key)
+        key = (*(tuple(location.column) for location in block_columns.values()), *encoder.key)
         schema = self._producer._encoder.intern(SAMPLE_BATCH, (("", key, freeze(added._nested)),))
         metadata: dict[str, Any] = {wire.VARIABLE: [encoder.variable]}
         if batch._flags != DEFAULT:
@@ -402,7 +402,7 @@ class Producer(channel_end.ChannelEnd):
         (None, None)
         """
         if self._owner != channel_end.this_process[0]:
-            self._own()
+            self._acquire()
         try:
             self._send(batch, None if timeout_s is None else deadline_of(timeout_s), split=split)
         except Exception as error:
@@ -466,7 +466,7 @@ class Producer(channel_end.ChannelEnd):
             As `send`.
         """
         if self._owner != channel_end.this_process[0]:
-            self._own()
+            self._acquire()
         try:
             return self._reserve(columns, rows, None if timeout_s is None else deadline_of(timeout_s))
         except Exception as error:
@@ -674,7 +674,7 @@ class Producer(channel_end.ChannelEnd):
         ChannelClosedError, PeerDiedError, ChannelTimeoutError, OwnershipError
             As `send`.
         """
-        self._own()
+        self._acquire()
         text = channel_end.pack_failure(reason, details)
         self._memory[channel_end.FAILURE_START : channel_end.FAILURE_START + len(text)] = np.frombuffer(text, np.uint8)
         blocks = self._blocks

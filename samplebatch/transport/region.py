@@ -478,21 +478,21 @@ class SharedCounters:
     def __setitem__(self, index: int, value: int) -> None:
         self._values[index] = value
 
-    def wait(self, index: int, seen: int, timeout_s: float) -> None:
-        """Wait until a counter differs from `seen` or the timeout elapses; may return earlier without either event.
+    def wait(self, index: int, last_value: int, timeout_s: float) -> None:
+        """Wait until a counter differs from `last_value` or the timeout elapses; may return earlier.
 
         The memory may be read-only.
 
         - `index`: index of the counter.
-        - `seen`: last known value.
+        - `last_value`: last known value.
         - `timeout_s`: maximum time to wait, in seconds.
         """
         if _FUTEX is None:
-            self._watch(index, seen, timeout_s)
+            self._watch(index, last_value, timeout_s)
             return
         timeout = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
         # The kernel compares the lower half again before the thread sleeps, so no change is missed.
-        _call(_FUTEX, self._half(index), _WAIT, ctypes.c_uint(seen & 0xFFFFFFFF), ctypes.byref(timeout), None, 0)
+        _call(_FUTEX, self._half(index), _WAIT, ctypes.c_uint(last_value & 0xFFFFFFFF), ctypes.byref(timeout), None, 0)
 
     def wake(self, index: int) -> None:
         """Wake the threads of all processes that wait for a counter."""
@@ -502,11 +502,11 @@ class SharedCounters:
     def _half(self, index: int) -> ctypes.c_void_p:
         return ctypes.c_void_p(self._address + index * NBYTES + _LOW_HALF)
 
-    def _watch(self, index: int, seen: int, timeout_s: float) -> None:
+    def _watch(self, index: int, last_value: int, timeout_s: float) -> None:
         """Poll with increasing pauses."""
         deadline = time.monotonic() + timeout_s
         nap_s = _SHORTEST_NAP_S
-        while self._values[index] == seen:
+        while self._values[index] == last_value:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return

@@ -496,10 +496,12 @@ class WorkerProcess(Worker):
         self._line = board.line(spec.index)
         producer, self._consumer = channel(capacity_nbytes, allow_pickle=True)
         requests, self._requests = context.Pipe(duplex=False)
-        must = "env, policy_mapping and hooks go to other processes, and must be names or importable functions"
+        requirement = "env, policy_mapping and hooks go to other processes, and must be names or importable functions"
         args = (producer, requests, subscription, board.region, spec)
         try:
-            self._process = start_child(context, work, args, name=f"rollout-worker-{spec.index}", must=must)
+            self._process = start_child(
+                context, work, args, name=f"rollout-worker-{spec.index}", requirement=requirement
+            )
         except errors.EnvironmentSpecError:
             self._consumer.close()
             self._requests.close()

@@ -140,12 +140,12 @@ class WorkerPool:
         self._come_back()
         while (busy := self.busy) and not self._stop_requested:
             began = time.monotonic()
-            ready = self._backend.wait(busy, _LOOK_S)
+            workers = self._backend.wait(busy, _LOOK_S)
             self.waiting_s += time.monotonic() - began
             for worker in busy:
                 if self.is_stopping():
                     return
-                if worker not in ready:
+                if worker not in workers:
                     if worker not in self._replacements or not self._has_stand_in(worker):
                         worker.check_stall(self._stall_timeout_s)
                     continue

@@ -109,7 +109,7 @@ class RayCollector:
         self._task: Task | None = None
         self._number = 0
         self._state_request: StateRequest | None = None
-        self._messages = self._sent = self._made = 0
+        self._messages = self._sent = self._num_steps = 0
         self._is_stopping = False
         self._failure: tuple[str, str] | None = None
         self._node = str(require("ray", "ray").get_runtime_context().get_node_id())
@@ -152,7 +152,7 @@ class RayCollector:
             return self._reply("end"), None
         self._sent += fragment.env_steps()
         # Omitted steps are not lost.
-        self._made = self._sent
+        self._num_steps = self._sent
         return self._reply("fragment"), (pack(fragment), task.count_ended(fragment))
 
     def _reply(self, kind: Kind) -> Report:
@@ -174,7 +174,7 @@ class RayCollector:
         return self._task
 
     def _count_steps(self, steps: int) -> None:
-        self._made += steps
+        self._num_steps += steps
         if self._is_stopping:
             raise _Stop
 
@@ -187,7 +187,7 @@ class RayCollector:
             0 if self._task is None else self._task.num_envs,
             self._messages,
             self._sent,
-            self._made,
+            self._num_steps,
             *(self._failure or ()),
         )
 
@@ -367,10 +367,10 @@ class RayBackend(backend.Backend):
     def wait(self, busy: Sequence[backend.Worker], timeout_s: float) -> Sequence[backend.Worker]:
         heads = {reference: worker for worker in busy for reference in worker.waits_on}
         references = list(heads)
-        ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
-        if not ready:
-            ready, _ = self._ray.wait(references, timeout=timeout_s)
-        return [heads[reference] for reference in ready]
+        completed, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        if not completed:
+            completed, _ = self._ray.wait(references, timeout=timeout_s)
+        return [heads[reference] for reference in completed]
 
     def close(self) -> None:
         self._weights.close()

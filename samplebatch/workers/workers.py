@@ -901,7 +901,7 @@ class WorkerRollouts(Rollouts):
     def __init__(self, workers: Any, policy: Any, *, is_asynchronous: bool = False) -> None:
         super().__init__(workers)
         self._policy, self._is_asynchronous = policy, is_asynchronous
-        self._begun: tuple[int | None, int | None] | None = None
+        self._pending_amounts: tuple[int | None, int | None] | None = None
         self._pending_stats: CollectStats[Any] | None = None
         """Report on steps in the buffer that no call of `collect` has returned yet."""
 
@@ -914,15 +914,15 @@ class WorkerRollouts(Rollouts):
         """Publish the policy's weights and start collecting; workers queue fragments in shared memory."""
         self._source.publish(self._policy.state_dict())
         self._source.request(n_step, n_episode)
-        self._begun = n_step, n_episode
+        self._pending_amounts = n_step, n_episode
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
         """Receive the steps requested by `begin`, or collect with the newest weights."""
         stats, self._pending_stats = self._pending_stats, None
         if stats is None:
-            if self._begun is None:
+            if self._pending_amounts is None:
                 self._source.publish(self._policy.state_dict())
-            self._begun = None
+            self._pending_amounts = None
             stats = self._source.receive(n_step) if self._is_asynchronous else super().collect(n_step, n_episode)
         # Copies of the policy computed these steps; the schedules of the policy use its own step count.
         if stats.policies:
@@ -934,9 +934,9 @@ class WorkerRollouts(Rollouts):
 
     def state_dict(self) -> dict[str, Any]:
         """Wait until steps in flight have been received, and return the state of all workers."""
-        if self._begun is not None:
-            self._pending_stats = super().collect(*self._begun)
-            self._begun = None
+        if self._pending_amounts is not None:
+            self._pending_stats = super().collect(*self._pending_amounts)
+            self._pending_amounts = None
         if self._is_asynchronous:
             arrived = self._source.receive()
             if arrived.n_collected_steps:

@@ -10,6 +10,6 @@ def answer(seen: Region, written: Region) -> None:
     asked, answered = SharedCounters(seen.array, 2), SharedCounters(written.array, 2)
     for turn in range(1, 101):
         while asked[0] != turn:
-            asked.wait(0, seen=turn - 1, timeout_s=30)
+            asked.wait(0, last_value=turn - 1, timeout_s=30)
         answered[1] = turn
         answered.wake(1)

@@ -55,7 +55,7 @@ def test_counters_retain_their_memory(region) -> None:
 @pytest.mark.usefixtures("way")
 def test_a_wait_ends_in_time(region) -> None:
     begun = time.monotonic()
-    SharedCounters(region.array, 1).wait(0, seen=0, timeout_s=0.05)
+    SharedCounters(region.array, 1).wait(0, last_value=0, timeout_s=0.05)
     assert 0.04 < time.monotonic() - begun < 5
 
 
@@ -65,7 +65,7 @@ def test_a_wait_returns_immediately_if_the_counter_has_changed(region, seen) -> 
     shared = SharedCounters(region.array, 1)
     shared[0] = 7
     begun = time.monotonic()
-    shared.wait(0, seen=seen, timeout_s=30)
+    shared.wait(0, last_value=seen, timeout_s=30)
     assert time.monotonic() - begun < 5
 
 
@@ -77,7 +77,7 @@ def test_all_waiting_threads_are_woken(region) -> None:
 
     def wait() -> None:
         while seen[1] == 0:
-            seen.wait(1, seen=0, timeout_s=30)
+            seen.wait(1, last_value=0, timeout_s=30)
         ended.append(seen[1])
 
     threads = [threading.Thread(target=wait) for _ in range(3)]
@@ -100,7 +100,7 @@ def test_a_child_process_is_woken(region) -> None:
         shared[0] = turn
         shared.wake(0)
         while shared[1] != turn:
-            shared.wait(1, seen=turn - 1, timeout_s=30)
+            shared.wait(1, last_value=turn - 1, timeout_s=30)
     process.join(30)
     assert process.exitcode == 0
 

@@ -289,7 +289,7 @@ class _RowsBefore:
         self._left: dict[int, int] = {}
         # Number of the copy with the row of each slot, from 1, and the position in the copy; 0 for none.
         self._copy = np.zeros(table.rings.capacity, np.int64)
-        self._place = np.zeros(table.rings.capacity, np.intp)
+        self._copy_positions = np.zeros(table.rings.capacity, np.intp)
         self._copies = 0
         table.journal = self
         # Compiled additions bypass journals.
@@ -313,7 +313,7 @@ class _RowsBefore:
             self._copies += 1
             self._saved[self._copies] = [store.to_column(slots) for store in self._stores]
             self._left[self._copies] = len(slots)
-            self._copy[slots], self._place[slots] = self._copies, np.arange(len(slots))
+            self._copy[slots], self._copy_positions[slots] = self._copies, np.arange(len(slots))
             self._pending[slots] = False
 
     def commit(self) -> None:
@@ -346,7 +346,7 @@ class _RowsBefore:
             order = [np.flatnonzero(is_current)]
             for copy in np.unique(copies[~is_current]).tolist():
                 copied = np.flatnonzero(copies == copy)
-                parts.append(self._saved[copy][index].take(self._place[slots[copied]]))
+                parts.append(self._saved[copy][index].take(self._copy_positions[slots[copied]]))
                 order.append(copied)
         joined = type(parts[0]).concat([part for part in parts if len(part)], store.name)
         return joined.take(np.argsort(np.concatenate(order)))
@@ -401,14 +401,14 @@ def write_buffer(
         if form == "Parquet":
             _write(buffer, lambda schema: parquet_writer(path, schema, compression or "zstd", durable=durable))
         else:
-            usual = "lz4" if buffer._table.columns.stores.compress else "none"
-            _write(buffer, lambda schema: arrow_writer(path, schema, compression or usual, durable=durable))
+            default = "lz4" if buffer._table.columns.stores.compress else "none"
+            _write(buffer, lambda schema: arrow_writer(path, schema, compression or default, durable=durable))
 
 
 def _write(buffer: ReplayBuffer, open_writer: OpenWriter) -> None:
     prepared = prepare_buffer(buffer)
     stores = [store for _, store in buffer._table.columns.leaves()]
-    for _ in write_rows(prepared, lambda place, slots: stores[place].to_column(slots), open_writer, _PART_NBYTES):
+    for _ in write_rows(prepared, lambda path, slots: stores[path].to_column(slots), open_writer, _PART_NBYTES):
         pass
 
 

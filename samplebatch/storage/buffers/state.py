@@ -522,10 +522,10 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
     check_description(described)
     name = described["class"]
     kind = buffer_class(name, cls)
-    attributes, asked = described.get("own"), described.get("missing")
-    if not isinstance(attributes, dict) or not isinstance(asked, list):
+    attributes, required = described.get("own"), described.get("missing")
+    if not isinstance(attributes, dict) or not isinstance(required, list):
         raise FormatError(f"the state of a {name} must have its attributes, got none; it is damaged")
-    arguments = {str(attribute).lstrip("_"): str(attribute) for attribute in asked}
+    arguments = {str(attribute).lstrip("_"): str(attribute) for attribute in required}
     for argument in arguments:
         if argument not in missing:
             raise FormatError(
@@ -681,10 +681,10 @@ def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
     sampler = sampler_from_state(state["sampler"], buffer.maxsize, table.rings.stored_slots())
     rng, unit = generator_from_state(state["generator"]), action_unit_in(state)
     if "seen" in buffer.__dict__:
-        seen = state.get("own", {}).get("seen")
-        if type(seen) is not int or seen < len(table.rings):
-            raise FormatError(f"the state of a reservoir must count at least its rows as seen, got {seen!r}")
-        buffer.__dict__["seen"] = seen
+        num_seen = state.get("own", {}).get("seen")
+        if type(num_seen) is not int or num_seen < len(table.rings):
+            raise FormatError(f"the state of a reservoir must count at least its rows as seen, got {num_seen!r}")
+        buffer.__dict__["seen"] = num_seen
     current.action_unit = unit
     current.rings, current.columns = table.rings, table.columns
     if current.finals is not None and table.finals is not None:

@@ -124,7 +124,7 @@ class FolderStatus:
         where = ""
         if len(now.blocks) == len(closed.blocks):
             pairs = enumerate(zip(now.blocks, closed.blocks, strict=True))
-            start = BLOCK_NBYTES * next((i for i, (one, other) in pairs if one != other), 0)
+            start = BLOCK_NBYTES * next((i for i, (first, other) in pairs if first != other), 0)
             where = f", the first of them between {start} and {min(start + BLOCK_NBYTES, closed.nbytes)}"
         return (
             f"{str(self.folder / name)!r} must have the bytes{self._of_column(name)} that it was closed with, got "

@@ -250,7 +250,7 @@ def _part_kind(buffer: Any, weights: Floats | None) -> tuple[str, str]:
 
 def sampler_in(
     about: buffer_state.State,
-    found: buffer_state.State,
+    attributes: buffer_state.State,
     children: Mapping[str, Any],
     table: Table,
     reader: AttributeReader,
@@ -263,8 +263,8 @@ def sampler_in(
     value, bound = resolve_stubs(state["_value"]), int(state["_bound"])
     slots = table.rings.stored_slots()
     sampler_state = about["sampler"]["known"] | {
-        "largest": found["_max_prio"],
-        "smallest": found["_min_prio"],
+        "largest": attributes["_max_prio"],
+        "smallest": attributes["_min_prio"],
         "weights": np.asarray(value, np.float64)[bound + slots],
     }
     return buffer_state.sampler_from_state({"kind": "prioritized", "known": sampler_state}, table.rings.capacity, slots)
@@ -320,10 +320,10 @@ def rings_in(about: buffer_state.State) -> buffer_state.State:
 
 
 def table_in(
-    about: buffer_state.State, found: buffer_state.State, rings: buffer_state.State, columns: buffer_state.State
+    about: buffer_state.State, attributes: buffer_state.State, rings: buffer_state.State, columns: buffer_state.State
 ) -> Table:
     """Create a table from columns that have one row per slot."""
-    keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
+    keeps_next, last_frame = bool(attributes["_save_obs_next"]), bool(attributes["_save_only_last_obs"])
     stores = buffer_state.stores_from_state(about["stores"])
     table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
     if "done" in columns and "terminated" not in columns:
@@ -331,8 +331,8 @@ def table_in(
     capacity = table.rings.capacity
     if not columns and rings["sizes"].any():
         raise FormatError("a buffer with rows must have columns, got none")
-    ready = table.columns.fit(columns, capacity, keep=True)
-    table.columns.write(ready, slice(0, capacity))
+    prepared = table.columns.fit(columns, capacity, keep=True)
+    table.columns.write(prepared, slice(0, capacity))
     tree = table.columns.tree
     if tree:
         for name in ("terminated", "truncated", "done"):
@@ -350,10 +350,12 @@ def _check_column(tree: Mapping[str, Any], name: str, dtype: Any) -> None:
         raise FormatError(f"column {name!r} of a buffer must be {np.dtype(dtype)}, got {described}")
 
 
-def _parts(found: buffer_state.State, children: Mapping[str, Any], reader: AttributeReader) -> list[buffer_state.State]:
+def _parts(
+    attributes: buffer_state.State, children: Mapping[str, Any], reader: AttributeReader
+) -> list[buffer_state.State]:
     if "buffers" not in children:
-        total = reader.value(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
-        return [found | {"_ep_return": total}]
+        total = reader.value(children["_ep_return"]) if "_ep_return" in children else attributes["_ep_return"]
+        return [attributes | {"_ep_return": total}]
     buffers = reader.inert(children["buffers"])
     if not isinstance(buffers, np.ndarray) or not all(
         isinstance(part, Foreign) and isinstance(part.state, dict) for part in buffers.tolist()
@@ -412,12 +414,12 @@ def _rings(parts: list[buffer_state.State], maxsizes: list[int]) -> buffer_state
     }
 
 
-def _class_name(cls: Any, found: buffer_state.State, children: Mapping[str, Any], even: bool) -> str:
+def _class_name(cls: Any, attributes: buffer_state.State, children: Mapping[str, Any], even: bool) -> str:
     """Infer the class of a Tianshou buffer from its attributes, because files do not contain the class name."""
-    kind = "Prioritized" if "weight" in children else "HER" if "horizon" in found else ""
-    if "cached_buffer_num" in found:
+    kind = "Prioritized" if "weight" in children else "HER" if "horizon" in attributes else ""
+    if "cached_buffer_num" in attributes:
         return "CachedReplayBuffer"
-    if "buffer_num" not in found:
+    if "buffer_num" not in attributes:
         return f"{kind}ReplayBuffer"
     manager = f"{kind}ReplayBufferManager"
     return f"{kind}VectorReplayBuffer" if even and cls.__name__ != manager else manager

@@ -402,9 +402,9 @@ class Dataset:
         ends = np.cumsum(counts)
         if not len(counts) or not ends[-1]:
             raise errors.EmptyBufferError(f"an episode must have {length} steps to be sampled, got only shorter ones")
-        drawn = self._rng.integers(ends[-1], size=batch_size)
-        episode = np.searchsorted(ends, drawn, "right")
-        first = bounds[episode] + drawn - (ends - counts)[episode]
+        positions = self._rng.integers(ends[-1], size=batch_size)
+        episode = np.searchsorted(ends, positions, "right")
+        first = bounds[episode] + positions - (ends - counts)[episode]
         rows = order[first[:, None] + np.arange(length)]
         batch = self._rows.take(rows.reshape(-1))
         if isinstance(batch, SampleBatch):

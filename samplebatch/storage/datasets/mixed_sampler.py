@@ -191,16 +191,16 @@ class MixedSampler:
         edges = np.cumsum(self._shares) * whole("batch_size", batch_size, 1)
         edges[-1] = batch_size
         counts = np.diff(np.floor(edges + self._rng.random()).astype(int), prepend=0)
-        drawn: dict[str, Batch] = {}
+        batches: dict[str, Batch] = {}
         parts: list[tuple[int, Ints]] = []
         for number, (name, count) in enumerate(zip(self._sources, counts.tolist(), strict=True)):
             if count:
-                drawn[name], indices = self._draw(name, count)
+                batches[name], indices = self._draw(name, count)
                 parts.append((number, indices))
         source = np.concatenate([np.full(len(indices), number) for number, indices in parts])
         index = np.concatenate([indices for _, indices in parts])
         order = self._rng.permutation(len(source))
-        batch = delivery.one(Batch.cat(self._align(drawn))[order], tree_to)
+        batch = delivery.one(Batch.cat(self._align(batches))[order], tree_to)
         return Sample(batch, MixedIndices(source[order], index[order]))
 
     def _check_units(self) -> None:
@@ -237,15 +237,15 @@ class MixedSampler:
         nested = batch.as_batch(convention="tianshou") if isinstance(batch, SampleBatch) else batch
         return nested, np.asarray(indices, np.int64)
 
-    def _align(self, drawn: Mapping[str, Batch]) -> list[Batch]:
+    def _align(self, batches: Mapping[str, Batch]) -> list[Batch]:
         """Restrict all batches to the columns that they have in common."""
         columns_by_source = {
             name: {key: value for key, value in batch.__dict__.items() if not _is_reserved(value)}
-            for name, batch in drawn.items()
+            for name, batch in batches.items()
         }
         if any(names.WEIGHT in columns for columns in columns_by_source.values()):
             for name, columns in columns_by_source.items():
-                rows = len(drawn[name])
+                rows = len(batches[name])
                 columns.setdefault(names.WEIGHT, np.ones(rows))
                 columns.setdefault(names.GENERATION, np.zeros(rows, np.int64))
         shared = set.intersection(*map(set, columns_by_source.values()))
@@ -260,7 +260,7 @@ class MixedSampler:
         aligned = []
         for name, columns in columns_by_source.items():
             part = node(Batch, {key: value for key, value in columns.items() if key in shared})
-            aligned.append(with_unit_of(drawn[name], part))
+            aligned.append(with_unit_of(batches[name], part))
         return aligned
 
     def update_weight(
@@ -374,15 +374,15 @@ def sample_steps(
     >>> rows.returns, rows.discount
     (tensor([0.5000, 1.0000]), tensor([0.9000, 0.0000]))
     """
-    drawn: Any
+    sampled: Any
     if isinstance(source, SampleBatch | Batch):
-        drawn, indices = source, np.arange(len(source))
+        sampled, indices = source, np.arange(len(source))
     elif sample_size or not isinstance(source, Dataset):
-        drawn, indices = source.sample(sample_size)
+        sampled, indices = source.sample(sample_size)
     else:
         indices = np.arange(len(source))
-        drawn = source.take(indices)
-    rows: Batch = drawn.as_batch("tianshou") if isinstance(drawn, SampleBatch) else Batch(drawn)
+        sampled = source.take(indices)
+    rows: Batch = sampled.as_batch("tianshou") if isinstance(sampled, SampleBatch) else Batch(sampled)
     if "terminated" not in rows.__dict__ and "done" in rows.__dict__:
         # Older batches have one flag, a termination unless the step is also truncated.
         truncated = rows.__dict__.get("truncated")

@@ -220,9 +220,9 @@ class DatasetRows:
         for part in self.snapshot.parts:
             file = self.file(part)
             bound = MemoryBound(repr(file.name), part.size, self._max_nbytes)
-            must = f"{file.name!r} must be a part of a dataset"
+            requirement = f"{file.name!r} must be a part of a dataset"
             trust = {"allow_pickle": self._allow_pickle}
-            batches.append(read_batch(file, bound, must, self._columns, self._filters, **trust))
+            batches.append(read_batch(file, bound, requirement, self._columns, self._filters, **trust))
         return join(batches)
 
     def only(self, columns: Sequence[str]) -> AnyBatch:

@@ -230,9 +230,9 @@ def _check_unfolded(value: Any, name: str) -> None:
     pending: list[tuple[Any, bool]] = [(value, False)]
     ancestors: set[int] = set()
     while pending:
-        item, seen = pending.pop()
+        item, is_visited = pending.pop()
         parts = parts_of(item)
-        if seen:
+        if is_visited:
             ancestors.discard(id(item))
             sizes[id(item)] = 1 + sum(sizes.get(id(part), 1) for part in parts)
             if sizes[id(item)] > _MAX_UNFOLDED + stored:

@@ -230,8 +230,8 @@ def read_arrow(
         If the file cannot be read.
     """
     file, bound = open_arrow(path, memory_map=memory_map, verify=verify, max_nbytes=max_nbytes)
-    must = f"{file.name!r} must be a batch that write_arrow wrote"
-    return batches.read_batch(file, bound, must, allow_pickle=allow_pickle)
+    requirement = f"{file.name!r} must be a batch that write_arrow wrote"
+    return batches.read_batch(file, bound, requirement, allow_pickle=allow_pickle)
 
 
 def open_arrow(
@@ -324,14 +324,14 @@ class ArrowTable(batches.TableFile):
     """A table in an Arrow IPC file, viewed without copies unless its buffers are compressed."""
 
     form = "Arrow"
-    _known: _ArrowSchema
+    _file_schema: _ArrowSchema
 
     def __init__(self, data: pa.Buffer, name: str, layout: ArrowLayout) -> None:
         super().__init__(data, name)
         self._layout = layout
         self.num_groups = layout.num_batches
         remembered = len(layout.schema) <= _MAX_SCHEMA_NBYTES
-        self._known = _schemas.get(layout.schema, self._read_schema) if remembered else self._read_schema()
+        self._file_schema = _schemas.get(layout.schema, self._read_schema) if remembered else self._read_schema()
 
     def _read_schema(self) -> _ArrowSchema:
         return _ArrowSchema(self._file.schema, is_native=self._layout.is_native())
@@ -349,13 +349,13 @@ class ArrowTable(batches.TableFile):
 
     def view(self, names: Sequence[str]) -> Parts | None:
         """View columns of a flat batch without copies; return None if the columns must be read as a table."""
-        about = self._known.about
+        about = self._file_schema.about
         if about is None or about.get("type") != "SampleBatch" or self.num_groups != 1:
             return None
-        plan, body = self._known.plan, self._layout.body(0)
+        plan, body = self._file_schema.plan, self._layout.body(0)
         if plan is None or body is None:
             return None
-        return self._known.reader(names, about).view(plan, self.data, body)
+        return self._file_schema.reader(names, about).view(plan, self.data, body)
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of record batches; uncompressed columns are viewed without copies."""

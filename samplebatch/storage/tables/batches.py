@@ -49,7 +49,7 @@ class TableFile(ABC):
 
     form: str
     num_groups: int
-    _known: FileSchema
+    _file_schema: FileSchema
 
     def __init__(self, data: pa.Buffer, name: str) -> None:
         self.data = data
@@ -58,7 +58,7 @@ class TableFile(ABC):
     @property
     def schema(self) -> pa.Schema:
         """Schema that the table has in memory."""
-        return self._known.schema
+        return self._file_schema.schema
 
     @property
     def about(self) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ class TableFile(ABC):
 
         Raises the same errors as `metadata_of`.
         """
-        return self._known.about
+        return self._file_schema.about
 
     @cached_property
     @abstractmethod
@@ -163,18 +163,18 @@ def kind_of(about: Mapping[str, Any] | None) -> str:
 
 
 def batch_in(
-    table: pa.Table, about: dict[str, Any] | None, must: str, bound: MemoryBound, *, allow_pickle: bool = False
+    table: pa.Table, about: dict[str, Any] | None, requirement: str, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> AnyBatch:
     """Convert the table of a file to a batch of the type that its metadata specifies.
 
     table: table whose buffer sizes have been checked.
     about: result of `metadata_of` for the table's schema.
-    must: first clause of error messages: the path and the requirement on the file.
+    requirement: first clause of error messages: the path and the requirement on the file.
     """
     kind = kind_of(about)
     if about is None or kind not in ("SampleBatch", "MultiAgentBatch"):
         advice = "pass it to SampleBatch.from_arrow" if kind == "table" else f"pass it to {kind}.load"
-        raise FormatError(f"{must}, got a {'table of another program' if kind == 'table' else kind}; {advice}")
+        raise FormatError(f"{requirement}, got a {'table of another program' if kind == 'table' else kind}; {advice}")
     try:
         if kind == "MultiAgentBatch":
             policies, env_steps = from_policy_table(table, about=about, allow_pickle=allow_pickle, bound=bound)
@@ -182,7 +182,7 @@ def batch_in(
         # Passing the table's schema uses the cached reader; a reader for `about` would be created anew.
         return _one_batch(from_table(table, allow_pickle=allow_pickle, bound=bound), about)
     except (pa.ArrowException, ColumnTypeError) as error:
-        raise FormatError(f"{must}, got one inconsistent with its metadata: {error}") from error
+        raise FormatError(f"{requirement}, got one inconsistent with its metadata: {error}") from error
 
 
 def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
@@ -193,7 +193,7 @@ def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
 def read_batch(
     file: TableFile,
     bound: MemoryBound,
-    must: str,
+    requirement: str,
     columns: Sequence[str] | None = None,
     filters: Filters | None = None,
     *,
@@ -201,13 +201,13 @@ def read_batch(
 ) -> AnyBatch:
     """Read a batch from a file, optionally restricted to selected columns and rows.
 
-    must: first clause of error messages: the path and the requirement on the file.
+    requirement: first clause of error messages: the path and the requirement on the file.
     columns: names of the columns to read; None for all columns.
     filters: conditions on the rows to read; None for all rows.
     """
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         if filters is not None and columns is not None and (more := _counting(file, columns)):
-            complete = read_batch(file, bound, must, [*columns, *more], filters, allow_pickle=allow_pickle)
+            complete = read_batch(file, bound, requirement, [*columns, *more], filters, allow_pickle=allow_pickle)
             return select_columns(complete, columns)
         chosen, about = _project(file, columns)
         if filters is None:
@@ -215,8 +215,8 @@ def read_batch(
             if parts is not None and about is not None:
                 return _one_batch(parts, about)
             table = file.read(range(file.num_groups), chosen, bound)
-            return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
-        return _read_rows(file, bound, must, chosen, about, filters, allow_pickle=allow_pickle)
+            return batch_in(table, about, requirement, bound, allow_pickle=allow_pickle)
+        return _read_rows(file, bound, requirement, chosen, about, filters, allow_pickle=allow_pickle)
 
 
 def read_group(
@@ -226,10 +226,10 @@ def read_group(
 
     Raises the same errors as `read_batch`.
     """
-    must = f"{file.name!r} must be a part of a dataset"
+    requirement = f"{file.name!r} must be a part of a dataset"
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         chosen, about = _project(file, columns)
-        return _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+        return _batch_of_group(file, group, chosen, about, bound, requirement, allow_pickle=allow_pickle)
 
 
 def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
@@ -257,7 +257,7 @@ def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
 
 def _project(file: TableFile, columns: Sequence[str] | None) -> tuple[list[str], dict[str, Any] | None]:
     """Return the names of the requested table columns, and metadata restricted to these columns."""
-    stored, about = file._known.schema.names, file._known.about
+    stored, about = file._file_schema.schema.names, file._file_schema.about
     if columns is None or about is None:
         return choose(columns, stored, repr(file.name)), about
     if kind_of(about) != "MultiAgentBatch":
@@ -279,7 +279,7 @@ def _batch_of_group(
     chosen: Sequence[str],
     about: dict[str, Any] | None,
     bound: MemoryBound,
-    must: str,
+    requirement: str,
     *,
     allow_pickle: bool = False,
 ) -> AnyBatch:
@@ -293,13 +293,13 @@ def _batch_of_group(
         row_counts = {pair["values"]: pair["counts"] for pair in labels.value_counts().to_pylist()}
         policies = {policy: {**part, "rows": row_counts.get(policy, 0)} for policy, part in about["policies"].items()}
         about = {**about, "policies": {policy: part for policy, part in policies.items() if part["rows"]}}
-    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+    return batch_in(table, about, requirement, bound, allow_pickle=allow_pickle)
 
 
 def _read_rows(
     file: TableFile,
     bound: MemoryBound,
-    must: str,
+    requirement: str,
     chosen: Sequence[str],
     about: dict[str, Any] | None,
     filters: Filters,
@@ -315,7 +315,7 @@ def _read_rows(
         condition_columns.validate(full=True)
         rows = condition.rows(condition_columns)
         if len(rows):
-            group_batch = _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+            group_batch = _batch_of_group(file, group, chosen, about, bound, requirement, allow_pickle=allow_pickle)
             batches.append(group_batch if len(rows) == file.group_rows[group] else take_rows(group_batch, rows))
     if batches:
         joined = join(batches)
@@ -325,7 +325,7 @@ def _read_rows(
     table = file.read([], chosen, bound)
     if about is not None and kind_of(about) == "MultiAgentBatch":
         about = {**about, "policies": {}, "env_steps": 0}
-    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+    return batch_in(table, about, requirement, bound, allow_pickle=allow_pickle)
 
 
 def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
@@ -378,21 +378,21 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 _OPERATORS = (*_COMPARISONS, "in", "not in")
 
 
-def choose(requested: Iterable[str] | None, known: Sequence[str], subject: str) -> list[str]:
-    """Return the requested columns in the order of `known`; a name selects all columns nested under it.
+def choose(requested: Iterable[str] | None, existing: Sequence[str], subject: str) -> list[str]:
+    """Return the requested columns in the order of `existing`; a name selects all columns nested under it.
 
     >>> choose(["obs"], ["obs.camera", "obs.arm", "rewards"], "the file")
     ['obs.camera', 'obs.arm']
     """
     if requested is None:
-        return list(known)
+        return list(existing)
     if isinstance(requested, str):
         raise ArgumentError(f"columns must be a list of names, got {requested!r}; pass [{requested!r}]")
     names = list(requested)
     for name in names:
-        if not any(_is_under(column, name) for column in known):
-            raise ColumnNotFoundError(f"{subject} has no column {name!r}; {near_names(str(name), known)}")
-    return [column for column in known if any(_is_under(column, name) for name in names)]
+        if not any(_is_under(column, name) for column in existing):
+            raise ColumnNotFoundError(f"{subject} has no column {name!r}; {near_names(str(name), existing)}")
+    return [column for column in existing if any(_is_under(column, name) for name in names)]
 
 
 def _is_under(column: str, name: object) -> bool:
@@ -464,7 +464,9 @@ class RowFilter:
             self.expression: Any = parquet.filters_to_expression(filters)
         except (OverflowError, TypeError, ValueError) as error:
             raise _other_type(error) from error
-        numbers = [[comparison for own in group if (comparison := _Comparison.of(own, schema))] for group in groups]
+        numbers = [
+            [comparison for condition in group if (comparison := _Comparison.of(condition, schema))] for group in groups
+        ]
         self._comparisons = numbers if [*map(len, numbers)] == [*map(len, groups)] else None
         if self._comparisons is None:
             # Reject values of wrong types before anything is read.

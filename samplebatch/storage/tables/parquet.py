@@ -64,7 +64,7 @@ class ParquetTable(batches.TableFile):
     """
 
     form = "Parquet"
-    _known: _ParquetSchema
+    _file_schema: _ParquetSchema
 
     def __init__(self, data: pa.Buffer, name: str, *, check_pages: bool) -> None:
         from pyarrow import parquet
@@ -74,7 +74,7 @@ class ParquetTable(batches.TableFile):
             self._file = parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
             self._reader = BoundedReader(self._file, data)
             self.num_groups = self._file.metadata.num_row_groups
-            self._known = _known_schema(self._file.schema_arrow)
+            self._file_schema = _known_schema(self._file.schema_arrow)
 
     @cached_property
     def group_rows(self) -> list[int]:
@@ -87,7 +87,7 @@ class ParquetTable(batches.TableFile):
         with name_file_damage(self.name, self.form):
             stored = self._reader.read(groups, names, bound)
             stored.validate()
-            schema, types = self._known.schema, self._known.stored_types
+            schema, types = self._file_schema.schema, self._file_schema.stored_types
             fields, columns = [], []
             for column, index in zip(stored.columns, batches.places_of(schema, stored.schema.names), strict=True):
                 fields.append(schema.field(index))
@@ -221,9 +221,11 @@ class ParquetWriter:
             )
             for column, field, stored in zip(table.columns, table.schema, self._schema, strict=True)
         ]
-        laid = pa.Table.from_arrays(columns, schema=self._schema)
-        rows = max(1, laid.num_rows)
-        self._writer.write_table(laid, row_group_size=max(1, min(rows, rows * _GROUP_NBYTES // max(1, laid.nbytes))))
+        aligned = pa.Table.from_arrays(columns, schema=self._schema)
+        rows = max(1, aligned.num_rows)
+        self._writer.write_table(
+            aligned, row_group_size=max(1, min(rows, rows * _GROUP_NBYTES // max(1, aligned.nbytes)))
+        )
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write a record batch."""
@@ -289,8 +291,8 @@ def read_parquet(
         If the file cannot be read.
     """
     file, bound = open_parquet(path, verify=verify, max_nbytes=max_nbytes)
-    must = f"{file.name!r} must be a batch that write_parquet wrote"
-    return batches.read_batch(file, bound, must, allow_pickle=allow_pickle)
+    requirement = f"{file.name!r} must be a batch that write_parquet wrote"
+    return batches.read_batch(file, bound, requirement, allow_pickle=allow_pickle)
 
 
 def open_parquet(

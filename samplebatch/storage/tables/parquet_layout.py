@@ -226,7 +226,9 @@ def _rebuild(array: pa.Array, target: pa.DataType, children: list[pa.Array]) -> 
 def _pack(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Remove the values of null lists; return the lists' remaining values and the offsets of all lists."""
     size, present = array.type.list_size, ~_missing(array)
-    parts = [values.slice(start * size, (stop - start) * size) for start, stop, there in _spans(present) if there]
+    parts = [
+        values.slice(start * size, (stop - start) * size) for start, stop, is_present in _spans(present) if is_present
+    ]
     return _join(parts, values.type), np.append(0, np.cumsum(present) * size)
 
 
@@ -239,9 +241,9 @@ def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
     return _join(
         [
             values.slice(offsets[start], (stop - start) * size)
-            if there
+            if is_present
             else pa.nulls((stop - start) * size, values.type)
-            for start, stop, there in _spans(present)
+            for start, stop, is_present in _spans(present)
         ],
         values.type,
     )
