@@ -101,12 +101,12 @@ class Mutant:
 @cache
 def functions_of(path: str) -> list[tuple[int, int, int, str]]:
     """List the functions of a file: first line, line of `def`, last line, name; inner functions follow outer ones."""
-    found = []
+    actual = []
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            found.append((first, node.body[0].lineno, node.end_lineno or node.lineno, node.name))
-    return sorted(found)
+            actual.append((first, node.body[0].lineno, node.end_lineno or node.lineno, node.name))
+    return sorted(actual)
 
 
 @cache
@@ -129,7 +129,7 @@ def unexecuted_spans(path: str) -> list[tuple[tuple[int, int], tuple[int, int]]]
 
 def function_at(path: str, line: int) -> tuple[Call, str] | None:
     """Find the innermost function whose body contains a line."""
-    around = [own for own in functions_of(path) if own[1] <= line <= own[2]]
+    around = [part for part in functions_of(path) if part[1] <= line <= part[2]]
     return ((path, around[-1][0]), around[-1][3]) if around else None
 
 
@@ -167,8 +167,8 @@ def draw_mutants(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
             continue
         pairs = zip(before.splitlines(), code.splitlines(), strict=False)
         changed = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-        found = function_at(path, start[0])
-        mutants.append(Mutant(path, start[0], found[1] if found else "", spec.operator_name, code, changed))
+        actual = function_at(path, start[0])
+        mutants.append(Mutant(path, start[0], actual[1] if actual else "", spec.operator_name, code, changed))
     return mutants
 
 
@@ -180,16 +180,16 @@ class Recorder:
 
     def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
         self.tests: list[Case] = []
-        self._seen: set[CodeType] = set()
+        self._codes: set[CodeType] = set()
         self._prefixes = tuple(str(folder / prefix) for prefix in prefixes)
         self._folder = folder
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> None:
-        self._seen.add(frame.f_code)
+        self._codes.add(frame.f_code)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._seen = set()
+        self._codes = set()
         began = time.monotonic()
         threading.settrace(self._trace)
         sys.settrace(self._trace)
@@ -200,7 +200,7 @@ class Recorder:
             threading.settrace(None)  # type: ignore[arg-type]
             calls = {
                 (str(Path(code.co_filename).relative_to(self._folder)), code.co_firstlineno)
-                for code in self._seen
+                for code in self._codes
                 if code.co_filename.startswith(self._prefixes)
             }
             self.tests.append(Case(item.nodeid, time.monotonic() - began, calls))
@@ -210,7 +210,7 @@ class Selector:
     """Plugin that selects tests in a given order."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
+        self._places = {name: position for position, name in enumerate(names)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted(
@@ -268,17 +268,17 @@ def record(folder: Path, targets: Sequence[str]) -> list[Case]:
     _, status = os.waitpid(pid, 0)
     if os.waitstatus_to_exitcode(status):
         raise SystemExit(f"tests must pass without a mutant:\n{(folder / 'log').read_text()[-3000:]}")
-    found = json.loads(result.read_text())
-    return [Case(name, seconds, {(path, line) for path, line in calls}) for name, seconds, calls in found]
+    actual = json.loads(result.read_text())
+    return [Case(name, seconds, {(path, line) for path, line in calls}) for name, seconds, calls in actual]
 
 
 def choose_tests(mutant: Mutant, tests: Sequence[Case]) -> list[Case]:
     """Select the tests that call the changed function, fastest first; outside functions, all tests of the file."""
-    found = function_at(mutant.path, mutant.line)
-    if found is None:
+    actual = function_at(mutant.path, mutant.line)
+    if actual is None:
         chosen = [test for test in tests if any(path == mutant.path for path, _ in test.calls)]
     else:
-        chosen = [test for test in tests if found[0] in test.calls]
+        chosen = [test for test in tests if actual[0] in test.calls]
     return sorted(chosen, key=lambda test: test.seconds)
 
 
@@ -303,7 +303,7 @@ def run_all(mutants: Sequence[Mutant], folders: Sequence[Path]) -> Iterator[Muta
             timeout_s = LEAST_TIMEOUT_S + 5 * sum(test.seconds for test in mutant.tests)
             running[pid] = (mutant, folder, time.monotonic() + timeout_s)
         pid, status = os.waitpid(-1, os.WNOHANG) if running else (0, 0)
-        overdue = [own for own, (_, _, end) in running.items() if time.monotonic() > end]
+        overdue = [part for part, (_, _, end) in running.items() if time.monotonic() > end]
         if pid in running:
             code = os.waitstatus_to_exitcode(status)
             outcome = {0: "survived", 5: "no test"}.get(code, "killed")
@@ -333,8 +333,8 @@ def report(mutants: Sequence[Mutant]) -> str:
     outcomes = ("killed", "timed out", "survived", "no test")
     width = max(map(len, counts))
     lines += ["", f"{'':{width}}" + "".join(f"{outcome:>11}" for outcome in outcomes)]
-    for path, own in sorted(counts.items(), key=lambda pair: (pair[0] == "all", pair[0])):
-        lines.append(f"{path:{width}}" + "".join(f"{own[outcome]:>11}" for outcome in outcomes))
+    for path, part in sorted(counts.items(), key=lambda pair: (pair[0] == "all", pair[0])):
+        lines.append(f"{path:{width}}" + "".join(f"{part[outcome]:>11}" for outcome in outcomes))
     return "\n".join(lines)
 
 
@@ -346,8 +346,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
-    asked = parser.parse_args()
-    targets = asked.targets or [*TARGETS]
+    options = parser.parse_args()
+    targets = options.targets or [*TARGETS]
     if unknown := set(targets) - set(TARGETS):
         parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     for module in PRELOADED:
@@ -358,21 +358,23 @@ def main() -> None:
         for path in ([ROOT / target] if target.endswith(".py") else sorted((ROOT / target).rglob("*.py")))
         if path.name != "__init__.py"
     ]
-    mutants = draw_mutants(modules, asked.mutants, asked.seed)
+    mutants = draw_mutants(modules, options.mutants, options.seed)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        folders = [copy_project(Path(folder) / str(number)) for number in range(asked.processes)]
+        folders = [copy_project(Path(folder) / str(number)) for number in range(options.processes)]
         print(f"{len(mutants)} mutants of {len(modules)} modules; running their tests without a mutant", flush=True)
         tests = record(folders[0], targets)
         for mutant in mutants:
             mutant.tests = choose_tests(mutant, tests)
         for number, mutant in enumerate(run_all(mutants, folders), 1):
-            shown = mutant if mutant.outcome in ("survived", "no test") else f"{mutant.path}:{mutant.line}"
-            print(f"{number}/{len(mutants)} {mutant.outcome:9} {shown}", flush=True)
+            text = mutant if mutant.outcome in ("survived", "no test") else f"{mutant.path}:{mutant.line}"
+            print(f"{number}/{len(mutants)} {mutant.outcome:9} {text}", flush=True)
     print(report(mutants))
-    if asked.json is not None:
+    if options.json is not None:
         names = ("path", "line", "function", "operator", "changed", "outcome")
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps([{name: getattr(own, name) for name in names} for own in mutants], indent=1))
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(
+            json.dumps([{name: getattr(part, name) for name in names} for part in mutants], indent=1)
+        )
 
 
 if __name__ == "__main__":

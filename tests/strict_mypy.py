@@ -35,6 +35,6 @@ def check_types(script: str, folder: Path) -> TypeReport:
         sys.setrecursionlimit(limit)
     assert not failure
     return TypeReport(
-        revealed=[re.sub(r"\w+\.(?=\w)", "", found) for found in re.findall(r'Revealed type is "(.*)"', report)],
+        revealed=[re.sub(r"\w+\.(?=\w)", "", actual) for actual in re.findall(r'Revealed type is "(.*)"', report)],
         errors=[line for line in report.splitlines() if "error:" in line],
     )

@@ -130,9 +130,9 @@ def nstep_return(gamma: Any) -> Any:
 
 
 @pytest.mark.parametrize("wrong", [2, -0.1, float("nan"), float("inf"), "0.9", True], ids=str)
-@pytest.mark.parametrize("place", sorted(DISCOUNTS))
-def test_discounts_must_be_between_0_and_1(place: str, wrong: Any) -> None:
-    name, call = DISCOUNTS[place]
+@pytest.mark.parametrize("position", sorted(DISCOUNTS))
+def test_discounts_must_be_between_0_and_1(position: str, wrong: Any) -> None:
+    name, call = DISCOUNTS[position]
     with pytest.raises(ArgumentError, match=f"^{name} must be a number from 0 to 1, got {wrong!r}$"):
         call(wrong)
     call(np.float32(0.5))
@@ -184,9 +184,9 @@ def test_flags_must_be_0_or_1(name: str, wrong: Any) -> None:
         assert buf.add(row)[2].tolist() == [2 if before else 1]
     vector = VectorReplayBuffer(8, 2)
     flags: dict[str, Any] = {"terminated": [0, 0], "truncated": [0, 0]}
-    for given in (flags, flags | {name: [0, wrong]}):
-        rows = Batch(obs=[1, 2], act=[0, 0], rew=[1.0, 1.0], **given)
-        if given is flags:
+    for value in (flags, flags | {name: [0, wrong]}):
+        rows = Batch(obs=[1, 2], act=[0, 0], rew=[1.0, 1.0], **value)
+        if value is flags:
             vector.add(rows)
         else:
             with pytest.raises(ColumnMismatchError, match=name):

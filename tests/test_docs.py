@@ -73,7 +73,7 @@ def test_trainings_of_the_readme_run_to_their_end(tmp_path: Path, monkeypatch: p
 def test_modules_mentioned_on_pages_exist(page: Path) -> None:
     text = page.read_text()
     folders = "batch|buffer|column|convert|env|policy|rollout|storage|transport|workers"
-    named = {f"samplebatch/{found}" for found in re.findall(rf"`(?:samplebatch/)?((?:{folders})/[\w/]*\.py)`", text)}
+    named = {f"samplebatch/{actual}" for actual in re.findall(rf"`(?:samplebatch/)?((?:{folders})/[\w/]*\.py)`", text)}
     named |= set(re.findall(r"tests/[\w/]+(?:\.py)?", text))
     assert not [path for path in sorted(named) if not (ROOT / path).exists()]
 

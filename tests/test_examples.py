@@ -49,7 +49,7 @@ def test_two_policies_become_better_than_random_actions() -> None:
 
 def test_two_processes_transfer_every_step() -> None:
     pytest.importorskip("gymnasium")
-    steps = [int(found) for found in re.findall(r"(\d+) steps", run("two_processes.py"))]
+    steps = [int(actual) for actual in re.findall(r"(\d+) steps", run("two_processes.py"))]
     assert steps == list(range(200, 2001, 200))
 
 
@@ -62,12 +62,12 @@ def test_many_workers_send_every_step_and_receive_new_weights() -> None:
 
 def test_grpo_raises_the_reward_through_a_table_of_rows() -> None:
     lines = run("grpo.py", "--steps", "45").splitlines()
-    rewards = [float(found) for line in lines for found in re.findall(r"reward (0\.\d+)", line)]
+    rewards = [float(actual) for line in lines for actual in re.findall(r"reward (0\.\d+)", line)]
     assert [int(line.split()[0]) for line in lines] == [1, 21, 41, 45]
     assert rewards[0] < 0.12  # by chance
     assert rewards[-1] > 0.25
     # The capacity of the table bounds how old answers are.
-    assert all(0 <= float(found) <= 5 for line in lines for found in re.findall(r"([\d.]+) versions behind", line))
+    assert all(0 <= float(actual) <= 5 for line in lines for actual in re.findall(r"([\d.]+) versions behind", line))
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))

@@ -90,17 +90,17 @@ def test_kernels_work_without_a_writable_folder(tmp_path: Path) -> None:
 
 
 def test_other_dtypes_and_layouts_are_rejected_not_compiled_for() -> None:
-    tree, found = np.zeros(8), np.empty(1, np.intp)
+    tree, actual = np.zeros(8), np.empty(1, np.intp)
     for values in (np.zeros(1, np.float32), np.zeros((1, 1)), np.zeros(4)[::2]):
         with pytest.raises(TypeError, match="No matching definition"):
-            kernels.tree_find(tree, 4, values, found)
+            kernels.tree_find(tree, 4, values, actual)
 
 
 def test_read_only_inputs_are_accepted() -> None:
-    tree, values, found = np.arange(8.0), np.ones(1), np.empty(1, np.intp)
+    tree, values, actual = np.arange(8.0), np.ones(1), np.empty(1, np.intp)
     tree.flags.writeable = values.flags.writeable = False
-    kernels.tree_find(tree, 4, values, found)
-    assert found.tolist() == [0]
+    kernels.tree_find(tree, 4, values, actual)
+    assert actual.tolist() == [0]
 
 
 def test_kernels_release_the_interpreter() -> None:

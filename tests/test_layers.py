@@ -189,8 +189,8 @@ class Imports(ast.NodeVisitor):
         assert node.level == 0, f"{self.module}:{node.lineno}: imports are absolute"
         for alias in node.names:
             full = f"{node.module}.{alias.name}"
-            known = full in self.modules or full == VERSION
-            self.add(full if known else str(node.module), node.lineno)
+            is_internal = full in self.modules or full == VERSION
+            self.add(full if is_internal else str(node.module), node.lineno)
 
     def visit_scope(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.functions.append(node.name)
@@ -228,7 +228,7 @@ def imports_of(module: str, tree: ast.Module) -> list[Import]:
 
 @cache
 def all_imports() -> list[Import]:
-    return [found for module, tree in TREES.items() for found in imports_of(module, tree)]
+    return [actual for module, tree in TREES.items() for actual in imports_of(module, tree)]
 
 
 def layer(module: str) -> str:
@@ -236,23 +236,27 @@ def layer(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def breach(found: Import) -> str | None:
+def breach(actual: Import) -> str | None:
     """Return the layer rule that an import violates, if any."""
-    if found.target.split(".")[0] != "samplebatch" or found.importer in FRONT_DOORS or found.target == VERSION:
+    if actual.target.split(".")[0] != "samplebatch" or actual.importer in FRONT_DOORS or actual.target == VERSION:
         return None
-    here, there = layer(found.importer), layer(found.target)
-    where = found.importer, found.function
-    if found.target in HAND_OVERS.get(where, ()):
-        return None if found.target in FRONT_DOORS else f"hands over to a module of {there}, not to its door"
-    if here in DOOR_USERS and found.target in FRONT_DOORS and there:
-        return None if LAYERS.index(there) < LAYERS.index(here) else f"{there} stands after {here}"
-    if found.target in FRONT_DOORS | {"samplebatch.exports"}:
+    importer_layer, target_layer = layer(actual.importer), layer(actual.target)
+    where = actual.importer, actual.function
+    if actual.target in HAND_OVERS.get(where, ()):
+        return None if actual.target in FRONT_DOORS else f"hands over to a module of {target_layer}, not to its door"
+    if importer_layer in DOOR_USERS and actual.target in FRONT_DOORS and target_layer:
+        return (
+            None
+            if LAYERS.index(target_layer) < LAYERS.index(importer_layer)
+            else f"{target_layer} stands after {importer_layer}"
+        )
+    if actual.target in FRONT_DOORS | {"samplebatch.exports"}:
         return "takes a name from the package's front door, not from the module that has it"
-    if frozenset({here, there}) in STRANGERS:
-        return f"{here} and {there} know nothing of each other"
-    if LAYERS.index(there) > LAYERS.index(here):
-        return f"{there} stands after {here}"
-    if here == there and found.function and found.target not in LOADED_INSIDE.get(where, ()):
+    if frozenset({importer_layer, target_layer}) in STRANGERS:
+        return f"{importer_layer} and {target_layer} know nothing of each other"
+    if LAYERS.index(target_layer) > LAYERS.index(importer_layer):
+        return f"{target_layer} stands after {importer_layer}"
+    if importer_layer == target_layer and actual.function and actual.target not in LOADED_INSIDE.get(where, ()):
         return "imports a neighbour inside a function that LOADED_INSIDE does not list"
     return None
 
@@ -265,9 +269,9 @@ def test_every_module_has_a_layer() -> None:
 def test_the_architecture_page_shows_every_layer() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = page[page.index("| layer |") : page.index("## The life of a step")]
-    shown = {name for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)}
+    text = {name for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)}
     present = {layer(module) for module in SOURCES} - {"", "exports"}
-    assert present <= shown <= set(LAYERS)
+    assert present <= text <= set(LAYERS)
 
 
 def test_the_picture_of_the_layers_shows_each() -> None:
@@ -277,12 +281,12 @@ def test_the_picture_of_the_layers_shows_each() -> None:
 
 
 def test_imports_only_target_lower_layers() -> None:
-    breaches = [f"{found}: {why}" for found in all_imports() if (why := breach(found))]
+    breaches = [f"{actual}: {why}" for actual in all_imports() if (why := breach(actual))]
     assert not breaches, "\n".join(breaches)
 
 
 def test_every_listed_import_exists_in_the_code() -> None:
-    present = {(found.importer, found.function, found.target) for found in all_imports()}
+    present = {(actual.importer, actual.function, actual.target) for actual in all_imports()}
     listed = {(*where, target) for where, targets in (HAND_OVERS | LOADED_INSIDE).items() for target in targets}
     assert listed <= present, f"no longer in the code: {sorted(listed - present)}"
 
@@ -296,16 +300,16 @@ def is_listing(statement: ast.stmt) -> bool:
 
 @pytest.mark.parametrize("door", sorted(FRONT_DOORS))
 def test_front_modules_contain_no_code(door: str) -> None:
-    found = [ast.unparse(statement) for statement in TREES[door].body if not is_listing(statement)]
-    assert not found, f"{door} is to list names only, it has: {found}"
+    actual = [ast.unparse(statement) for statement in TREES[door].body if not is_listing(statement)]
+    assert not actual, f"{door} is to list names only, it has: {actual}"
 
 
 def import_graph() -> dict[str, set[str]]:
     """Map every module to its imports, including imports inside functions; `__init__` modules have none."""
     graph: dict[str, set[str]] = {module: set() for module in SOURCES}
-    for found in all_imports():
-        if found.target in graph and not (found.typing_only or found.importer in FRONT_DOORS):
-            graph[found.importer].add(found.target)
+    for actual in all_imports():
+        if actual.target in graph and not (actual.typing_only or actual.importer in FRONT_DOORS):
+            graph[actual.importer].add(actual.target)
     return graph
 
 
@@ -313,13 +317,13 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
     """Find the strongly connected components of a graph."""
 
     def reachable(start: str) -> set[str]:
-        seen: set[str] = set()
+        observed: set[str] = set()
         waiting = [start]
         while waiting:
-            new = graph[waiting.pop()] - seen
-            seen |= new
+            new = graph[waiting.pop()] - observed
+            observed |= new
             waiting += new
-        return seen
+        return observed
 
     reach = {node: reachable(node) for node in graph}
     return {frozenset(other for other in reach[node] if node in reach[other]) for node in graph if node in reach[node]}
@@ -331,8 +335,8 @@ def test_import_cycles_are_detected() -> None:
 
 
 def test_no_modules_have_cyclic_imports() -> None:
-    found = sorted(map(sorted, circles(import_graph())))
-    assert not found, f"modules that import each other: {found}"
+    actual = sorted(map(sorted, circles(import_graph())))
+    assert not actual, f"modules that import each other: {actual}"
 
 
 def test_files_are_short() -> None:
@@ -343,37 +347,38 @@ def test_files_are_short() -> None:
 
 def public_homes() -> set[str]:
     """List the modules that define public names."""
-    return {found.target for found in all_imports() if found.importer in FRONT_DOORS}
+    return {actual.target for actual in all_imports() if actual.importer in FRONT_DOORS}
 
 
 def test_modules_with_a_single_importer_have_a_reason() -> None:
     importers: dict[str, set[str]] = {module: set() for module in SOURCES}
-    for found in all_imports():
-        if found.target in importers and found.importer not in FRONT_DOORS and found.target not in FRONT_DOORS:
-            importers[found.target].add(found.importer)
+    for actual in all_imports():
+        if actual.target in importers and actual.importer not in FRONT_DOORS and actual.target not in FRONT_DOORS:
+            importers[actual.target].add(actual.importer)
     listed, homes = set().union(*ONE_IMPORTER.values()), public_homes()
-    alone = {module: own for module, own in importers.items() if len(own) == 1 and module not in listed | homes}
+    alone = {module: part for module, part in importers.items() if len(part) == 1 and module not in listed | homes}
     assert not alone, f"merge these into the only module that imports them, or say in ONE_IMPORTER why not: {alone}"
     stale = sorted(module for module in listed if module in homes or len(importers.get(module, ())) != 1)
     assert not stale, f"take these out of ONE_IMPORTER: {stale}"
 
 
-def loads_at_once(found: Import) -> bool:
+def loads_at_once(actual: Import) -> bool:
     """Return whether an import of the package's modules also imports a package that must be imported later."""
-    if found.function or found.typing_only:
+    if actual.function or actual.typing_only:
         return False
-    root = found.target.split(".")[0]
+    root = actual.target.split(".")[0]
     if root == "samplebatch":
-        return found.target in ON_DEMAND
-    if root in LEARNING.get(layer(found.importer), ()):
+        return actual.target in ON_DEMAND
+    if root in LEARNING.get(layer(actual.importer), ()):
         return False
     return (
-        root not in EAGER | ON_DEMAND.get(found.importer, set()) | sys.stdlib_module_names or "pyarrow." in found.target
+        root not in EAGER | ON_DEMAND.get(actual.importer, set()) | sys.stdlib_module_names
+        or "pyarrow." in actual.target
     )
 
 
 def test_modules_load_nothing_but_numpy_and_pyarrow() -> None:
-    heavy = [str(found) for found in all_imports() if loads_at_once(found)]
+    heavy = [str(actual) for actual in all_imports() if loads_at_once(actual)]
     assert not heavy, "\n".join(heavy)
 
 
@@ -415,5 +420,5 @@ def test_required_modules_belong_to_the_extra_they_mention() -> None:
     ],
 )
 def test_layer_violations_are_detected(module: str, source: str, why: str) -> None:
-    (found,) = imports_of(module, ast.parse(source))
-    assert why in str(breach(found))
+    (actual,) = imports_of(module, ast.parse(source))
+    assert why in str(breach(actual))

@@ -28,8 +28,8 @@ from samplebatch import load
 def test_every_run_is_of_a_task() -> None:
     pytest.importorskip("tianshou")
     pytest.importorskip("stable_baselines3")
-    for who in CONTESTANTS:
-        assert set(runs_of(who)) <= set(TASKS)
+    for contestant in CONTESTANTS:
+        assert set(runs_of(contestant)) <= set(TASKS)
     assert set(runs_of("ours")) == set(TASKS)
 
 
@@ -39,7 +39,10 @@ def test_curves_are_smoothed_over_the_last_episodes() -> None:
 
 
 def test_ratios_are_of_the_median_rates() -> None:
-    runs = [Outcome(who, "ppo", 0, 100, seconds, 1.0, 2.0, []) for who, seconds in (("ours", 1.0), ("sb3", 2.0))]
+    runs = [
+        Outcome(contestant, "ppo", 0, 100, seconds, 1.0, 2.0, [])
+        for contestant, seconds in (("ours", 1.0), ("sb3", 2.0))
+    ]
     assert table(runs).splitlines()[-1].split()[-1] == "2.00"
 
 
@@ -53,8 +56,8 @@ def test_results_of_files_are_merged_and_the_last_of_a_run_is_used(tmp_path: Pat
     other, again = replace(first, task="dqn"), replace(first, tried=3.0)
     for name, outcomes in (("one", [first, other]), ("two", [again])):
         (tmp_path / name).write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
-    found = merge([tmp_path / "one", tmp_path / "two"])
-    assert [(one.task, one.tried) for one in found] == [("ppo", 3.0), ("dqn", 2.0)]
+    actual = merge([tmp_path / "one", tmp_path / "two"])
+    assert [(item.task, item.tried) for item in actual] == [("ppo", 3.0), ("dqn", 2.0)]
 
 
 def test_agents_of_a_team_count_as_one_environment() -> None:
@@ -72,9 +75,9 @@ def test_agents_of_a_team_count_as_one_environment() -> None:
     for _ in range(25):
         for agent in agents:
             agent.send(1)
-        found = [agent.receive() for agent in agents]
-        total += [step[1] for step in found]
-    assert [step[2] or step[3] for step in found] == [True] * 6
+        actual = [agent.receive() for agent in agents]
+        total += [step[1] for step in actual]
+    assert [step[2] or step[3] for step in actual] == [True] * 6
     assert curve.steps == 50
     np.testing.assert_allclose([total[:3].mean(), total[3:].mean()], [points[1] for points in curve.points])
 
@@ -95,22 +98,24 @@ def test_data_are_written_once_and_the_same_each_time(tmp_path: Path) -> None:
 def test_the_replay_of_a_run_is_the_same_each_time(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_replay(tmp_path / f"{name}.parquet", steps=520)
-    one, two = (load(tmp_path / f"{name}.parquet") for name in ("one", "two"))
-    assert one.count == 520
-    assert np.abs(one["act"]).max() <= 1.0
+    first, second = (load(tmp_path / f"{name}.parquet") for name in ("one", "two"))
+    assert first.count == 520
+    assert np.abs(first["act"]).max() <= 1.0
     for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
-        np.testing.assert_array_equal(one[name], two[name])
+        np.testing.assert_array_equal(first[name], second[name])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("who", CONTESTANTS)
+@pytest.mark.parametrize("contestant", CONTESTANTS)
 @pytest.mark.parametrize("name", ["ppo", "td3", "bc", "mappo"])
-def test_runs_learn_and_are_evaluated(who: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if who == "tianshou":
+def test_runs_learn_and_are_evaluated(
+    contestant: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if contestant == "tianshou":
         # It compiles functions that are called for a second.
         monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    found = run_in_process(who, name, 0, 0.1, write_data(name, tmp_path))
-    if found is None:
+    actual = run_in_process(contestant, name, 0, 0.1, write_data(name, tmp_path))
+    if actual is None:
         pytest.skip("not installed, or without this task")
-    assert found.steps >= TASKS[name].steps * 0.1
-    assert np.isfinite(found.tried)
+    assert actual.steps >= TASKS[name].steps * 0.1
+    assert np.isfinite(actual.tried)

@@ -53,14 +53,14 @@ def agents() -> MultiAgentReplayBuffer:
 
 
 def report() -> CollectStats[Any]:
-    own = CollectStats[SampleBatch].from_counts(steps=3, time_s=2.0, returns=np.array([1.0]), lens=np.array([3]))
+    rows = CollectStats[SampleBatch].from_counts(steps=3, time_s=2.0, returns=np.array([1.0]), lens=np.array([3]))
     return CollectStats.from_counts(
         steps=6,
         time_s=2.0,
         returns=np.array([1.0, 3.0]),
         lens=np.array([2, 4]),
         batch=SampleBatch({"<i>": [1.0, 2.0]}),
-        policies={"<u>": own},
+        policies={"<u>": rows},
     )
 
 
@@ -101,9 +101,9 @@ def test_a_large_buffer_prints_a_summary() -> None:
     lines = repr(fill(ReplayBuffer(21))).splitlines()
     assert lines[0].startswith("ReplayBuffer(6 of 21 steps, ")
     assert cells(lines[1]) == ["column", "dtype", "shape", "min", "max", "mean", "memory"]
-    found = {cells(line)[0]: line for line in lines[2:]}
-    assert cells(found["obs.x"]) == ["obs.x", "float64", "(6,", "2)", "0", "5", "2.5", "336", "B"]
-    assert cells(found["done"])[1:6] == ["bool", "(6,)", "0", "1", "0.16667"]
+    actual = {cells(line)[0]: line for line in lines[2:]}
+    assert cells(actual["obs.x"]) == ["obs.x", "float64", "(6,", "2)", "0", "5", "2.5", "336", "B"]
+    assert cells(actual["done"])[1:6] == ["bool", "(6,)", "0", "1", "0.16667"]
     assert str(fill(ReplayBuffer(21))) == "\n".join(lines)
 
 
@@ -242,7 +242,7 @@ def test_notebooks_show_the_columns_that_a_dataset_reads(tmp_path: Path) -> None
         "infos": [{}, {"a": {1}}],
     }
     Dataset(path).extend(SampleBatch(rows))
-    for shown, told in (
+    for text, reported in (
         (Dataset(path), ["<td>&lt;i&gt;</td><td>float64</td><td>(2,)</td>", "<td>infos</td>", "(2, *)"]),
         (
             Dataset(path, columns=["obs"], filters=[("<i>", ">", 1)]),
@@ -250,11 +250,11 @@ def test_notebooks_show_the_columns_that_a_dataset_reads(tmp_path: Path) -> None
         ),
         (empty, ["0 rows in 0 parts"]),
     ):
-        page, html = Tags(), shown._repr_html_()
+        page, html = Tags(), text._repr_html_()
         page.feed(html)
         assert not page.open
         assert not {"i", "u"} & page.seen
-        assert all(one in html for one in told), html
+        assert all(item in html for item in reported), html
     assert "lidar" not in Dataset(path, columns=["obs"])._repr_html_()
 
 
@@ -317,8 +317,8 @@ def test_polars_reads_ragged_columns_as_lists(rows: slice) -> None:
 def test_pandas_reads_ragged_columns_as_lists() -> None:
     batch = frame_columns()
     for frame in (pd.DataFrame(batch), batch.to_pandas()):
-        found = {name: [cell.tolist() if hasattr(cell, "tolist") else cell for cell in frame[name]] for name in LISTS}
-        assert found == LISTS
+        actual = {name: [cell.tolist() if hasattr(cell, "tolist") else cell for cell in frame[name]] for name in LISTS}
+        assert actual == LISTS
         assert not any(isinstance(cell, torch.Tensor) for name in LISTS for cell in frame[name])
 
 

@@ -20,9 +20,13 @@ def mutant(line: int, outcome: str = "") -> Mutant:
 
 def test_tests_that_call_the_mutated_function_run_fastest_first() -> None:
     line = line_of("edges, slots")
-    found = function_at(PATH, line)
-    assert found == ((PATH, line_of("def _sum_windows")), "_sum_windows")
-    slow, quick, other = Case("slow", 2.0, {found[0]}), Case("quick", 1.0, {found[0]}), Case("other", 0.1, {(PATH, 1)})
+    actual = function_at(PATH, line)
+    assert actual == ((PATH, line_of("def _sum_windows")), "_sum_windows")
+    slow, quick, other = (
+        Case("slow", 2.0, {actual[0]}),
+        Case("quick", 1.0, {actual[0]}),
+        Case("other", 0.1, {(PATH, 1)}),
+    )
     assert choose_tests(mutant(line), [slow, quick, other]) == [quick, slow]
     assert choose_tests(mutant(1), [slow, quick, other]) == [other, quick, slow]
 

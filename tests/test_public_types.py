@@ -31,11 +31,11 @@ def public_names() -> dict[str, Any]:
 def imported_names(module: str) -> dict[str, tuple[str, str]]:
     """Map the names that a module's annotations may use to their origin, including imports for type checkers."""
     tree = ast.parse(inspect.getsource(import_module(module)))
-    found = {node.name: (module, node.name) for node in tree.body if isinstance(node, ast.ClassDef)}
+    actual = {node.name: (module, node.name) for node in tree.body if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
-    return found
+            actual |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+    return actual
 
 
 def functions_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -44,33 +44,33 @@ def functions_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
     elif inspect.isclass(value):
         for name in dir(value):
-            held = inspect.getattr_static(value, name)
-            held = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
+            stored = inspect.getattr_static(value, name)
+            stored = stored.fget if isinstance(stored, property) else getattr(stored, "__func__", stored)
             public = not name.startswith("_") or name in ("__iter__", "__enter__", "__getitem__")
             public |= name == "__init__" and value.__name__ not in MADE_BY_FUNCTIONS
-            if public and inspect.isfunction(held) and held.__module__.startswith("samplebatch"):
-                yield f"{path}.{name}", held
+            if public and inspect.isfunction(stored) and stored.__module__.startswith("samplebatch"):
+                yield f"{path}.{name}", stored
 
 
 def classes_named(function: Any) -> Iterator[type]:
     """Yield the classes of the library in a function's annotations."""
-    known = imported_names(function.__module__)
+    imported = imported_names(function.__module__)
     for annotation in function.__annotations__.values():
         for name in re.findall(r"(?<![.\w])\w+", str(annotation)):
-            module, original = known.get(name, ("", ""))
-            found = getattr(import_module(module), original, None) if module.startswith("samplebatch") else None
-            if inspect.isclass(found) and found.__module__.startswith("samplebatch"):
-                yield found
+            module, original = imported.get(name, ("", ""))
+            actual = getattr(import_module(module), original, None) if module.startswith("samplebatch") else None
+            if inspect.isclass(actual) and actual.__module__.startswith("samplebatch"):
+                yield actual
 
 
 def mentions() -> dict[type, str]:
     """Map every class that a public signature names to one such signature."""
-    found: dict[type, str] = {}
+    actual: dict[type, str] = {}
     for path, value in public_names().items():
         for where, function in functions_of(path, value):
             for named in classes_named(function):
-                found.setdefault(named, where)
-    return found
+                actual.setdefault(named, where)
+    return actual
 
 
 def without(named: set[int]) -> list[str]:
@@ -95,5 +95,5 @@ def test_classes_in_public_signatures_are_in_the_reference() -> None:
 
 
 def test_the_search_includes_inherited_methods_and_functions() -> None:
-    found = {named.__name__ for named in mentions()}
-    assert {"Producer", "Consumer", "Subscription", "SampleBatch", "Batch", "CollectStats"} <= found
+    actual = {named.__name__ for named in mentions()}
+    assert {"Producer", "Consumer", "Subscription", "SampleBatch", "Batch", "CollectStats"} <= actual

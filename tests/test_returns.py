@@ -47,7 +47,7 @@ def gae_written_out(
 
 def nstep_written_out(rewards: Any, terminated: Any, truncated: Any, n_step: int, gamma: float) -> list[tuple]:
     """Compute n-step returns by iterating over every window."""
-    found = []
+    actual = []
     for first in range(len(rewards)):
         total, last = 0.0, first
         for k in range(n_step):
@@ -55,8 +55,8 @@ def nstep_written_out(rewards: Any, terminated: Any, truncated: Any, n_step: int
             total += gamma**k * rewards[last]
             if terminated[last] or truncated[last] or last == len(rewards) - 1:
                 break
-        found.append((total, 0.0 if terminated[last] else gamma ** (last - first + 1), last))
-    return found
+        actual.append((total, 0.0 if terminated[last] else gamma ** (last - first + 1), last))
+    return actual
 
 
 @st.composite
@@ -88,23 +88,23 @@ def test_gae_agrees_with_its_definition(steps: SimpleNamespace, gamma: float, ga
 @settings(max_examples=100)
 @given(some_steps(), st.integers(1, 40), discounts)
 def test_nstep_agrees_with_its_definition(steps: SimpleNamespace, n_step: int, gamma: float) -> None:
-    found = nstep(steps.rewards, steps.terminated, steps.truncated, n_step, gamma)
+    actual = nstep(steps.rewards, steps.terminated, steps.truncated, n_step, gamma)
     expected = nstep_written_out(steps.rewards, steps.terminated, steps.truncated, n_step, gamma)
     totals, discount, last = zip(*expected, strict=True) if expected else ((), (), ())
-    np.testing.assert_allclose(found.returns, totals, atol=1e-12)
-    np.testing.assert_allclose(found.discount, discount, atol=1e-12)
-    assert found.last.tolist() == list(last)
+    np.testing.assert_allclose(actual.returns, totals, atol=1e-12)
+    np.testing.assert_allclose(actual.discount, discount, atol=1e-12)
+    assert actual.last.tolist() == list(last)
 
 
 @settings(max_examples=50)
 @given(some_steps(), discounts)
 def test_discounted_returns_equal_n_step_returns_of_full_length(steps: SimpleNamespace, gamma: float) -> None:
     flags = (steps.terminated, steps.truncated)
-    found = nstep(steps.rewards, *flags, max(steps.n, 1), gamma)
-    np.testing.assert_allclose(discounted_returns(steps.rewards, *flags, gamma=gamma), found.returns, atol=1e-12)
+    actual = nstep(steps.rewards, *flags, max(steps.n, 1), gamma)
+    np.testing.assert_allclose(discounted_returns(steps.rewards, *flags, gamma=gamma), actual.returns, atol=1e-12)
     np.testing.assert_allclose(
         discounted_returns(steps.rewards, *flags, steps.next_values, gamma=gamma),
-        found.returns + found.discount * steps.next_values[found.last],
+        actual.returns + actual.discount * steps.next_values[actual.last],
         atol=1e-12,
     )
 
@@ -121,21 +121,21 @@ def test_several_rewards_per_step_are_estimated_separately(shape: tuple[int, ...
     rng = np.random.default_rng(0)
     rewards, values, next_values = rng.normal(size=(3, 20, *shape))
     terminated = rng.random(20) < 0.2
-    found = [
+    actual = [
         *gae(rewards, terminated, values=values, next_values=next_values),
         discounted_returns(rewards, terminated, None, next_values),
         nstep(rewards, terminated).returns,
     ]
-    assert all(part.shape == rewards.shape for part in found)
+    assert all(part.shape == rewards.shape for part in actual)
     for column in np.ndindex(*shape):
-        one = (..., *column)
+        first = (..., *column)
         expected = [
-            *gae(rewards[one], terminated, values=values[one], next_values=next_values[one]),
-            discounted_returns(rewards[one], terminated, None, next_values[one]),
-            nstep(rewards[one], terminated).returns,
+            *gae(rewards[first], terminated, values=values[first], next_values=next_values[first]),
+            discounted_returns(rewards[first], terminated, None, next_values[first]),
+            nstep(rewards[first], terminated).returns,
         ]
-        for part, whole in zip(expected, found, strict=True):
-            np.testing.assert_allclose(whole[one], part)
+        for part, is_complete in zip(expected, actual, strict=True):
+            np.testing.assert_allclose(is_complete[first], part)
 
 
 # Values of any kind
@@ -156,10 +156,10 @@ def test_several_rewards_per_step_are_estimated_separately(shape: tuple[int, ...
 def test_values_of_any_kind(convert: Callable[[Any], Any]) -> None:
     values, next_values = np.array([1.0, 2.0, 4.0]), np.array([2.0, 4.0, 8.0])
     expected = gae([1, 1, 1], [0, 0, 1], values=values, next_values=next_values)
-    found = gae([1, 1, 1], [0, 0, 1], values=convert(values), next_values=convert(next_values))
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == np.float64
-        assert np.array_equal(one, other)
+    actual = gae([1, 1, 1], [0, 0, 1], values=convert(values), next_values=convert(next_values))
+    for first, other in zip(actual, expected, strict=True):
+        assert first.dtype == np.float64
+        assert np.array_equal(first, other)
 
 
 def test_inputs_are_not_changed_and_may_be_read_only() -> None:
@@ -211,23 +211,23 @@ def columns(n: int = 40, seed: int = 3) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("make", [SampleBatch, dict, lambda c: SampleBatch(c).as_batch()])
 def test_every_kind_of_batch(make: Callable[[Any], Any]) -> None:
-    given = columns()
+    original = columns()
     values, next_values = np.random.default_rng(4).normal(size=(2, 40))
-    flags = given["terminateds"], given["truncateds"]
-    expected = gae(given["rewards"], *flags, values=values, next_values=next_values, gamma=0.9, gae_lambda=0.8)
-    batch = make(given)
+    flags = original["terminateds"], original["truncateds"]
+    expected = gae(original["rewards"], *flags, values=values, next_values=next_values, gamma=0.9, gae_lambda=0.8)
+    batch = make(original)
     assert np.array_equal(compute_episodic_return(batch, None, None, next_values, values, 0.9, 0.8), expected)
 
-    found = nstep(given["rewards"], *flags, 4, 0.9)
-    asked = []
+    actual = nstep(original["rewards"], *flags, 4, 0.9)
+    requested = []
 
     def estimate(rows: Any, last: np.ndarray) -> np.ndarray:
-        asked.append(rows)
+        requested.append(rows)
         return next_values[last]
 
     again = compute_nstep_return(batch, None, None, estimate, 0.9, 4)
-    assert again is batch is asked[0]
-    assert np.array_equal(batch["returns"][:, 0], found.returns + found.discount * next_values[found.last])
+    assert again is batch is requested[0]
+    assert np.array_equal(batch["returns"][:, 0], actual.returns + actual.discount * next_values[actual.last])
 
 
 def test_done_without_other_flags_means_terminated() -> None:
@@ -272,15 +272,15 @@ def a_buffer(n: int = 6) -> SimpleNamespace:
 
 
 def test_windows_of_a_buffer_wrap_around_to_the_newest_step() -> None:
-    asked = []
+    requested = []
 
     def estimate(buffer: Any, slots: np.ndarray) -> torch.Tensor:
-        asked.append((buffer, slots.tolist()))
+        requested.append((buffer, slots.tolist()))
         return torch.full((len(slots), 2), 100.0)
 
     indices, ring = [3, 4, 5, 0, 1, 2], a_buffer()
     batch = compute_nstep_return(Batch(weight=np.ones(6)), ring, indices, estimate, 0.5, 3)
-    assert asked == [(ring, [4, 4, 1, 2, 2, 2])]
+    assert requested == [(ring, [4, 4, 1, 2, 2, 2])]
     assert batch.returns[:, 0].tolist() == [6.5, 5.0, 6 + 0.5 + 0.5 + 12.5, 2.75 + 12.5, 2 + 1.5 + 25.0, 3 + 50.0]
     assert torch.equal(batch.returns[:, 0], batch.returns[:, 1])
     assert batch.returns.dtype == batch.weight.dtype == torch.float32
@@ -348,12 +348,12 @@ def test_returns_agree_with_tianshou(kind: str, adds: int) -> None:
     v, v_next = rng.normal(size=(2, n))
     for values in ((v_next, v), (v_next, None), (torch.tensor(v_next), torch.tensor(v)[:, None])):
         for gamma, gae_lambda in [(0.99, 0.95), (0.5, 0.0), (1.0, 1.0)]:
-            found = compute_episodic_return(ours, buffer, indices, *values, gamma, gae_lambda)
+            actual = compute_episodic_return(ours, buffer, indices, *values, gamma, gae_lambda)
             expected = theirs.compute_episodic_return(batch, buffer, indices, *values, gamma, gae_lambda)
-            np.testing.assert_allclose(found, expected, atol=1e-12)
+            np.testing.assert_allclose(actual, expected, atol=1e-12)
     for values in ((None, None), (None, v)):
-        found = compute_episodic_return(ours, buffer, indices, *values, 0.9, 1.0)
-        np.testing.assert_allclose(found, theirs.compute_episodic_return(batch, buffer, indices, *values, 0.9, 1.0))
+        actual = compute_episodic_return(ours, buffer, indices, *values, 0.9, 1.0)
+        np.testing.assert_allclose(actual, theirs.compute_episodic_return(batch, buffer, indices, *values, 0.9, 1.0))
 
     for shape in [(), (1,), (3,), (2, 3)]:
         for n_step, gamma in [(1, 0.99), (3, 0.9), (60, 1.0)]:
@@ -362,11 +362,11 @@ def test_returns_agree_with_tianshou(kind: str, adds: int) -> None:
                 arguments = (buffer, indices, lambda _, slots, e=estimates: e[slots], gamma, n_step)
                 batch.weight = np.ones(n)
                 expected = theirs.compute_nstep_return(batch, *arguments)
-                found = compute_nstep_return(ours, *arguments)
-                assert found.returns.dtype == expected.returns.dtype
-                assert found.returns.shape == expected.returns.shape
-                torch.testing.assert_close(found.returns, expected.returns)
-                assert found.weight.dtype == expected.weight.dtype
+                actual = compute_nstep_return(ours, *arguments)
+                assert actual.returns.dtype == expected.returns.dtype
+                assert actual.returns.shape == expected.returns.shape
+                torch.testing.assert_close(actual.returns, expected.returns)
+                assert actual.weight.dtype == expected.weight.dtype
 
 
 @pytest.mark.parametrize("m", [None, 1, 3])

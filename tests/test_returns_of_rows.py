@@ -60,7 +60,7 @@ def test_rows_agree_with_steps_of_terminated_episodes():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (lambda r: gae(r, values=r[:1]), ColumnLengthError, "values must have 2 rows, got 1"),
         (lambda r: gae(r, values=[1.0]), ColumnTypeError, "values must be a ragged column, got list"),
@@ -81,6 +81,6 @@ def test_rows_agree_with_steps_of_terminated_episodes():
         ),
     ],
 )
-def test_bad_input_is_rejected(call, error, says):
-    with pytest.raises(error, match=says):
+def test_bad_input_is_rejected(call, error, message):
+    with pytest.raises(error, match=message):
         call(RaggedColumn.from_rows([[1.0, 2.0], [3.0]], "r"))

@@ -31,12 +31,12 @@ def table() -> dict[str, str]:
     """Read the answer to each name on the page."""
     text = PAGE.read_text()
     section = text
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for cells in re.findall(r"^\| (`.*?) \| (yes|differs|left out)\b.*\|$", section, re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", cells[0]):
-            assert name not in found, f"{name} stands on the page twice"
-            found[name] = cells[1]
-    return found
+            assert name not in actual, f"{name} stands on the page twice"
+            actual[name] = cells[1]
+    return actual
 
 
 def theirs() -> set[str]:
@@ -54,10 +54,10 @@ def theirs() -> set[str]:
         "ViewRequirement": modules[1].ViewRequirement(),
     }
     for kind, instance in instances.items():
-        own = {name for name in dir(instance) if not name.startswith("_")}
+        public_names = {name for name in dir(instance) if not name.startswith("_")}
         # Of a dict's names those count that RLlib gives a meaning of its own.
         inherited = {name for name in dir(EVERYWHERE[kind]) if name not in vars(type(instance))}
-        names |= {f"{kind}.{name}" for name in own - inherited}
+        names |= {f"{kind}.{name}" for name in public_names - inherited}
     buffers = importlib.import_module("ray.rllib.utils.replay_buffers")
     names |= set(buffers.__all__) - {"utils"} | {"ReplayBufferInterface"}
     for kind in BUFFERS:
@@ -81,9 +81,9 @@ def ours(name: str) -> bool:
 
 
 def test_every_public_name_is_on_the_page() -> None:
-    missing, gone = theirs() - table().keys(), table().keys() - theirs()
+    missing, removed = theirs() - table().keys(), table().keys() - theirs()
     assert not missing, f"say on the page what becomes of {sorted(missing)}"
-    assert not gone, f"take off the page what RLlib does not have: {sorted(gone)}"
+    assert not removed, f"take off the page what RLlib does not have: {sorted(removed)}"
 
 
 def test_the_page_agrees_with_the_library() -> None:

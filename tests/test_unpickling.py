@@ -87,10 +87,10 @@ def test_modules_in_files_are_not_unpickled(zipped: bool, mark: Path, tmp_path: 
 def test_programs_in_files_are_not_unpickled(mark: Path, tmp_path: Path) -> None:
     import torch
 
-    whole, path, inputs = tmp_path / "whole.pt2", tmp_path / "policy.pt2", io.BytesIO()
-    torch.export.save(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(3, 4),)), whole)
+    full, path, inputs = tmp_path / "whole.pt2", tmp_path / "policy.pt2", io.BytesIO()
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(3, 4),)), full)
     torch.save(Mark(mark), inputs)
-    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w") as target:
+    with zipfile.ZipFile(full) as source, zipfile.ZipFile(path, "w") as target:
         for name in source.namelist():
             target.writestr(name, inputs.getvalue() if "sample_inputs" in name else source.read(name))
     with pytest.raises(UntrustedPickleError, match=r"policy\.pt2"):
@@ -173,27 +173,27 @@ DANGEROUS = frozenset((
 
 
 def test_code_is_loaded_only_in_the_listed_modules() -> None:
-    found: dict[str, set[str]] = {}
+    actual: dict[str, set[str]] = {}
     for module, node in nodes():
         for name in DANGEROUS.intersection(dotted(node)):
-            found.setdefault(name, set()).add(module)
-    assert found == {name: set(modules) for name, modules in ALLOWED.items()}
+            actual.setdefault(name, set()).add(module)
+    assert actual == {name: set(modules) for name, modules in ALLOWED.items()}
 
 
 def test_only_the_listed_modules_allow_unpickling() -> None:
-    found = {
+    actual = {
         module
         for module, node in nodes()
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle"
         if isinstance(node.value, ast.Constant) and node.value.value
     }
-    assert found == set(TRUSTED)
+    assert actual == set(TRUSTED)
 
 
 def test_permissions_are_rejected_by_default() -> None:
     for module, node in nodes():
         if isinstance(node, ast.FunctionDef):
-            names = [own.arg for own in node.args.kwonlyargs]
+            names = [part.arg for part in node.args.kwonlyargs]
             default = dict(zip(names, node.args.kw_defaults, strict=True)).get("allow_pickle", ast.Constant(False))
             assert isinstance(default, ast.Constant), (module, node.name)
             assert default.value is False, (module, node.name)

@@ -59,7 +59,7 @@ def test_targets_and_advantages_agree_with_the_definition(n, gamma, decay, rho, 
     rng = np.random.default_rng(seed)
     rewards, values, next_values, log_ratios = rng.normal(size=(4, n))
     terminated, truncated = rng.random((2, n)) < 0.2
-    found = vtrace(
+    actual = vtrace(
         rewards,
         terminated,
         truncated,
@@ -76,8 +76,8 @@ def test_targets_and_advantages_agree_with_the_definition(n, gamma, decay, rho, 
     targets, advantages = vtrace_written_out(
         rewards, terminated, truncated, values, next_values, log_ratios, gamma, decay, clips
     )
-    np.testing.assert_allclose(found.returns, targets, atol=1e-9)
-    np.testing.assert_allclose(found.advantages, advantages, atol=1e-9)
+    np.testing.assert_allclose(actual.returns, targets, atol=1e-9)
+    np.testing.assert_allclose(actual.advantages, advantages, atol=1e-9)
 
 
 def test_equal_policies_give_the_returns_of_gae_with_lambda_one():
@@ -86,10 +86,10 @@ def test_equal_policies_give_the_returns_of_gae_with_lambda_one():
     next_values[:-1] = values[1:]
     terminated, truncated = rng.random((2, 50)) < 0.1
     options = {"values": values, "next_values": next_values, "gamma": 0.9}
-    found = vtrace(rewards, terminated, truncated, log_ratios=np.zeros(50), **options)
+    actual = vtrace(rewards, terminated, truncated, log_ratios=np.zeros(50), **options)
     returns, advantages = gae(rewards, terminated, truncated, gae_lambda=1.0, **options)
-    np.testing.assert_allclose(found.returns, returns)
-    np.testing.assert_allclose(found.advantages, advantages)
+    np.testing.assert_allclose(actual.returns, returns)
+    np.testing.assert_allclose(actual.advantages, advantages)
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
@@ -106,7 +106,7 @@ def test_targets_and_advantages_agree_with_rllib():
     expected = peer(**tensors, clip_rho_threshold=1.2, clip_pg_rho_threshold=0.8)
     for env in range(envs):
         following = np.append(values[1:, env], bootstrap[env])
-        found = vtrace(
+        actual = vtrace(
             rewards[:, env],
             terminated[:, env],
             values=values[:, env],
@@ -116,8 +116,8 @@ def test_targets_and_advantages_agree_with_rllib():
             rho_clip=1.2,
             advantage_rho_clip=0.8,
         )
-        np.testing.assert_allclose(found.returns, expected[0][:, env], atol=1e-9)
-        np.testing.assert_allclose(found.advantages, expected[1][:, env], atol=1e-9)
+        np.testing.assert_allclose(actual.returns, expected[0][:, env], atol=1e-9)
+        np.testing.assert_allclose(actual.advantages, expected[1][:, env], atol=1e-9)
 
 
 def test_autoreset_rows_do_not_change_other_rows():
@@ -125,29 +125,29 @@ def test_autoreset_rows_do_not_change_other_rows():
     rewards, values = np.array([1.0, 2.0, 77.0, 3.0]), np.array([0.5, 0.25, -88.0, 0.75])
     following, ratios = np.array([0.25, 9.0, 0.75, 0.1]), np.array([0.3, -0.2, 99.0, 0.4])
     options = {"terminated": [0, 1, 0, 0], "values": values, "next_values": following, "log_ratios": ratios}
-    found = vtrace(rewards, **options)
-    kept = [0, 1, 3]
-    without = vtrace(rewards[kept], **{name: np.asarray(column)[kept] for name, column in options.items()})
-    np.testing.assert_array_equal(found.returns[kept], without.returns)
-    np.testing.assert_array_equal(found.advantages[kept], without.advantages)
+    actual = vtrace(rewards, **options)
+    retained = [0, 1, 3]
+    without = vtrace(rewards[retained], **{name: np.asarray(column)[retained] for name, column in options.items()})
+    np.testing.assert_array_equal(actual.returns[retained], without.returns)
+    np.testing.assert_array_equal(actual.advantages[retained], without.advantages)
 
 
 def test_several_rewards_per_step_are_estimated_one_by_one():
     rng = np.random.default_rng(5)
     rewards, values, following = rng.normal(size=(3, 7, 2))
     ratios, terminated = rng.normal(size=7), rng.random(7) < 0.3
-    found = vtrace(rewards, terminated, values=values, next_values=following, log_ratios=ratios)
+    actual = vtrace(rewards, terminated, values=values, next_values=following, log_ratios=ratios)
     for column in range(2):
-        own = {"values": values[:, column], "next_values": following[:, column]}
-        expected = vtrace(rewards[:, column], terminated, log_ratios=ratios, **own)
-        np.testing.assert_array_equal(found.returns[:, column], expected.returns)
-        np.testing.assert_array_equal(found.advantages[:, column], expected.advantages)
+        arguments = {"values": values[:, column], "next_values": following[:, column]}
+        expected = vtrace(rewards[:, column], terminated, log_ratios=ratios, **arguments)
+        np.testing.assert_array_equal(actual.returns[:, column], expected.returns)
+        np.testing.assert_array_equal(actual.advantages[:, column], expected.advantages)
 
 
 def test_infinite_ratios_are_clipped_and_nan_is_not():
     options = {"values": [0.0, 0.0], "next_values": [0.0, 0.0]}
-    found = vtrace([1.0, 1.0], [0, 1], log_ratios=[np.inf, -np.inf], gamma=1.0, **options)
-    assert found.returns.tolist() == [1.0, 0.0]
+    actual = vtrace([1.0, 1.0], [0, 1], log_ratios=[np.inf, -np.inf], gamma=1.0, **options)
+    assert actual.returns.tolist() == [1.0, 0.0]
     assert np.isnan(vtrace([1.0, 1.0], [0, 1], log_ratios=[np.nan, 0.0], **options).returns[0])
 
 
@@ -173,17 +173,17 @@ def test_batches_end_where_episode_ids_change_and_buffers_at_unfinished_rows():
     columns = {"v_s": rng.normal(size=6), "v_s_": rng.normal(size=6), "log_ratios": rng.normal(size=6)}
     rewards, never = rng.normal(size=6), np.zeros(6, bool)
     batch = SampleBatch(rewards=rewards, terminateds=never, truncateds=never, eps_id=[1, 1, 1, 2, 2, 2])
-    found = compute_vtrace_return(batch, **columns)
+    actual = compute_vtrace_return(batch, **columns)
     cut = np.array([0, 0, 1, 0, 0, 1], bool)
-    own = {"values": columns["v_s"], "next_values": columns["v_s_"], "log_ratios": columns["log_ratios"]}
-    np.testing.assert_array_equal(found.returns, vtrace(rewards, never, cut, **own).returns)
+    arguments = {"values": columns["v_s"], "next_values": columns["v_s_"], "log_ratios": columns["log_ratios"]}
+    np.testing.assert_array_equal(actual.returns, vtrace(rewards, never, cut, **arguments).returns)
     buffer = ReplayBuffer(4)
     for reward in rewards:
         buffer.add(Batch(obs=0, act=0, rew=reward, terminated=False, truncated=False, obs_next=0, info={}))
     rows, indices = buffer.sample(0)
     last = {name: column[2:] for name, column in columns.items()}
     split = compute_vtrace_return(rows, buffer, indices, **last)
-    expected = vtrace(rewards[2:], never[2:], **{name: column[2:] for name, column in own.items()})
+    expected = vtrace(rewards[2:], never[2:], **{name: column[2:] for name, column in arguments.items()})
     np.testing.assert_array_equal(split.advantages, expected.advantages)
     padded = SampleBatch(rewards=rewards, terminateds=never, seq_lens=[3, 3], _zero_padded=True, _max_seq_len=3)
     with pytest.raises(SequenceError):
@@ -205,8 +205,8 @@ def test_ragged_rows_agree_with_one_call_per_row(in_torch):
     for row, n in enumerate(lengths):
         rewards, values, ratios = (np.asarray(columns[name][row], float) for name in "rvl")
         following = np.append(values[1:], last[row])[:n]
-        own = {"values": values, "next_values": following, "log_ratios": ratios}
-        expected = vtrace(rewards, np.zeros(n), gamma=0.9, c_clip=0.7, **own)
+        arguments = {"values": values, "next_values": following, "log_ratios": ratios}
+        expected = vtrace(rewards, np.zeros(n), gamma=0.9, c_clip=0.7, **arguments)
         np.testing.assert_allclose(np.asarray(targets[row]), expected.returns, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(np.asarray(advantages[row]), expected.advantages, rtol=1e-5, atol=1e-6)
 

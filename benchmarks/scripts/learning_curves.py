@@ -54,13 +54,13 @@ class Outcome:
     curve: list[tuple[int, float]]
 
 
-def runs_of(who: str) -> dict[str, Any]:
+def runs_of(contestant: str) -> dict[str, Any]:
     """Return the run functions of a contestant by task name."""
-    runs: dict[str, Any] = importlib.import_module(f"benchmarks.training.{who}").RUNS
+    runs: dict[str, Any] = importlib.import_module(f"benchmarks.training.{contestant}").RUNS
     return runs
 
 
-def run(who: str, name: str, seed: int, scale: float, data: str | None) -> Outcome:
+def run(contestant: str, name: str, seed: int, scale: float, data: str | None) -> Outcome:
     """Learn a task in this process for the fraction `scale` of its budget; `data` is the file of an offline task."""
     import torch
 
@@ -71,7 +71,7 @@ def run(who: str, name: str, seed: int, scale: float, data: str | None) -> Outco
     if data is not None:
         task = replace(task, options={**task.options, "data": data})
     curve = Curve()
-    learn = runs_of(who)[name](task, curve, seed)
+    learn = runs_of(contestant)[name](task, curve, seed)
     start = perf_counter()
     act = learn()
     seconds = perf_counter() - start
@@ -79,7 +79,7 @@ def run(who: str, name: str, seed: int, scale: float, data: str | None) -> Outco
         float(np.mean([episode_return for _, episode_return in curve.points[-LAST:]])) if curve.points else float("nan")
     )
     tried = float(np.mean(_play(task, act)))
-    return Outcome(who, name, seed, curve.steps, seconds, trained, tried, curve.points)
+    return Outcome(contestant, name, seed, curve.steps, seconds, trained, tried, curve.points)
 
 
 def _play(task: Task, act: Act) -> list[float]:
@@ -90,10 +90,10 @@ def _play(task: Task, act: Act) -> list[float]:
     return play_team(task.make, act, task.episodes)
 
 
-def run_in_process(who: str, name: str, seed: int, scale: float, data: Path | None) -> Outcome | None:
+def run_in_process(contestant: str, name: str, seed: int, scale: float, data: Path | None) -> Outcome | None:
     """Learn a task in a separate process; None if the contestant is not installed or cannot run the task."""
     code = "from benchmarks.scripts.learning_curves import child; child()"
-    options = json.dumps([who, name, seed, scale, None if data is None else str(data)])
+    options = json.dumps([contestant, name, seed, scale, None if data is None else str(data)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, options],
         capture_output=True, text=True, env={**os.environ, "TQDM_DISABLE": "1"},
@@ -101,7 +101,7 @@ def run_in_process(who: str, name: str, seed: int, scale: float, data: Path | No
     if done.returncode == _ABSENT:
         return None
     if done.returncode:
-        raise RuntimeError(f"{who} did not learn {name}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{contestant} did not learn {name}: {done.stderr[-2000:]}")
     return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -110,11 +110,11 @@ _ABSENT = 3
 
 def child() -> None:
     """Run the task that the last argument describes, and print the outcome on the last line."""
-    who, name, *options = json.loads(sys.argv[-1])
+    contestant, name, *options = json.loads(sys.argv[-1])
     with redirect_stdout(sys.stderr), redirect_stderr(open(os.devnull, "w")):
         try:
-            missing = name not in runs_of(who)
-            outcome = None if missing else run(who, name, *options)
+            missing = name not in runs_of(contestant)
+            outcome = None if missing else run(contestant, name, *options)
         except ModuleNotFoundError:
             sys.exit(_ABSENT)
     if outcome is None:
@@ -148,8 +148,8 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     figure, all_axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3), squeeze=False)
     for axes, name in zip(all_axes[0], names, strict=True):
         at = np.linspace(0, TASKS[name].steps, 60)[1:]
-        for who, label in CONTESTANTS.items():
-            selected = [outcome for outcome in outcomes if (outcome.task, outcome.who) == (name, who)]
+        for contestant, label in CONTESTANTS.items():
+            selected = [outcome for outcome in outcomes if (outcome.task, outcome.who) == (name, contestant)]
             runs = [smooth(outcome.curve, at) for outcome in selected]
             if runs:
                 (line,) = axes.plot(at, np.mean(runs, 0), label=label)
@@ -171,18 +171,18 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines = [f"{heading} {'steps/s':>8} {'ours/it':>8}"]
     for name in TASKS:
         rates = {}
-        for who in CONTESTANTS:
-            selected = [outcome for outcome in outcomes if (outcome.task, outcome.who) == (name, who)]
+        for contestant in CONTESTANTS:
+            selected = [outcome for outcome in outcomes if (outcome.task, outcome.who) == (name, contestant)]
             if not selected:
                 continue
-            rates[who] = float(np.median([run.steps / run.seconds for run in selected]))
+            rates[contestant] = float(np.median([run.steps / run.seconds for run in selected]))
             spreads = []
             for values in ([run.trained for run in selected], [run.tried for run in selected]):
                 # Offline runs have no training episodes.
                 spreads.append("-" if np.isnan(values).all() else f"{np.mean(values):9.1f} +- {np.std(values):7.1f}")
-            ratio = f"{rates['ours'] / rates[who]:8.2f}" if "ours" in rates and who != "ours" else ""
-            cells = f"{name:10} {CONTESTANTS[who]:18} {_quarters(selected)} {spreads[0]:>20} {spreads[1]:>20}"
-            lines.append(f"{cells} {rates[who]:8.0f} {ratio}")
+            ratio = f"{rates['ours'] / rates[contestant]:8.2f}" if "ours" in rates and contestant != "ours" else ""
+            cells = f"{name:10} {CONTESTANTS[contestant]:18} {_quarters(selected)} {spreads[0]:>20} {spreads[1]:>20}"
+            lines.append(f"{cells} {rates[contestant]:8.0f} {ratio}")
     return "\n".join(lines)
 
 
@@ -225,14 +225,14 @@ def learn_rest(options: argparse.Namespace, outcomes: list[Outcome], folder: Pat
     """Execute the requested runs that are missing from `outcomes` and append them; offline data is in `folder`."""
     for seed in range(options.seeds):
         for name in options.tasks or TASKS:
-            for who in options.only.split(","):
-                if any((run.who, run.task, run.seed) == (who, name, seed) for run in outcomes):
+            for contestant in options.only.split(","):
+                if any((run.who, run.task, run.seed) == (contestant, name, seed) for run in outcomes):
                     continue
-                outcome = run_in_process(who, name, seed, options.scale, write_data(name, folder))
+                outcome = run_in_process(contestant, name, seed, options.scale, write_data(name, folder))
                 if outcome is None:
                     continue
                 outcomes.append(outcome)
-                message = f"{name} {who} {seed}: {outcome.trained:.1f}, {outcome.seconds:.0f} s"
+                message = f"{name} {contestant} {seed}: {outcome.trained:.1f}, {outcome.seconds:.0f} s"
                 print(message, file=sys.stderr, flush=True)
                 if options.json:
                     options.json.write_text(json.dumps([asdict(run) for run in outcomes]))

@@ -235,9 +235,9 @@ class _Squashed(nn.Module):
         """Return drawn actions, their log-probabilities of shape (n, 1), and the most likely actions."""
         mean, log_std = self.layers(obs).chunk(2, 1)
         normal = Normal(mean, (-5.0 + 3.5 * (log_std.tanh() + 1.0)).exp())
-        drawn = normal.rsample()
-        squashed = drawn.tanh()
-        logp = normal.log_prob(drawn) - (self.scale * (1 - squashed.square()) + 1e-6).log()
+        sampled = normal.rsample()
+        squashed = sampled.tanh()
+        logp = normal.log_prob(sampled) - (self.scale * (1 - squashed.square()) + 1e-6).log()
         return squashed * self.scale + self.bias, logp.sum(1, keepdim=True), mean.tanh() * self.scale + self.bias
 
 

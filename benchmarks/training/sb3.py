@@ -48,7 +48,7 @@ def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
                 env.send(None)
             return np.stack([env.receive()[0] for env in self.envs])
 
-    return Vector([lambda own=own: own for own in seats(task, curve, seed)])
+    return Vector([lambda item=part: item for part in seats(task, curve, seed)])
 
 
 def _acting(model: Any) -> Act:

@@ -67,7 +67,7 @@ def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
         def recv(self) -> Any:
             return self.env.receive()
 
-    return BaseVectorEnv([lambda own=own: own for own in seats(task, curve, seed)], Worker)
+    return BaseVectorEnv([lambda item=part: item for part in seats(task, curve, seed)], Worker)
 
 
 def ppo(task: Task, curve: Curve, seed: int) -> Run:

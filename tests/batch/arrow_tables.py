@@ -43,5 +43,5 @@ def address(array: pa.Array) -> int:
 
 def as_frame(batch: SampleBatch | MultiAgentBatch) -> pl.DataFrame:
     """Read a batch by Polars, which makes of a stream a frame, or a series of structs, by its version."""
-    made = pl.from_arrow(batch)
-    return made if isinstance(made, pl.DataFrame) else made.struct.unnest()
+    restored = pl.from_arrow(batch)
+    return restored if isinstance(restored, pl.DataFrame) else restored.struct.unnest()

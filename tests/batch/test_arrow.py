@@ -27,11 +27,11 @@ def test_every_kind_of_column_round_trips_exactly(rows: slice, through: Callable
     table = through(batch.to_arrow())
     table.validate(full=True)
     assert table.num_rows == len(batch)
-    made = SampleBatch.from_arrow(table, allow_pickle=True)
-    assert made == batch
-    assert list(made) == list(batch)
-    assert made.column_names == batch.column_names
-    assert [made.column(name).kind for name in made.column_names] == [
+    restored = SampleBatch.from_arrow(table, allow_pickle=True)
+    assert restored == batch
+    assert list(restored) == list(batch)
+    assert restored.column_names == batch.column_names
+    assert [restored.column(name).kind for name in restored.column_names] == [
         batch.column(name).kind for name in batch.column_names
     ]
 
@@ -41,10 +41,10 @@ def test_every_kind_of_column_round_trips_exactly(rows: slice, through: Callable
 def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     batch = SampleBatch(a=numbers(dtype, *shape))
     for table in (batch.to_arrow(), through_ipc(batch.to_arrow())):
-        made = SampleBatch.from_arrow(table)["a"]
-        assert made.dtype == batch["a"].dtype
-        assert made.shape == shape
-        assert made.tolist() == numbers(dtype, *shape).tolist()
+        restored = SampleBatch.from_arrow(table)["a"]
+        assert restored.dtype == batch["a"].dtype
+        assert restored.shape == shape
+        assert restored.tolist() == numbers(dtype, *shape).tolist()
 
 
 @pytest.mark.parametrize("dtype", TORCH)
@@ -52,9 +52,9 @@ def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
 def test_every_torch_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     batch = SampleBatch(a=tensor(dtype, *shape))
     for table in (batch.to_arrow(), through_ipc(batch.to_arrow())):
-        made = SampleBatch.from_arrow(table)
-        assert made == batch
-        assert str(made["a"].dtype) == f"torch.{dtype}"
+        restored = SampleBatch.from_arrow(table)
+        assert restored == batch
+        assert str(restored["a"].dtype) == f"torch.{dtype}"
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -68,13 +68,13 @@ def test_sequences_are_lists(padded: bool) -> None:
     lists = [[0, 1, 0, 0], [2, 3, 4, 0], [0] * 4, [5, 0, 0, 0]] if padded else [[0, 1], [2, 3, 4], [], [5]]
     assert table["a"].to_pylist() == lists
     assert pa.types.is_large_list(table.schema.field("obs.y.0").type)
-    for made in (SampleBatch.from_arrow(table), SampleBatch.from_arrow(through_ipc(table))):
-        assert made == batch
-        assert list(made) == list(batch)
-        assert made.zero_padded == padded
-        assert made.max_seq_len == batch.max_seq_len
-        assert made.num_grad_updates == 1.5
-        assert made.is_training
+    for restored in (SampleBatch.from_arrow(table), SampleBatch.from_arrow(through_ipc(table))):
+        assert restored == batch
+        assert list(restored) == list(batch)
+        assert restored.zero_padded == padded
+        assert restored.max_seq_len == batch.max_seq_len
+        assert restored.num_grad_updates == 1.5
+        assert restored.is_training
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -93,8 +93,8 @@ def test_padded_states_are_lists_too() -> None:
 
 def test_flags_round_trip() -> None:
     batch = SampleBatch(a=[1], _num_grad_updates=2.5, _is_training=True, _time_major=False)
-    made = SampleBatch.from_arrow(through_ipc(batch.to_arrow()))
-    assert (made.num_grad_updates, made.is_training, made.time_major) == (2.5, True, False)
+    restored = SampleBatch.from_arrow(through_ipc(batch.to_arrow()))
+    assert (restored.num_grad_updates, restored.is_training, restored.time_major) == (2.5, True, False)
 
 
 def test_flags_may_be_numpy_numbers() -> None:
@@ -107,10 +107,10 @@ def test_flags_may_be_numpy_numbers() -> None:
         _time_major=np.bool_(False),
         _is_training=np.bool_(True),
     )
-    made = SampleBatch.from_arrow(batch.to_arrow())
-    assert made == batch
-    assert made.num_grad_updates == 2.5
-    assert made.max_seq_len == 2
+    restored = SampleBatch.from_arrow(batch.to_arrow())
+    assert restored == batch
+    assert restored.num_grad_updates == 2.5
+    assert restored.max_seq_len == 2
 
 
 def test_column_names_may_contain_any_characters() -> None:
@@ -149,11 +149,11 @@ def test_parquet_files_restore_every_column_exactly(tmp_path: Path) -> None:
 def test_no_array_is_copied(dtype: str, rows: slice) -> None:
     batch = SampleBatch(flat=numbers(dtype, 8), wide=numbers(dtype, 8, 2, 3))[rows]
     table = batch.to_arrow()
-    made = SampleBatch.from_arrow(table)
+    restored = SampleBatch.from_arrow(table)
     for name in batch:
         assert address(table[name].chunk(0)) == batch[name].ctypes.data
-        assert np.shares_memory(made[name], batch[name])
-        assert made[name].ctypes.data == batch[name].ctypes.data
+        assert np.shares_memory(restored[name], batch[name])
+        assert restored[name].ctypes.data == batch[name].ctypes.data
 
 
 @pytest.mark.parametrize("dtype", TORCH)
@@ -162,8 +162,8 @@ def test_no_tensor_is_copied_into_arrow(dtype: str) -> None:
     table = batch.to_arrow()
     assert address(table["a"].chunk(0)) == batch["a"].data_ptr()
     # A tensor cannot be read-only, as what comes out of Arrow is: it is copied, so that nobody writes to it.
-    made = SampleBatch.from_arrow(table)
-    made["a"][0] = 0
+    restored = SampleBatch.from_arrow(table)
+    restored["a"][0] = 0
     assert batch["a"][0].any()
 
 
@@ -171,27 +171,29 @@ def test_no_tensor_is_copied_into_arrow(dtype: str) -> None:
 def test_no_sequence_is_copied(padded: bool) -> None:
     batch = in_sequences(padded=padded)
     table = batch.to_arrow()
-    made = SampleBatch.from_arrow(table)
+    restored = SampleBatch.from_arrow(table)
     for name in ("a", "b", "obs.x", "obs.y.0", "state_in_0", "state_in_1", "state_out_0"):
-        assert np.shares_memory(made[name], batch[name]), name
+        assert np.shares_memory(restored[name], batch[name]), name
     # Whoever else has the memory must not move sequences.
-    assert not np.shares_memory(made["seq_lens"], batch["seq_lens"])
+    assert not np.shares_memory(restored["seq_lens"], batch["seq_lens"])
     part = SampleBatch.from_arrow(table.slice(1, 1))
     assert np.shares_memory(part["a"], batch["a"])
 
 
 def test_elements_of_ragged_columns_are_shared_and_offsets_copied() -> None:
     batch = SampleBatch(r=[[1.0], [2.0, 3.0], []])
-    made = SampleBatch.from_arrow(batch.to_arrow())
-    assert np.shares_memory(made["r"].elements, batch["r"].elements)
-    assert not np.shares_memory(made["r"].offsets, batch["r"].offsets)
+    restored = SampleBatch.from_arrow(batch.to_arrow())
+    assert np.shares_memory(restored["r"].elements, batch["r"].elements)
+    assert not np.shares_memory(restored["r"].offsets, batch["r"].offsets)
 
 
 def test_columns_from_foreign_tables_are_read_only() -> None:
-    made = SampleBatch.from_arrow(pa.ipc.open_stream(pa.py_buffer(ipc_bytes(SampleBatch(a=np.arange(4))))).read_all())
+    restored = SampleBatch.from_arrow(
+        pa.ipc.open_stream(pa.py_buffer(ipc_bytes(SampleBatch(a=np.arange(4))))).read_all()
+    )
     with pytest.raises(ValueError, match="read-only"):
-        made["a"][0] = 1
-    made.copy()["a"][0] = 1
+        restored["a"][0] = 1
+    restored.copy()["a"][0] = 1
 
 
 def ipc_bytes(batch: SampleBatch) -> bytes:
@@ -204,8 +206,8 @@ def ipc_bytes(batch: SampleBatch) -> bytes:
 
 def test_a_table_keeps_a_reference_to_the_memory() -> None:
     table = SampleBatch(a=np.arange(1000)).to_arrow()
-    made = SampleBatch.from_arrow(table)
+    restored = SampleBatch.from_arrow(table)
     del table
     filler = [np.zeros(1000, np.int64) for _ in range(10)]
-    assert made["a"].tolist() == list(range(1000))
+    assert restored["a"].tolist() == list(range(1000))
     assert len(filler) == 10

@@ -62,13 +62,13 @@ def test_policies_round_trip_exactly(
     batch = request.getfixturevalue(which)
     table = through(batch.to_arrow())
     table.validate(full=True)
-    made = MultiAgentBatch.from_arrow(table)
-    assert made == batch
-    assert list(made) == list(batch)
-    assert made.count == batch.count
+    restored = MultiAgentBatch.from_arrow(table)
+    assert restored == batch
+    assert list(restored) == list(batch)
+    assert restored.count == batch.count
     for policy, rows in batch.items():
-        assert list(made[policy]) == list(rows)
-        assert made[policy].zero_padded == rows.zero_padded
+        assert list(restored[policy]) == list(rows)
+        assert restored[policy].zero_padded == rows.zero_padded
 
 
 def test_policies_with_different_columns_store_them_separately(unlike: MultiAgentBatch) -> None:
@@ -82,11 +82,11 @@ def test_policies_with_different_columns_store_them_separately(unlike: MultiAgen
 
 def test_no_policy_is_copied(alike: MultiAgentBatch, unlike: MultiAgentBatch) -> None:
     for batch in (alike, unlike):
-        made = MultiAgentBatch.from_arrow(batch.to_arrow())
+        restored = MultiAgentBatch.from_arrow(batch.to_arrow())
         for policy, rows in batch.items():
             for name in rows.column_names:
                 if rows.column(name).kind == "tensor" and rows.column(name).nbytes and name != "seq_lens":
-                    assert np.shares_memory(made[policy][name], rows[name]), (policy, name)
+                    assert np.shares_memory(restored[policy][name], rows[name]), (policy, name)
 
 
 @pytest.mark.parametrize(

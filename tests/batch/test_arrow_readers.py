@@ -23,9 +23,9 @@ def test_batches_with_the_columns_of_another_keep_their_own_description() -> Non
     third = SampleBatch({"obs.a": [1, 2], "obs.b": [3, 4]})
     for _ in range(3):
         for batch in (first, second, third):
-            found = SampleBatch.from_arrow(batch.to_arrow())
-            assert found == batch
-            assert (found.num_grad_updates, found.is_training) == (batch.num_grad_updates, batch.is_training)
+            actual = SampleBatch.from_arrow(batch.to_arrow())
+            assert actual == batch
+            assert (actual.num_grad_updates, actual.is_training) == (batch.num_grad_updates, batch.is_training)
 
 
 def test_a_batch_does_not_share_its_description_with_the_next_one() -> None:

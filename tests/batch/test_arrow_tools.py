@@ -46,9 +46,9 @@ def test_pyarrow_reads_a_batch(batch: SampleBatch) -> None:
 
 def test_a_schema_may_be_requested() -> None:
     batch = SampleBatch(a=[1, 2])
-    wanted = pa.schema([pa.field("a", pa.int32())])
+    expected = pa.schema([pa.field("a", pa.int32())])
     try:
-        capsule = batch.__arrow_c_stream__(wanted.__arrow_c_schema__())
+        capsule = batch.__arrow_c_stream__(expected.__arrow_c_schema__())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return
     assert type(capsule).__name__ == "PyCapsule"
@@ -68,8 +68,8 @@ def test_polars_reads_a_batch(batch: SampleBatch) -> None:
 
 def test_a_batch_round_trips_through_polars(batch: SampleBatch) -> None:
     plain = batch.select("rewards", "t", "when")
-    made = SampleBatch.from_arrow(as_frame(plain))
-    assert made == plain
+    restored = SampleBatch.from_arrow(as_frame(plain))
+    assert restored == plain
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -99,8 +99,8 @@ def test_pandas_reads_a_batch(batch: SampleBatch) -> None:
     frame = pa.table(batch.drop("obs")).to_pandas()
     assert frame["rewards"].tolist() == [1, 2, 3]
     assert frame["infos"].tolist() == batch["infos"].tolist()
-    made = SampleBatch.from_arrow(pa.Table.from_pandas(pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5]})))
-    assert made == SampleBatch(a=[1, 2], b=[0.5, 1.5])
+    restored = SampleBatch.from_arrow(pa.Table.from_pandas(pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5]})))
+    assert restored == SampleBatch(a=[1, 2], b=[0.5, 1.5])
 
 
 def test_infos_of_one_form_are_structs(batch: SampleBatch) -> None:
@@ -219,8 +219,8 @@ def test_exported_tables_can_be_sliced_and_filtered() -> None:
     for start, length in ((0, 3), (2, 4), (6, 1), (3, 0)):
         assert SampleBatch.from_arrow(table.slice(start, length)) == batch[start : start + length]
     plain = SampleBatch(a=np.arange(7), obs={"x": numbers("f4", 7, 2)}, infos=[{"i": i} for i in range(7)])
-    kept = plain.to_arrow().filter(pa.array([True, False] * 3 + [True]))
-    assert SampleBatch.from_arrow(kept) == plain[::2]
+    retained = plain.to_arrow().filter(pa.array([True, False] * 3 + [True]))
+    assert SampleBatch.from_arrow(retained) == plain[::2]
 
 
 @pytest.mark.parametrize("padded", [False, True])

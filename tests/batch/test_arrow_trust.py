@@ -207,6 +207,6 @@ def test_rows_without_bytes_are_rejected(column: pa.Array, subject: str, tmp_pat
 
 def test_rows_without_bytes_are_preserved_beside_others() -> None:
     rows = 100_000
-    found = SampleBatch.from_arrow(pa.table({"obs": empty_lists(rows), "t": np.arange(rows, dtype=np.int8)}))
-    assert found["obs"].shape == (rows, 0)
+    actual = SampleBatch.from_arrow(pa.table({"obs": empty_lists(rows), "t": np.arange(rows, dtype=np.int8)}))
+    assert actual["obs"].shape == (rows, 0)
     assert SampleBatch.from_arrow(SampleBatch(obs=np.zeros((rows, 0))).to_arrow().slice(0, 65536)).count == 65536

@@ -149,7 +149,7 @@ def test_values_are_copied_when_they_are_added() -> None:
     batch = builder.build_and_reset()
     assert batch["obs"][:, 0].tolist() == [0, 1, 2]
     assert batch["part.x"][:, 0].tolist() == [0, 1, 2]
-    assert [one["step"] for one in batch["infos"]] == [0, 1, 2]
+    assert [item["step"] for item in batch["infos"]] == [0, 1, 2]
 
 
 def test_strided_rows_are_stored_with_the_values_they_contain() -> None:

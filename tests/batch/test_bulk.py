@@ -103,9 +103,9 @@ def test_large_columns_can_be_released_separately(parts: int) -> None:
     rows = bulk.BLOCK_NBYTES // 16 + 1
     batch = SampleBatch(a=np.arange(rows), b=np.zeros(rows))
     assert bulk.copy_small(batch._all()) is None
-    for made in (batch.copy(), concat_samples([batch] * parts)):
-        assert _block_nbytes(made["a"]) == made["a"].nbytes
-        assert made["a"].tolist() == list(range(rows)) * (len(made) // rows)
+    for converted in (batch.copy(), concat_samples([batch] * parts)):
+        assert _block_nbytes(converted["a"]) == converted["a"].nbytes
+        assert converted["a"].tolist() == list(range(rows)) * (len(converted) // rows)
 
 
 def test_two_cores_join_large_batches() -> None:

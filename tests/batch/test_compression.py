@@ -22,11 +22,11 @@ both = pytest.mark.parametrize("bulk", [False, True], ids=["rows", "bulk"])
 def test_every_dtype_round_trips_exactly(bulk: bool, dtype: str, shape: tuple[int, ...]) -> None:
     values = numbers(dtype, *shape)
     batch = SampleBatch(obs=values.copy()).compress(bulk=bulk)
-    held = batch["obs"]
-    assert isinstance(held, CompressedColumn)
-    assert len(held) == len(batch) == shape[0]
-    assert held.dtype == values.dtype
-    assert held.row_shape == shape[1:]
+    column = batch["obs"]
+    assert isinstance(column, CompressedColumn)
+    assert len(column) == len(batch) == shape[0]
+    assert column.dtype == values.dtype
+    assert column.row_shape == shape[1:]
     back = batch.decompress_if_needed()["obs"]
     assert isinstance(back, np.ndarray)
     assert back.dtype == values.dtype
@@ -66,9 +66,9 @@ def test_one_leaf_of_a_nested_column(bulk: bool) -> None:
 @both
 def test_compressing_again_changes_nothing(bulk: bool) -> None:
     batch = SampleBatch(obs=np.arange(10.0)).compress(bulk=bulk)
-    held = batch["obs"]
-    assert batch.compress(bulk=True)["obs"] is held
-    assert batch.compress(bulk=False)["obs"] is held
+    column = batch["obs"]
+    assert batch.compress(bulk=True)["obs"] is column
+    assert batch.compress(bulk=False)["obs"] is column
 
 
 def test_decompressing_again_changes_nothing() -> None:
@@ -123,16 +123,16 @@ def test_rows_of_a_compressed_column_can_be_read(bulk: bool) -> None:
 def test_slices_joins_and_pickles_keep_columns_compressed(bulk: bool) -> None:
     values = np.random.default_rng(0).integers(0, 4, (500, 64)).astype(np.uint8)
     batch = SampleBatch(obs=values.copy(), a=np.arange(500)).compress(bulk=bulk)
-    for made in (
+    for result in (
         batch[:],
         batch.copy(),
         concat_samples([batch[:123], batch[123:400], batch[400:]]),
         concat_samples(batch.timeslices(77)),
         pickle.loads(pickle.dumps(batch, 5)),
     ):
-        assert made.column("obs").kind == "compressed"
-        assert made == batch
-        assert made.copy().decompress_if_needed()["obs"].tolist() == values.tolist()
+        assert result.column("obs").kind == "compressed"
+        assert result == batch
+        assert result.copy().decompress_if_needed()["obs"].tolist() == values.tolist()
     # Other tools read the rows, so Arrow gets them decompressed.
     assert SampleBatch.from_arrow(batch[3:].to_arrow()) == batch[3:].decompress_if_needed()
     part = batch[123:321]

@@ -61,9 +61,9 @@ def test_columns_have_the_order_of_the_first_batch() -> None:
 def test_dtypes_widen_without_loss(dtypes: list[str], joined: str) -> None:
     for order in (dtypes, dtypes[::-1]):
         batches = [SampleBatch(a=np.ones(2).astype(dtype)) for dtype in order]
-        made = concat_samples(batches)["a"]
-        assert made.dtype == joined
-        assert made.tolist() == np.concatenate([batch["a"].astype(joined) for batch in batches]).tolist()
+        result = concat_samples(batches)["a"]
+        assert result.dtype == joined
+        assert result.tolist() == np.concatenate([batch["a"].astype(joined) for batch in batches]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_any_mix_is_joined_by_policy() -> None:
 
 
 def test_policies_may_have_different_columns() -> None:
-    one = MultiAgentBatch({"p": SampleBatch(a=[1]), "q": SampleBatch(b=[1.0])}, 1)
-    joined = concat_samples([one, one])
+    first = MultiAgentBatch({"p": SampleBatch(a=[1]), "q": SampleBatch(b=[1.0])}, 1)
+    joined = concat_samples([first, first])
     assert joined["p"] == SampleBatch(a=[1, 1])
     assert joined["q"] == SampleBatch(b=[1.0, 1.0])
 
@@ -209,12 +209,12 @@ def test_joining_no_batches() -> None:
 
 
 def test_sequences_of_policies_are_joined() -> None:
-    one = MultiAgentBatch({"p": SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2])}, 3)
-    joined = concat_samples([one, one])["p"]
+    first = MultiAgentBatch({"p": SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2])}, 3)
+    joined = concat_samples([first, first])["p"]
     assert joined["seq_lens"].tolist() == [1, 2, 1, 2]
     assert joined["state_in_0"].tolist() == [1, 2, 1, 2]
     with pytest.raises(SequenceError, match="seq_lens"):
-        concat_samples([one, MultiAgentBatch({"p": SampleBatch(a=[1], state_in_0=[1.0])}, 1)])
+        concat_samples([first, MultiAgentBatch({"p": SampleBatch(a=[1], state_in_0=[1.0])}, 1)])
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -133,27 +133,27 @@ def test_tensors_in_another_layout_are_copied_once() -> None:
 )
 @every_door
 def test_lists_become_arrays(door: Assign, values: Any, dtype: Any) -> None:
-    held = door("a", values)["a"]
-    assert isinstance(held, np.ndarray)
-    assert held.dtype == dtype
-    assert held.tolist() == [row.tolist() if isinstance(row, np.ndarray | np.generic) else row for row in values]
+    column = door("a", values)["a"]
+    assert isinstance(column, np.ndarray)
+    assert column.dtype == dtype
+    assert column.tolist() == [row.tolist() if isinstance(row, np.ndarray | np.generic) else row for row in values]
 
 
 @every_door
 def test_infos_become_an_array_of_the_same_objects(door: Assign) -> None:
     infos = [{"x": 1}, None, {}]
-    held = door("infos", infos)["infos"]
-    assert isinstance(held, np.ndarray)
-    assert held.dtype == object
-    assert held.shape == (3,)
-    assert all(mine is given for mine, given in zip(held, infos, strict=True))
+    column = door("infos", infos)["infos"]
+    assert isinstance(column, np.ndarray)
+    assert column.dtype == object
+    assert column.shape == (3,)
+    assert all(mine is value for mine, value in zip(column, infos, strict=True))
 
 
 @every_door
 def test_rows_of_varying_shape_become_a_ragged_column(door: Assign) -> None:
-    held = door("a", [[1], [2, 3], []])["a"]
-    assert isinstance(held, RaggedColumn)
-    assert [row.tolist() for row in held] == [[1], [2, 3], []]
+    column = door("a", [[1], [2, 3], []])["a"]
+    assert isinstance(column, RaggedColumn)
+    assert [row.tolist() for row in column] == [[1], [2, 3], []]
     tensors = door("a", [torch.ones(1), torch.ones(2), torch.ones(3)])["a"]
     assert isinstance(tensors, RaggedTorchColumn)
     assert tensors.lengths.tolist() == [1, 2, 3]
@@ -161,17 +161,17 @@ def test_rows_of_varying_shape_become_a_ragged_column(door: Assign) -> None:
 
 @every_door
 def test_tensors_in_a_list_are_stacked(door: Assign) -> None:
-    held = door("a", [torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([5, 6])])["a"]
-    assert isinstance(held, torch.Tensor)
-    assert held.tolist() == [[1, 2], [3, 4], [5, 6]]
+    column = door("a", [torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([5, 6])])["a"]
+    assert isinstance(column, torch.Tensor)
+    assert column.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
 @every_door
 def test_arrow_arrays_and_columns_are_accepted(door: Assign) -> None:
     array = pa.array([1.0, 2.0, 3.0])
-    held = door("a", array)["a"]
-    assert held.tolist() == [1, 2, 3]
-    assert held.__array_interface__["data"][0] == array.buffers()[1].address
+    stored = door("a", array)["a"]
+    assert stored.tolist() == [1, 2, 3]
+    assert stored.__array_interface__["data"][0] == array.buffers()[1].address
     assert door("a", pa.chunked_array([[1, 2], [3]]))["a"].tolist() == [1, 2, 3]
     column = TensorColumn(np.arange(3))
     assert door("a", column).column("a") is column
@@ -254,12 +254,12 @@ class Arm:
 
 def test_records_become_columns() -> None:
     obs, rewards = np.zeros((3, 2)), np.ones(3)
-    for given in (
+    for value in (
         Point(obs, rewards),
         MappingProxyType({"obs": obs, "rewards": rewards}),
         Batch(obs=obs, rewards=rewards),
     ):
-        batch = SampleBatch(given)
+        batch = SampleBatch(value)
         assert batch["obs"] is obs
         assert batch["rewards"] is rewards
     assert SampleBatch(Arm(obs, rewards), more=[1, 2, 3]).column_names == ("joints", "grip", "more")
@@ -267,8 +267,8 @@ def test_records_become_columns() -> None:
 
 def test_records_become_nested_columns() -> None:
     joints = np.zeros((3, 2))
-    for given in (Arm(joints, np.ones(3)), Batch(joints=joints, grip=np.ones(3))):
-        batch = SampleBatch(obs=given, rewards=np.ones(3))
+    for value in (Arm(joints, np.ones(3)), Batch(joints=joints, grip=np.ones(3))):
+        batch = SampleBatch(obs=value, rewards=np.ones(3))
         assert batch["obs.joints"] is joints
         assert batch["obs"].keys() == {"joints", "grip"}
 
@@ -283,15 +283,15 @@ def test_a_tensordict_becomes_columns() -> None:
 
 
 def test_the_mapping_passed_to_the_constructor_is_unchanged() -> None:
-    given = {"obs": [1.0], "seq_lens": None}
-    assert list(SampleBatch(given)) == ["obs"]
-    assert list(given) == ["obs", "seq_lens"]
+    options = {"obs": [1.0], "seq_lens": None}
+    assert list(SampleBatch(options)) == ["obs"]
+    assert list(options) == ["obs", "seq_lens"]
 
 
-@pytest.mark.parametrize("given", [3, "abc", [1, 2], None, object()], ids=lambda given: type(given).__name__)
-def test_values_without_names_are_rejected_by_type(given: Any) -> None:
-    with pytest.raises(ColumnTypeError, match=f"must be a mapping, .* got a {type(given).__name__}"):
-        SampleBatch(given)
+@pytest.mark.parametrize("value", [3, "abc", [1, 2], None, object()], ids=lambda value: type(value).__name__)
+def test_values_without_names_are_rejected_by_type(value: Any) -> None:
+    with pytest.raises(ColumnTypeError, match=f"must be a mapping, .* got a {type(value).__name__}"):
+        SampleBatch(value)
 
 
 def test_two_mappings_are_rejected() -> None:
@@ -312,8 +312,8 @@ of_lengths = pytest.mark.parametrize("rows", LENGTHS.values(), ids=LENGTHS)
 @of_lengths
 def test_a_declared_column_is_ragged_for_any_lengths(rows: list[list[int]]) -> None:
     arrays = [np.array(row, np.int64) for row in rows]
-    for given in (rows, arrays, np.fromiter(arrays, object, len(rows))):
-        batch = SampleBatch({"ids": given}, t=np.arange(len(rows)), ragged={"ids": "int64"})
+    for value in (rows, arrays, np.fromiter(arrays, object, len(rows))):
+        batch = SampleBatch({"ids": value}, t=np.arange(len(rows)), ragged={"ids": "int64"})
         column = batch["ids"]
         assert isinstance(column, RaggedColumn)
         assert (column.dtype, [row.tolist() for row in column]) == (np.dtype("int64"), rows)
@@ -324,8 +324,8 @@ def test_a_declared_column_is_ragged_for_any_lengths(rows: list[list[int]]) -> N
 
 def test_declared_names_include_nested_columns() -> None:
     nested = {"path": [[1], [2]], "deep": {"ids": [[3], [4]]}}
-    whole = SampleBatch(obs=nested, t=[0, 1], ragged="obs")
-    assert {name: whole.column(name).kind for name in whole.column_names} == {
+    full = SampleBatch(obs=nested, t=[0, 1], ragged="obs")
+    assert {name: full.column(name).kind for name in full.column_names} == {
         "obs.path": "ragged",
         "obs.deep.ids": "ragged",
         "t": "tensor",

@@ -21,12 +21,12 @@ def test_tensors_share_memory_and_keep_the_dtype(dtype: str, device: Any) -> Non
     values = numbers(dtype, 4, 2)
     batch = SampleBatch(a=values)
     assert batch.to_device(device) is batch
-    held = batch["a"]
-    assert isinstance(held, torch.Tensor)
-    assert held.numpy().dtype == values.dtype
-    assert held.tolist() == values.tolist()
-    assert held.data_ptr() == values.ctypes.data
-    held[0] = 0
+    column = batch["a"]
+    assert isinstance(column, torch.Tensor)
+    assert column.numpy().dtype == values.dtype
+    assert column.tolist() == values.tolist()
+    assert column.data_ptr() == values.ctypes.data
+    column[0] = 0
     assert not values[0].any()
 
 
@@ -103,9 +103,9 @@ def test_operations_work_on_tensors() -> None:
         lambda b: b.copy(),
     ]
     for operation in operations:
-        expected, made = operation(arrays), operation(tensors)
-        assert all(isinstance(values, torch.Tensor) for values in made.values())
-        assert {k: v.tolist() for k, v in made.items()} == {k: v.tolist() for k, v in expected.items()}
+        expected, result = operation(arrays), operation(tensors)
+        assert all(isinstance(values, torch.Tensor) for values in result.values())
+        assert {k: v.tolist() for k, v in result.items()} == {k: v.tolist() for k, v in expected.items()}
 
 
 def test_policies_are_moved_in_place() -> None:

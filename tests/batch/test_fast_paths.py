@@ -24,10 +24,10 @@ DTYPES = ("?", "i1", "u2", "i4", "i8", "f4", "f8", "c8", "M8[s]")
 
 def random_columns(rng: np.random.Generator, rows: int) -> dict[str, Column]:
     columns = {}
-    for place in range(rng.integers(1, 6)):
+    for position in range(rng.integers(1, 6)):
         shape = (rows, *rng.integers(0, 4, rng.integers(0, 3)))
         values = rng.integers(0, 2**31, shape).astype(str(rng.choice(DTYPES)))
-        columns[f"c{place}"] = as_column(values, f"c{place}")
+        columns[f"c{position}"] = as_column(values, f"c{position}")
     if rng.random() < 0.3:
         columns["infos"] = as_column([{"step": row} for row in range(rows)], "infos")
     return columns
@@ -75,19 +75,19 @@ def test_rows_of_all_columns_gathered_at_once(seed: int, shared_always: None) ->
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_columns_joined_at_once(seed: int, shared_always: None) -> None:
     rng = np.random.default_rng(seed)
-    whole = random_columns(rng, 60)
+    full = random_columns(rng, 60)
     cuts = np.sort(rng.integers(0, 61, 3)).tolist()
     groups = [
-        {name: column.slice(start, stop) for name, column in whole.items()}
+        {name: column.slice(start, stop) for name, column in full.items()}
         for start, stop in zip([0, *cuts], [*cuts, 60], strict=True)
     ]
-    nbytes = bulk.nbytes_of(whole.values(), 60, 60)
+    nbytes = bulk.nbytes_of(full.values(), 60, 60)
     small = bulk.join_small(groups, 60, nbytes)
-    assert (small is None) == ("infos" in whole)
+    assert (small is None) == ("infos" in full)
     if small is not None:
-        assert_equal(small, whole)
-    pieces = {name: [group[name] for group in groups] for name in whole}
-    assert_equal(bulk.join_large(pieces, lambda own, name: type(own[0]).concat(own, name)), whole)
+        assert_equal(small, full)
+    pieces = {name: [group[name] for group in groups] for name in full}
+    assert_equal(bulk.join_large(pieces, lambda value, name: type(value[0]).concat(value, name)), full)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -217,11 +217,11 @@ def test_results_of_common_types_are_converted_like_others(seed: int) -> None:
     refuse = lambda sentence, row: SampleBatchError(sentence)  # noqa: E731
     rewards = [float(value) for value in rng.random(4)]
     flags = [bool(value) for value in rng.integers(0, 2, 4)]
-    usual = casting.exact_outcomes(rewards, flags, flags, refuse)
+    default = casting.exact_outcomes(rewards, flags, flags, refuse)
     others = casting.exact_outcomes(
         [np.longdouble(r) for r in rewards], [int(f) for f in flags], [float(f) for f in flags], refuse
     )
-    for array, other in zip(usual, others, strict=True):
+    for array, other in zip(default, others, strict=True):
         assert array.dtype == other.dtype
         np.testing.assert_array_equal(array, other)
     number = rewards[0]

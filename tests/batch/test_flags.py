@@ -131,19 +131,19 @@ def test_setting_flags_on_a_view_does_not_lose_its_rows() -> None:
 )
 def test_operations_keep_flags_about_the_policy(operation) -> None:
     batch = SampleBatch(a=[1, 2], b=[3, 4], _num_grad_updates=2.5, _is_training=True)
-    made = operation(batch)
-    assert made.num_grad_updates == 2.5
-    assert made.is_training is True
+    result = operation(batch)
+    assert result.num_grad_updates == 2.5
+    assert result.is_training is True
 
 
 def test_num_grad_updates_are_averaged_over_steps_with_a_known_count() -> None:
-    known = SampleBatch(a=np.zeros(50), _num_grad_updates=2), SampleBatch(a=np.zeros(50), _num_grad_updates=3)
-    assert concat_samples(known).num_grad_updates == 2.5
+    counted = SampleBatch(a=np.zeros(50), _num_grad_updates=2), SampleBatch(a=np.zeros(50), _num_grad_updates=3)
+    assert concat_samples(counted).num_grad_updates == 2.5
     unknown = SampleBatch(a=np.zeros(100))
-    assert concat_samples([*known, unknown]).num_grad_updates == 2.5
+    assert concat_samples([*counted, unknown]).num_grad_updates == 2.5
     assert concat_samples([unknown, unknown]).num_grad_updates is None
     skipped = SampleBatch(a=np.zeros(0), _num_grad_updates=1000)
-    assert concat_samples([skipped, *known]).num_grad_updates == 2.5
+    assert concat_samples([skipped, *counted]).num_grad_updates == 2.5
 
 
 def test_num_grad_updates_are_weighted_by_steps_not_by_padding() -> None:

@@ -70,14 +70,14 @@ def test_every_key_selects_the_same_rows_as_numpy(key: Any) -> None:
     assert len(part) == len(rows)
     assert list(part) == list(batch)
     for name in batch.column_names:
-        whole, picked = batch.column(name), part.column(name)
-        assert picked.dtype == whole.dtype, name
+        full, picked = batch.column(name), part.column(name)
+        assert picked.dtype == full.dtype, name
         assert len(picked) == len(rows), name
         if picked.kind == "compressed":
             picked = picked.decompress()
         # Gathering rows decompresses them: their blocks no longer hold rows in order.
-        assert picked.kind == ("tensor" if whole.kind == "compressed" else whole.kind), name
-        assert picked.equals(whole.take(np.array(rows, np.intp))), name
+        assert picked.kind == ("tensor" if full.kind == "compressed" else full.kind), name
+        assert picked.equals(full.take(np.array(rows, np.intp))), name
     assert part["flat i8"].tolist() == batch["flat i8"][rows].tolist()
     assert part["wide f4"].tolist() == batch["wide f4"][rows].tolist()
     assert part["infos"].tolist() == [batch["infos"][row] for row in rows]
@@ -194,13 +194,13 @@ def test_slice_accepts_a_range(start: int, end: int, rows: list[int]) -> None:
 def test_slice_pads_every_kind_of_column_on_the_left(start: int, end: int) -> None:
     batch = with_every_kind(5)
     part = batch.slice(start, end)
-    kept = len(range(5)[:end])
-    assert len(part) == kept - start
+    count = len(range(5)[:end])
+    assert len(part) == count - start
     for name in batch.column_names:
         column = part.column(name)
-        assert len(column) == kept - start, name
+        assert len(column) == count - start, name
         assert column.dtype == batch.column(name).dtype, name
-        assert column.slice(-start, kept - start).equals(batch.column(name).slice(0, kept)) or name.startswith(
+        assert column.slice(-start, count - start).equals(batch.column(name).slice(0, count)) or name.startswith(
             "squeezed"
         )
     assert part["flat i8"][:-start].tolist() == [0] * -start
@@ -213,7 +213,7 @@ def test_slice_pads_every_kind_of_column_on_the_left(start: int, end: int) -> No
     part.decompress_if_needed({"squeezed", "squeezed_rows"})
     batch.decompress_if_needed({"squeezed", "squeezed_rows"})
     for name in ("squeezed", "squeezed_rows"):
-        assert part[name].tolist() == [[0.0] * 5] * -start + batch[name][:kept].tolist()
+        assert part[name].tolist() == [[0.0] * 5] * -start + batch[name][:count].tolist()
 
 
 def test_zero_rows_of_every_kind() -> None:

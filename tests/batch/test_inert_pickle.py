@@ -45,9 +45,9 @@ VALUES = st.recursive(
 @given(VALUES, st.sampled_from([4, 5]))
 @settings(max_examples=150, deadline=None)
 def test_plain_values_round_trip(value: Any, protocol: int) -> None:
-    found = read_pickle(pickle.dumps(value, protocol))
-    assert is_plain(found)
-    assert found == value
+    actual = read_pickle(pickle.dumps(value, protocol))
+    assert is_plain(actual)
+    assert actual == value
 
 
 ARRAYS = [
@@ -70,19 +70,19 @@ ARRAYS = [
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.dtype))
 def test_arrays_round_trip(array: np.ndarray[Any, Any], protocol: int) -> None:
-    found = read_pickle(pickle.dumps(array, protocol))
-    assert is_plain(found)
-    assert found.dtype == array.dtype.newbyteorder("=")
-    assert found.shape == array.shape
-    assert repr(found) == repr(array.astype(found.dtype))
-    assert found.flags.writeable
+    actual = read_pickle(pickle.dumps(array, protocol))
+    assert is_plain(actual)
+    assert actual.dtype == array.dtype.newbyteorder("=")
+    assert actual.shape == array.shape
+    assert repr(actual) == repr(array.astype(actual.dtype))
+    assert actual.flags.writeable
 
 
 def test_numbers_and_dtypes_of_numpy_round_trip() -> None:
     values = [np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64("2020-01-01", "s"), np.dtype("f4")]
-    found = read_pickle(pickle.dumps(values))
-    assert found == values
-    assert [type(value) for value in found] == [type(value) for value in values]
+    actual = read_pickle(pickle.dumps(values))
+    assert actual == values
+    assert [type(value) for value in actual] == [type(value) for value in values]
 
 
 def test_shared_references_are_preserved() -> None:
@@ -90,10 +90,10 @@ def test_shared_references_are_preserved() -> None:
     loop: list[Any] = [inner, inner]
     loop.append(loop)
     array = np.arange(3)
-    found = read_pickle(pickle.dumps([loop, array, (array,)]))
-    assert found[0][0] is found[0][1]
-    assert found[0][2] is found[0]
-    assert found[1] is found[2][0]
+    actual = read_pickle(pickle.dumps([loop, array, (array,)]))
+    assert actual[0][0] is actual[0][1]
+    assert actual[0][2] is actual[0]
+    assert actual[1] is actual[2][0]
 
 
 class Malice:
@@ -117,20 +117,20 @@ class Rebuilt:
 def test_no_function_is_called(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.touch()
-    found = read_pickle(pickle.dumps({"a": [Malice(victim)]}))
+    actual = read_pickle(pickle.dumps({"a": [Malice(victim)]}))
     assert victim.exists()
-    assert found["a"][0].name == "posix.remove"
-    assert found["a"][0].args == (str(victim),)
-    assert not is_plain(found)
-    assert not is_plain(np.array([1, found], object))
+    assert actual["a"][0].name == "posix.remove"
+    assert actual["a"][0].args == (str(victim),)
+    assert not is_plain(actual)
+    assert not is_plain(np.array([1, actual], object))
 
 
 def test_objects_become_placeholders_with_their_states() -> None:
-    found = read_pickle(pickle.dumps(Rebuilt()))
-    assert isinstance(found, Foreign)
-    assert found.name.endswith("Rebuilt")
-    assert resolve_stubs(found.state["a"]).tolist() == [0, 1]
-    assert repr(found) == f"<{found.name}, not made>"
+    actual = read_pickle(pickle.dumps(Rebuilt()))
+    assert isinstance(actual, Foreign)
+    assert actual.name.endswith("Rebuilt")
+    assert resolve_stubs(actual.state["a"]).tolist() == [0, 1]
+    assert repr(actual) == f"<{actual.name}, not made>"
     for value in (collections.OrderedDict(a=1), datetime.date(2020, 1, 1), random.Random(3), 1j, print, range(3)):
         assert not is_plain(read_pickle(pickle.dumps(value)))
     recordarray = np.zeros(2, [("a", "i4")])

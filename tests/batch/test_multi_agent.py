@@ -26,13 +26,13 @@ def rows_of(parts: list[MultiAgentBatch], column: str = "a") -> list[dict[str, l
 
 def test_policies_are_accessed_by_id() -> None:
     p, q = SampleBatch(a=[1, 2]), SampleBatch(b=[3])
-    given = {"p": p, "q": q}
-    batch = MultiAgentBatch(given, env_steps=2)
+    options = {"p": p, "q": q}
+    batch = MultiAgentBatch(options, env_steps=2)
     assert batch["p"] is p
-    assert batch.policy_batches is given
+    assert batch.policy_batches is options
     assert list(batch) == list(batch.keys()) == ["p", "q"]
-    assert dict(batch.items()) == given
-    assert list(batch.values()) == list(given.values())
+    assert dict(batch.items()) == options
+    assert list(batch.values()) == list(options.values())
     assert "p" in batch
     assert "r" not in batch
     assert len(batch) == batch.count == batch.env_steps() == 2

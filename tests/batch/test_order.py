@@ -62,11 +62,11 @@ def test_shuffle_does_not_change_the_global_generator_of_numpy() -> None:
 
 
 def test_shuffle_does_not_write_into_arrays_it_was_given() -> None:
-    given = np.arange(20)
-    batch = SampleBatch(a=given)
+    original = np.arange(20)
+    batch = SampleBatch(a=original)
     batch.shuffle(rng=0)
-    assert given.tolist() == list(range(20))
-    assert not np.shares_memory(batch["a"], given)
+    assert original.tolist() == list(range(20))
+    assert not np.shares_memory(batch["a"], original)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -147,9 +147,9 @@ def test_minibatches_contain_every_row_once_per_epoch(shuffle: bool, epochs: int
     parts = list(batch.minibatches(4, epochs=epochs, shuffle=shuffle, rng=0))
     assert [len(part) for part in parts] == [4, 4, 2] * epochs
     for epoch in range(epochs):
-        seen = rows(parts[3 * epoch : 3 * epoch + 3])
-        assert sorted(seen) == list(range(10))
-        assert (seen == list(range(10))) != shuffle
+        observed = rows(parts[3 * epoch : 3 * epoch + 3])
+        assert sorted(observed) == list(range(10))
+        assert (observed == list(range(10))) != shuffle
     assert all(part["a"].tolist() == part["b"].tolist() for part in parts)
 
 
@@ -325,9 +325,9 @@ def test_the_end_of_a_trajectory_requires_steps_and_flags() -> None:
 
 def test_rows_of_every_kind() -> None:
     batch = with_every_kind(5)
-    made = list(batch.rows())
-    assert len(made) == 5
-    row = made[2]
+    result = list(batch.rows())
+    assert len(result) == 5
+    row = result[2]
     assert list(row) == list(batch)
     assert row["flat i8"] == 9
     assert row["wide f4"].tolist() == batch["wide f4"][2].tolist()
@@ -345,8 +345,8 @@ def test_rows_of_every_kind() -> None:
 
 def test_the_batch_can_be_rebuilt_from_its_rows() -> None:
     batch = SampleBatch(a=np.arange(4), b=np.arange(8.0).reshape(4, 2), infos=[{}, None, {"x": 1}, {}])
-    made = list(batch.rows())
-    assert SampleBatch({name: [row[name] for row in made] for name in batch}) == batch
+    result = list(batch.rows())
+    assert SampleBatch({name: [row[name] for row in result] for name in batch}) == batch
 
 
 @settings(max_examples=200, deadline=None)
@@ -361,12 +361,12 @@ def test_counted_environment_steps_equal_the_sorted_ones(rows: list[tuple[int, i
             patch.setattr(episodes_module, "_FEW_PER_ROW", limit if not wide else min(limit, 16))
             step, episode = number_env_steps(eps_id, t)
         assert step.tolist() == [pairs.index(pair) for pair in zip(eps_id.tolist(), t.tolist(), strict=True)]
-        assert episode.tolist() == [episodes.index(own) for own, _ in pairs]
+        assert episode.tolist() == [episodes.index(part) for part, _ in pairs]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([3, -1, 7, 2**62]), min_size=1, max_size=30))
 def test_distinct_ids_agree_with_numpy(ids: list[int]) -> None:
     expected = np.unique(np.array(ids), return_index=True, return_inverse=True)
-    for found, wanted in zip(distinct_ids(np.array(ids)), expected, strict=True):
-        assert found.tolist() == wanted.tolist()
+    for actual, reference in zip(distinct_ids(np.array(ids)), expected, strict=True):
+        assert actual.tolist() == reference.tolist()

@@ -52,10 +52,10 @@ class Echo:
 
     def __call__(self, inbox: Any, outbox: Any) -> None:
         for batch in iter(inbox.get, None):
-            seen = {name: str(batch.column(name).dtype) for name in batch.column_names}
+            observed = {name: str(batch.column(name).dtype) for name in batch.column_names}
             if "a" in batch:
                 batch["a"][:] += 1
-            outbox.put((batch, seen))
+            outbox.put((batch, observed))
 
 
 # -- out of band ------------------------------------------------------------------------------------------------------
@@ -80,12 +80,12 @@ def test_nothing_is_copied_in_either_direction() -> None:
     batch.compress(columns={"s"})
     data, buffers = out_of_band(batch)
     assert np.shares_memory(np.frombuffer(buffers[0]), batch["a"])
-    made = pickle.loads(data, buffers=buffers)
-    assert made == batch
-    assert np.shares_memory(made["a"], batch["a"])
-    assert made["t"].data_ptr() == batch["t"].data_ptr()
-    assert np.shares_memory(made["r"].elements, batch["r"].elements)
-    made["a"][3] = -1
+    restored = pickle.loads(data, buffers=buffers)
+    assert restored == batch
+    assert np.shares_memory(restored["a"], batch["a"])
+    assert restored["t"].data_ptr() == batch["t"].data_ptr()
+    assert np.shares_memory(restored["r"].elements, batch["r"].elements)
+    restored["a"][3] = -1
     assert batch["a"][3] == -1
 
 
@@ -106,8 +106,8 @@ def test_a_pickled_slice_of_every_kind_contains_only_its_rows() -> None:
         mixed=[{"payload": "x" * 1000, "other": {i}} for i in range(100)],
     )
     for name in batch:
-        whole, part = (nbytes(out_of_band(made.select(name))[1]) for made in (batch, batch[10:12]))
-        assert part < whole / 10, name
+        full, part = (nbytes(out_of_band(result.select(name))[1]) for result in (batch, batch[10:12]))
+        assert part < full / 10, name
     squeezed = SampleBatch(obs=np.random.default_rng(0).random((4000, 100))).compress()
     assert nbytes(out_of_band(squeezed[10:12])[1]) < squeezed.size_bytes() / 10
 
@@ -121,20 +121,20 @@ def test_a_pickled_slice_of_sequences_contains_only_its_rows() -> None:
 
 def test_read_only_buffers_give_read_only_arrays() -> None:
     data, buffers = out_of_band(SampleBatch(a=np.arange(4), t=torch.arange(4)))
-    made = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
+    restored = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
     with pytest.raises(ValueError, match="read-only"):
-        made["a"][0] = 1
-    made["t"][0] = 7
-    assert made["a"].tolist() == [0, 1, 2, 3]
+        restored["a"][0] = 1
+    restored["t"][0] = 7
+    assert restored["a"].tolist() == [0, 1, 2, 3]
 
 
 def test_buffers_at_any_address_are_accepted() -> None:
     batch = SampleBatch({dtype: numbers(dtype, 5, 2) for dtype in (*NUMBERS, *DATES, *STRINGS)}, t=tensor("float64", 5))
     data, buffers = out_of_band(batch)
     shifted = [memoryview(bytearray(b"\0" + bytes(buffer.raw())))[1:] for buffer in buffers]
-    made = pickle.loads(data, buffers=shifted)
-    assert made == batch
-    assert all(made.column(name).values.flags.aligned for name in batch if name != "t")
+    restored = pickle.loads(data, buffers=shifted)
+    assert restored == batch
+    assert all(restored.column(name).values.flags.aligned for name in batch if name != "t")
 
 
 def test_buffers_that_do_not_fit_are_rejected() -> None:
@@ -153,11 +153,11 @@ def test_buffers_that_do_not_fit_are_rejected() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_every_kind_by_every_protocol(protocol: int, rows: int) -> None:
     batch = with_every_kind(7)[:rows]
-    made = pickle.loads(pickle.dumps(batch, protocol))
-    assert type(made) is SampleBatch
-    assert made == batch
-    assert list(made) == list(batch)
-    assert [made.column(name).kind for name in made.column_names] == [
+    restored = pickle.loads(pickle.dumps(batch, protocol))
+    assert type(restored) is SampleBatch
+    assert restored == batch
+    assert list(restored) == list(batch)
+    assert [restored.column(name).kind for name in restored.column_names] == [
         batch.column(name).kind for name in batch.column_names
     ]
 
@@ -166,21 +166,21 @@ def test_every_kind_by_every_protocol(protocol: int, rows: int) -> None:
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (0,), (0, 3), (4, 0)], ids=str)
 def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     batch = SampleBatch(a=numbers(dtype, *shape))
-    for made in (received(batch), *(pickle.loads(pickle.dumps(batch, protocol)) for protocol in PROTOCOLS)):
-        assert made == batch
-        assert made["a"].dtype == batch["a"].dtype
-        assert made["a"].shape == shape
-        assert made["a"].flags.writeable == (dtype not in STRINGS)
+    for restored in (received(batch), *(pickle.loads(pickle.dumps(batch, protocol)) for protocol in PROTOCOLS)):
+        assert restored == batch
+        assert restored["a"].dtype == batch["a"].dtype
+        assert restored["a"].shape == shape
+        assert restored["a"].flags.writeable == (dtype not in STRINGS)
 
 
 @pytest.mark.parametrize("dtype", TORCH)
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (0,), (0, 3)], ids=str)
 def test_every_torch_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     batch = SampleBatch(a=tensor(dtype, *shape))
-    for made in (received(batch), *(pickle.loads(pickle.dumps(batch, protocol)) for protocol in PROTOCOLS)):
-        assert made == batch
-        assert isinstance(made["a"], torch.Tensor)
-        assert str(made["a"].dtype) == f"torch.{dtype}"
+    for restored in (received(batch), *(pickle.loads(pickle.dumps(batch, protocol)) for protocol in PROTOCOLS)):
+        assert restored == batch
+        assert isinstance(restored["a"], torch.Tensor)
+        assert str(restored["a"].dtype) == f"torch.{dtype}"
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_objects(infos: list[Any]) -> None:
     batch = SampleBatch(infos=np.fromiter(infos, object, 3), a=[1, 2, 3])
     assert received(batch) == batch
     for protocol in PROTOCOLS:
-        made = pickle.loads(pickle.dumps(batch, protocol))
-        assert made == batch
-        assert [type(info) for info in made["infos"]] == [type(info) for info in infos]
+        restored = pickle.loads(pickle.dumps(batch, protocol))
+        assert restored == batch
+        assert [type(info) for info in restored["infos"]] == [type(info) for info in infos]
 
 
 def test_objects_that_cannot_be_pickled_are_rejected_with_the_name() -> None:
@@ -215,16 +215,16 @@ def test_objects_that_cannot_be_pickled_are_rejected_with_the_name() -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_sequences_and_flags(padded: bool, protocol: int) -> None:
     batch = in_sequences(padded=padded)
-    for made in (
+    for result in (
         pickle.loads(pickle.dumps(batch, protocol)),
         received(batch),
         pickle.loads(pickle.dumps(batch[2:], protocol)),
         pickle.loads(pickle.dumps(batch.slice(1, 4), protocol)),
     ):
-        assert made.zero_padded == (padded and len(made) != 3)
-        assert made.num_grad_updates == 1.5
-        assert made.is_training
-        assert made.max_seq_len == (4 if made.zero_padded else max(made["seq_lens"]))
+        assert result.zero_padded == (padded and len(result) != 3)
+        assert result.num_grad_updates == 1.5
+        assert result.is_training
+        assert result.max_seq_len == (4 if result.zero_padded else max(result["seq_lens"]))
     assert received(batch) == batch
     assert received(batch[2:]) == batch[2:]
     assert received(batch.slice(1, 4)) == batch.slice(1, 4)
@@ -232,24 +232,24 @@ def test_sequences_and_flags(padded: bool, protocol: int) -> None:
 
 def test_time_major() -> None:
     batch = SampleBatch(a=np.zeros((3, 2)), seq_lens=[3, 2], _time_major=True)
-    made = received(batch)
-    assert made == batch
-    assert made.time_major
+    restored = received(batch)
+    assert restored == batch
+    assert restored.time_major
 
 
 def test_a_batch_without_columns() -> None:
     assert received(SampleBatch()) == SampleBatch()
-    made = received(SampleBatch(_num_grad_updates=3))
-    assert made.num_grad_updates == 3
+    restored = received(SampleBatch(_num_grad_updates=3))
+    assert restored.num_grad_updates == 3
 
 
 def test_policies() -> None:
     batch = MultiAgentBatch({"p": with_every_kind(4), "q": in_sequences(padded=True), "r": SampleBatch()}, 5)
     data, buffers = out_of_band(batch)
-    made = pickle.loads(data, buffers=buffers)
-    assert made == batch
-    assert list(made) == ["p", "q", "r"]
-    assert np.shares_memory(made["p"]["flat f8"], batch["p"]["flat f8"])
+    restored = pickle.loads(data, buffers=buffers)
+    assert restored == batch
+    assert list(restored) == ["p", "q", "r"]
+    assert np.shares_memory(restored["p"]["flat f8"], batch["p"]["flat f8"])
     for protocol in PROTOCOLS:
         assert pickle.loads(pickle.dumps(batch, protocol)) == batch
 
@@ -266,9 +266,9 @@ def test_subclasses_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_batch_inside_other_objects() -> None:
     batch = SampleBatch(a=np.arange(3))
-    made = received({"batches": [batch, batch[1:]], "again": batch})
-    assert made["batches"] == [batch, batch[1:]]
-    assert made["again"] is made["batches"][0]
+    restored = received({"batches": [batch, batch[1:]], "again": batch})
+    assert restored["batches"] == [batch, batch[1:]]
+    assert restored["again"] is restored["batches"][0]
 
 
 # -- frames: what channels and files carry ----------------------------------------------------------------------------
@@ -289,15 +289,15 @@ def test_frames_that_are_not_what_they_claim_are_rejected() -> None:
         frame.load_columns(header, [*buffers, b""], allow_pickle=False)
     with pytest.raises(FormatError):
         frame.load_columns(header, buffers[:1], allow_pickle=False)
-    name, count, own = header[0]
+    name, count, rows = header[0]
     with pytest.raises(FormatError, match="'a' must be of a known kind, got 'mystery'"):
-        frame.load_columns(((name, count, ("mystery", *own[1:])),), buffers[:1], allow_pickle=False)
+        frame.load_columns(((name, count, ("mystery", *rows[1:])),), buffers[:1], allow_pickle=False)
     for strange in ("O", "V8", "no dtype", ">f8", "f16"):
         with pytest.raises(FormatError):
-            frame.load_columns(((name, count, (own[0], strange, own[2])),), buffers[:1], allow_pickle=False)
+            frame.load_columns(((name, count, (rows[0], strange, rows[2])),), buffers[:1], allow_pickle=False)
     for shape in ((4,), (-3,), (3, 2), ("x",), None):
         with pytest.raises(FormatError):
-            frame.load_columns(((name, count, (own[0], own[1], shape)),), buffers[:1], allow_pickle=False)
+            frame.load_columns(((name, count, (rows[0], rows[1], shape)),), buffers[:1], allow_pickle=False)
 
 
 # -- between processes ------------------------------------------------------------------------------------------------
@@ -325,13 +325,13 @@ def test_batches_are_sent_through_queues_to_a_process_and_back() -> None:
         for batch in sent:
             inbox.put(batch)
         for batch in sent:
-            made, seen = outbox.get(timeout=60)
-            assert seen == {name: str(batch.column(name).dtype) for name in batch.column_names}
+            result, observed = outbox.get(timeout=60)
+            assert observed == {name: str(batch.column(name).dtype) for name in batch.column_names}
             if "a" in batch:
                 expected = batch["a"] + 1
-                assert made["a"].tolist() == expected.tolist()
-                made["a"] = batch["a"]
-            assert made == batch
+                assert result["a"].tolist() == expected.tolist()
+                result["a"] = batch["a"]
+            assert result == batch
     finally:
         inbox.put(None)
         child.join(30)

@@ -99,9 +99,9 @@ WAYS: dict[str, Callable[[MultiAgentBatch, Path], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ids_are_preserved(way: str, batch: MultiAgentBatch, tmp_path: Path) -> None:
-    found = WAYS[way](batch, tmp_path)
-    assert [(type(policy), policy) for policy in found] == [(type(policy), policy) for policy in IDS]
-    assert all(found[policy]["obs"].tolist() == batch[policy]["obs"].tolist() for policy in IDS)
+    actual = WAYS[way](batch, tmp_path)
+    assert [(type(policy), policy) for policy in actual] == [(type(policy), policy) for policy in IDS]
+    assert all(actual[policy]["obs"].tolist() == batch[policy]["obs"].tolist() for policy in IDS)
 
 
 def test_policies_with_numpy_integer_ids_accept_python_integers(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_the_error_contains_the_missing_id_as_it_was_passed(batch: MultiAgentBat
 
 
 def test_tables_show_integer_ids_as_distinct_strings(batch: MultiAgentBatch) -> None:
-    shown = batch.to_arrow()["policy_id"].to_pylist()
-    assert shown[::2] == ["1_", "1", "walker", "0", "-3", ""]
+    text = batch.to_arrow()["policy_id"].to_pylist()
+    assert text[::2] == ["1_", "1", "walker", "0", "-3", ""]
 
 
 @pytest.mark.parametrize("number", ["1", True, 1.0, None, [1]], ids=repr)
@@ -152,24 +152,24 @@ def buffer(request: pytest.FixtureRequest, batch: MultiAgentBatch) -> Iterator[M
     return buffer
 
 
-@pytest.mark.parametrize("change", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+@pytest.mark.parametrize("change", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_the_state_of_a_buffer_preserves_ids(buffer: MultiAgentReplayBuffer, change: Callable[[Any], Any]) -> None:
-    found = change(buffer)
-    assert list(found) == list(IDS)
+    actual = change(buffer)
+    assert list(actual) == list(IDS)
     expected = buffer.sample(8).batch
-    drawn = found.sample(8).batch
+    sample = actual.sample(8).batch
     for policy in IDS:
-        assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
+        assert sample[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
 
 
 def test_a_saved_buffer_preserves_ids(buffer: MultiAgentReplayBuffer, tmp_path: Path) -> None:
     buffer.save(tmp_path / "buffer")
-    found = samplebatch.load(tmp_path / "buffer")
-    assert [(type(policy), policy) for policy in found] == [(type(policy), policy) for policy in IDS]
+    actual = samplebatch.load(tmp_path / "buffer")
+    assert [(type(policy), policy) for policy in actual] == [(type(policy), policy) for policy in IDS]
     expected = buffer.sample(8).batch
-    drawn = found.sample(8).batch
+    sample = actual.sample(8).batch
     for policy in IDS:
-        assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
+        assert sample[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
 
 
 def test_names_in_hdf5_are_strings() -> None:
@@ -184,8 +184,8 @@ def test_names_in_hdf5_are_strings() -> None:
 def test_policies_with_similar_ids_have_separate_draws(batch: MultiAgentBatch) -> None:
     buffer = MultiAgentReplayBuffer(4)
     buffer.add(batch)
-    drawn = buffer.sample(32).batch
-    assert (drawn[1]["obs"] - 10 * IDS.index(1)).tolist() != (drawn["1"]["obs"] - 10 * IDS.index("1")).tolist()
+    sample = buffer.sample(32).batch
+    assert (sample[1]["obs"] - 10 * IDS.index(1)).tolist() != (sample["1"]["obs"] - 10 * IDS.index("1")).tolist()
 
 
 def test_damage_to_policies_with_similar_ids_is_detected(buffer: MultiAgentReplayBuffer) -> None:

@@ -16,13 +16,13 @@ from tests.optional import torch
 def batch() -> MultiAgentBatch:
     """Return two episodes, of 3 and 4 steps, in which 0 always acts, with two agents, and "guard" in odd steps."""
     eps_id, t = np.repeat([5, 9], [3, 4]), np.array([0, 1, 2, 0, 1, 2, 3])
-    odd = t % 2 == 1
+    unusual = t % 2 == 1
     return MultiAgentBatch(
         {
             0: SampleBatch(
                 eps_id=eps_id.repeat(2), t=t.repeat(2), agent_index=np.tile([0, 1], 7), obs=np.arange(14) * 1.0
             ),
-            "guard": SampleBatch(eps_id=eps_id[odd], t=t[odd], obs=np.arange(3) + 100.0),
+            "guard": SampleBatch(eps_id=eps_id[unusual], t=t[unusual], obs=np.arange(3) + 100.0),
         },
         env_steps=7,
     )
@@ -86,7 +86,7 @@ def test_a_policys_batch_can_be_assigned(batch: MultiAgentBatch) -> None:
 
 def test_columns_are_selected_in_every_policy(batch: MultiAgentBatch) -> None:
     part = batch.select("t", "obs")
-    assert [list(own) for _, own in part.items()] == [["t", "obs"]] * 2
+    assert [list(part) for _, part in part.items()] == [["t", "obs"]] * 2
     assert (part.count, part[0]["obs"] is batch[0]["obs"]) == (7, True)
     with pytest.raises(ColumnNotFoundError, match="agent_index"):
         batch.select("agent_index")
@@ -97,15 +97,15 @@ def test_columns_are_selected_in_every_policy(batch: MultiAgentBatch) -> None:
 
 def test_minibatches_have_every_row_once_per_epoch(batch: MultiAgentBatch) -> None:
     parts = list(batch.minibatches(4, epochs=2, rng=0))
-    assert [(part.count, {policy: len(own) for policy, own in part.items()}) for part in parts] == [
+    assert [(part.count, {policy: len(part) for policy, part in part.items()}) for part in parts] == [
         (4, {0: 4, "guard": 3}),
         (4, {0: 4}),
         (4, {0: 4}),
         (2, {0: 2}),
     ] * 2
     for epoch in (parts[:4], parts[4:]):
-        drawn = np.concatenate([part[0]["obs"] for part in epoch])
-        assert sorted(drawn) == list(range(14)) != drawn.tolist()
+        sampled = np.concatenate([part[0]["obs"] for part in epoch])
+        assert sorted(sampled) == list(range(14)) != sampled.tolist()
     assert [shown(part) for part in batch.minibatches(8, shuffle=False)] == [
         {0: list(range(8)), "guard": [100, 101, 102]},
         {0: list(range(8, 14))},
@@ -116,15 +116,15 @@ def test_minibatches_have_every_row_once_per_epoch(batch: MultiAgentBatch) -> No
 def test_minibatches_in_lockstep_have_all_rows_of_their_steps(batch: MultiAgentBatch, shuffle: bool) -> None:
     parts = list(batch.minibatches(3, shuffle=shuffle, rng=1, lockstep=True))
     assert [part.count for part in parts] == [3, 3, 1]
-    seen = []
+    recorded = []
     for part in parts:
         steps = list(dict.fromkeys(steps_of(part[0])))
         assert steps_of(part[0]) == [step for step in steps for _ in range(2)]
-        odd = [step for step in steps if step[1] % 2]
-        assert (steps_of(part["guard"]) if "guard" in part else []) == odd
-        seen += steps
-    assert (seen == sorted(seen)) is not shuffle
-    assert sorted(seen) == sorted(dict.fromkeys(steps_of(batch[0])))
+        unusual = [step for step in steps if step[1] % 2]
+        assert (steps_of(part["guard"]) if "guard" in part else []) == unusual
+        recorded += steps
+    assert (recorded == sorted(recorded)) is not shuffle
+    assert sorted(recorded) == sorted(dict.fromkeys(steps_of(batch[0])))
 
 
 def test_minibatches_are_converted_for_the_learner(batch: MultiAgentBatch) -> None:
@@ -176,10 +176,10 @@ def test_nothing_is_shuffled_if_a_policy_cannot_be(batch: MultiAgentBatch) -> No
 
 
 def test_episodes_have_the_rows_of_all_policies(batch: MultiAgentBatch) -> None:
-    one, other = batch.split_by_episode()
-    assert (one.count, shown(one)) == (3, {0: [0, 1, 2, 3, 4, 5], "guard": [100]})
+    first, other = batch.split_by_episode()
+    assert (first.count, shown(first)) == (3, {0: [0, 1, 2, 3, 4, 5], "guard": [100]})
     assert (other.count, shown(other)) == (4, {0: list(range(6, 14)), "guard": [101, 102]})
-    one[0]["obs"][0] = -1
+    first[0]["obs"][0] = -1
     assert batch[0]["obs"][0] == -1
 
 

@@ -77,12 +77,12 @@ def test_a_name_must_be_a_string(door: Assign) -> None:
 def test_a_rejected_assignment_changes_nothing(name: str, values: Any) -> None:
     batch = SampleBatch({"a": np.arange(3), "b": [{}, {}, {}], "obs": {"x": np.arange(3.0)}, "n": [7, 8, 9]})
     before = batch.copy(shallow=True)
-    held = dict(batch.items())
+    stored = dict(batch.items())
     with pytest.raises(SampleBatchError, match=f"'{name}"):
         batch[name] = values
     assert batch == before
     assert list(batch) == ["a", "b", "obs", "n"]
-    assert all(batch[top] is values for top, values in held.items() if top != "obs")
+    assert all(batch[top] is values for top, values in stored.items() if top != "obs")
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [4], [-1, 4], [1.5, 1.5], np.array(["1", "2"]), 3], ids=str)

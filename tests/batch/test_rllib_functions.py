@@ -68,21 +68,21 @@ def test_columns_that_some_lack_can_be_dropped_or_filled_up() -> None:
     with pytest.raises(ColumnMismatchError, match=r"have 'flags', 'infos', 'obs\.x', 'words'; missing='drop'"):
         concat_samples(some)
     assert list(concat_samples(some, missing="drop")) == ["a"]
-    whole = concat_samples(some, missing="zero")
-    assert list(whole) == ["a", "infos", "obs", "flags", "words"]
-    assert whole["infos"].tolist() == [{"i": 0}, {"i": 1}, None]
-    assert whole["obs"]["x"].sum(1).tolist() == [3, 3, 0]
-    assert whole["flags"].tolist() == [False, False, True]
-    assert whole["words"].tolist() == ["", "", "far"]
+    joined = concat_samples(some, missing="zero")
+    assert list(joined) == ["a", "infos", "obs", "flags", "words"]
+    assert joined["infos"].tolist() == [{"i": 0}, {"i": 1}, None]
+    assert joined["obs"]["x"].sum(1).tolist() == [3, 3, 0]
+    assert joined["flags"].tolist() == [False, False, True]
+    assert joined["words"].tolist() == ["", "", "far"]
     assert concat_samples(some[::-1], missing="zero")["a"].tolist() == [3, 1, 2]
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_compressed_columns_are_filled_up_compressed(order: int) -> None:
     frames = SampleBatch(a=[1, 2], obs=np.ones((2, 3))).compress()
-    whole = concat_samples([frames, SampleBatch(a=[3])][::order], missing="zero")
-    assert isinstance(whole["obs"], CompressedColumn)
-    assert whole.decompress_if_needed()["obs"].sum(1).tolist() == [3, 3, 0][::order]
+    joined = concat_samples([frames, SampleBatch(a=[3])][::order], missing="zero")
+    assert isinstance(joined["obs"], CompressedColumn)
+    assert joined.decompress_if_needed()["obs"].sum(1).tolist() == [3, 3, 0][::order]
 
 
 def test_filled_states_have_one_row_per_sequence() -> None:
@@ -90,9 +90,9 @@ def test_filled_states_have_one_row_per_sequence() -> None:
         SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2]),
         SampleBatch(a=[4, 5], b=[4, 5], seq_lens=[2]),
     ]
-    whole = concat_samples(some, missing="zero")
-    assert whole["state_in_0"].tolist() == [1, 2, 0]
-    assert whole["b"].tolist() == [0, 0, 0, 4, 5]
+    joined = concat_samples(some, missing="zero")
+    assert joined["state_in_0"].tolist() == [1, 2, 0]
+    assert joined["b"].tolist() == [0, 0, 0, 4, 5]
     padded = concat_samples([part.right_zero_pad(2) for part in some], missing="zero")
     assert padded["b"].tolist() == [0, 0, 0, 0, 4, 5]
 
@@ -135,12 +135,12 @@ def test_rllib_batches_are_joined_with_sample_batches(rllib: Any) -> None:
     assert joined.num_grad_updates == 2.0
     assert ours.concat(theirs)["a"].tolist() == [3, 1, 2]
     several = rllib.MultiAgentBatch({0: theirs, "default_policy": theirs}, 2)
-    found = concat_samples([several, ours, theirs, several])
-    assert {policy: part["a"].tolist() for policy, part in found.items()} == {
+    actual = concat_samples([several, ours, theirs, several])
+    assert {policy: part["a"].tolist() for policy, part in actual.items()} == {
         0: [1, 2, 1, 2],
         "default_policy": [1, 2, 3, 1, 2, 1, 2],
     }
-    assert found.count == 7
+    assert actual.count == 7
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -44,13 +44,13 @@ def test_a_batch_returns_the_same_array_that_was_assigned() -> None:
 )
 def test_an_array_in_another_layout_is_copied_once(array: np.ndarray) -> None:
     batch = SampleBatch(a=array)
-    held = batch["a"]
-    assert held.flags.c_contiguous
-    assert held.flags.aligned
-    assert held.dtype.isnative
-    assert held.dtype == array.dtype.newbyteorder("=")
-    assert held.tolist() == array.tolist()
-    assert batch["a"] is held
+    column = batch["a"]
+    assert column.flags.c_contiguous
+    assert column.flags.aligned
+    assert column.dtype.isnative
+    assert column.dtype == array.dtype.newbyteorder("=")
+    assert column.tolist() == array.tolist()
+    assert batch["a"] is column
 
 
 def test_writes_to_a_slice_change_the_original() -> None:
@@ -184,8 +184,8 @@ def test_empty_and_stepped_slices_work() -> None:
 
 def test_seq_lens_given_as_a_list_become_int32() -> None:
     assert SampleBatch(a=[1, 2, 3], seq_lens=[1, 2])["seq_lens"].dtype == np.int32
-    given = np.array([1, 2])
-    assert SampleBatch(a=[1, 2, 3], seq_lens=given)["seq_lens"] is given
+    original = np.array([1, 2])
+    assert SampleBatch(a=[1, 2, 3], seq_lens=original)["seq_lens"] is original
 
 
 @pytest.mark.parametrize("nothing", [None, [], np.array([], np.int32)])

@@ -81,8 +81,8 @@ def test_an_exact_slice_is_a_view_with_new_lengths() -> None:
     assert not np.shares_memory(part["seq_lens"], batch["seq_lens"])
     assert batch["seq_lens"].tolist() == LENGTHS
     assert part["seq_lens"].dtype == batch["seq_lens"].dtype
-    whole = batch.slice(2, 6)
-    assert np.shares_memory(whole["seq_lens"], batch["seq_lens"])
+    full = batch.slice(2, 6)
+    assert np.shares_memory(full["seq_lens"], batch["seq_lens"])
 
 
 def test_a_slice_of_a_slice() -> None:

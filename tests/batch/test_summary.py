@@ -135,8 +135,8 @@ def cells(html: str) -> list[str]:
 
 
 def test_the_html_summary_is_the_same_table() -> None:
-    found = cells(SampleBatch(rewards=[1.0, 2.0, 6.0], name=["a", "b", "c"])._repr_html_())
-    assert found == [
+    actual = cells(SampleBatch(rewards=[1.0, 2.0, 6.0], name=["a", "b", "c"])._repr_html_())
+    assert actual == [
         *("SampleBatch(3 steps)", "column", "dtype", "shape", "min", "max", "mean", "over time"),
         *("rewards", "float64", "(3,)", "1", "6", "3"),
         *("name", "text", "(3,)"),
@@ -159,10 +159,10 @@ def test_the_summary_of_policies() -> None:
     assert "policy 'q', SampleBatch(1 steps)" in text
     assert "\n" not in repr(batch)
     assert "'p'" in repr(batch)
-    found = cells(batch._repr_html_())
-    assert "MultiAgentBatch(2 env steps, 3 agent steps)" in found
-    assert "policy 'p': 2 steps" in found
-    assert "a" in found
+    actual = cells(batch._repr_html_())
+    assert "MultiAgentBatch(2 env steps, 3 agent steps)" in actual
+    assert "policy 'p': 2 steps" in actual
+    assert "a" in actual
     assert "MultiAgentBatch(0 env steps" in str(MultiAgentBatch({}, 0))
     cells(MultiAgentBatch({}, 0)._repr_html_())
 

@@ -18,9 +18,9 @@ from tests.properties.rllib_modules import load
 
 def lengths(max_seq_len: int, **columns: Any) -> list[int]:
     count = len(next(iter(columns.values())))
-    made = SampleBatch(a=np.arange(count), **columns).to_sequences(max_seq_len)
-    assert made["a"].tolist() == list(range(count))
-    return list(made["seq_lens"].tolist())
+    sequences = SampleBatch(a=np.arange(count), **columns).to_sequences(max_seq_len)
+    assert sequences["a"].tolist() == list(range(count))
+    return list(sequences["seq_lens"].tolist())
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,20 @@ def test_each_sequence_has_its_first_state() -> None:
     steps = SampleBatch(
         a=np.arange(5), eps_id=[7, 7, 7, 8, 8], state_in_0=states, state_out_0=states + 2, state_in_1=torch.arange(5)
     )
-    made = steps.to_sequences(2)
-    assert made["state_in_0"].tolist() == states[[0, 2, 3]].tolist()
-    assert made["state_in_1"].tolist() == [0, 2, 3]
-    assert made["seq_lens"].dtype == np.int32
-    assert made["a"] is steps["a"]
-    assert made["state_out_0"] is steps["state_out_0"]
+    sequences = steps.to_sequences(2)
+    assert sequences["state_in_0"].tolist() == states[[0, 2, 3]].tolist()
+    assert sequences["state_in_1"].tolist() == [0, 2, 3]
+    assert sequences["seq_lens"].dtype == np.int32
+    assert sequences["a"] is steps["a"]
+    assert sequences["state_out_0"] is steps["state_out_0"]
     assert "seq_lens" not in steps
     assert steps[1:4].to_sequences(9)["state_in_1"].tolist() == [1, 3]
 
 
 def test_each_sequence_has_its_first_nested_state() -> None:
-    made = SampleBatch(a=[1, 2, 3], state_in={"h": [1.0, 2.0, 3.0], "c": [4.0, 5.0, 6.0]}).to_sequences(2)
-    assert made["state_in"]["h"].tolist() == [1, 3]
-    assert made["state_in"]["c"].tolist() == [4, 6]
+    sequences = SampleBatch(a=[1, 2, 3], state_in={"h": [1.0, 2.0, 3.0], "c": [4.0, 5.0, 6.0]}).to_sequences(2)
+    assert sequences["state_in"]["h"].tolist() == [1, 3]
+    assert sequences["state_in"]["c"].tolist() == [4, 6]
 
 
 def test_to_sequences_rejects_sequences_and_invalid_lengths() -> None:
@@ -95,7 +95,7 @@ def test_padded_sequences_equal_the_sequences_of_rllib(episodes: list[tuple[int,
         max_seq_len=width,
         dynamic_max=False,
     )
-    made = batch.to_sequences(width).right_zero_pad(width)
-    assert made["seq_lens"].tolist() == expected.tolist()
-    assert [made[name].tolist() for name in ("a", "b")] == [column.tolist() for column in features]
-    assert made["state_in_0"].tolist() == states[0].tolist()
+    sequences = batch.to_sequences(width).right_zero_pad(width)
+    assert sequences["seq_lens"].tolist() == expected.tolist()
+    assert [sequences[name].tolist() for name in ("a", "b")] == [column.tolist() for column in features]
+    assert sequences["state_in_0"].tolist() == states[0].tolist()

@@ -127,10 +127,10 @@ def test_memory_is_shared_where_nothing_changes(make: Callable[[], Any]) -> None
 
 def test_every_kind_of_column_round_trips() -> None:
     batch = SampleBatch(every_kind(4), squeezed=np.zeros((4, 2))).compress(columns={"squeezed"})
-    there = batch.to_torch()
-    assert list(there) == list(batch)
-    assert there.column("squeezed") is batch.column("squeezed")
-    back = there.to_numpy()
+    tensors = batch.to_torch()
+    assert list(tensors) == list(batch)
+    assert tensors.column("squeezed") is batch.column("squeezed")
+    back = tensors.to_numpy()
     for name in batch.column_names:
         if batch.column(name).kind == "tensor":
             assert back.column(name).equals(batch.column(name)), name
@@ -148,10 +148,10 @@ def test_sequences_and_flags_are_preserved() -> None:
 
 def test_the_returned_dict_has_nested_columns() -> None:
     batch = SampleBatch(obs={"x": [1, 2], "y": ([3, 4],)}, rewards=[0.5, 1.0])
-    found = batch.to_dict()
-    assert type(found) is dict
-    assert found["rewards"] is batch["rewards"]
-    assert found["obs"]["y"][0].tolist() == [3, 4]
+    actual = batch.to_dict()
+    assert type(actual) is dict
+    assert actual["rewards"] is batch["rewards"]
+    assert actual["obs"]["y"][0].tolist() == [3, 4]
 
 
 # -- minibatches -------------------------------------------------------------------------------------------------------
@@ -205,17 +205,17 @@ def test_objects_are_unchanged_in_minibatches() -> None:
 
 
 def test_parts_are_prefetched_up_to_the_limit() -> None:
-    made = []
+    created = []
 
     def parts() -> Iterator[Batch]:
         for number in range(6):
-            made.append(number)
+            created.append(number)
             yield Batch(a=[float(number)])
 
     brought = Delivery("cpu", None, 2).each(parts(), tree_to)
-    assert made == []
-    assert [next(brought).a.item(), made] == [0.0, [0, 1, 2]]
-    assert [next(brought).a.item(), made] == [1.0, [0, 1, 2, 3]]
+    assert created == []
+    assert [next(brought).a.item(), created] == [0.0, [0, 1, 2]]
+    assert [next(brought).a.item(), created] == [1.0, [0, 1, 2, 3]]
     assert [part.a.item() for part in brought] == [2, 3, 4, 5]
 
 
@@ -229,7 +229,7 @@ def test_minibatches_on_a_gpu_equal_minibatches_on_the_host(prefetch: int, where
         batch = batch.to_numpy()
     # A learner that is still busy with earlier parts, while later ones are copied and memory is reused.
     weight = torch.randn(256, 256, device="cuda")
-    seen, sums = [], []
+    recorded, sums = [], []
     for part in batch.minibatches(64, epochs=3, rng=0, device="cuda", floats="float32", prefetch=prefetch):
         assert part["a"].is_cuda
         assert part["a"].dtype == torch.float32
@@ -237,8 +237,8 @@ def test_minibatches_on_a_gpu_equal_minibatches_on_the_host(prefetch: int, where
         for _ in range(20):
             busy = torch.tanh(busy @ weight)
         sums.append(part["a"].double().sum(1))
-        seen.append(part["i"])
-    order = torch.cat(seen).cpu().numpy()
+        recorded.append(part["i"])
+    order = torch.cat(recorded).cpu().numpy()
     assert np.allclose(torch.cat(sums).cpu().numpy(), values.astype("f4").sum(1, dtype="f8")[order])
     assert sorted(order[:4096]) == list(range(4096))
 

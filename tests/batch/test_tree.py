@@ -163,8 +163,8 @@ def test_a_dict_of_a_replaced_column_or_another_batch_changes_nothing() -> None:
     for copied in (copy.copy(batch["obs"]), copy.deepcopy(batch["obs"]), pickle.loads(pickle.dumps(batch["obs"]))):
         assert type(copied) is dict
         copied["x"] = [0, 0]
-    kept = SampleBatch(obs={"x": [1, 2]})["obs"]
-    kept["y"] = "of a batch that has been freed"
+    retained = SampleBatch(obs={"x": [1, 2]})["obs"]
+    retained["y"] = "of a batch that has been freed"
     assert batch["obs.x"].tolist() == [5, 6]
     assert (view["obs.x"].tolist(), part["obs.arm.y"].tolist()) == ([1], [1, 2])
     view["obs"]["x"] = [9]

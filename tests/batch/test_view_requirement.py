@@ -24,11 +24,11 @@ def batch() -> SampleBatch:
 
 
 def seen(batch: SampleBatch, requirement: ViewRequirement, index: Any, name: str = "view") -> list[Any]:
-    made = batch.get_single_step_input_dict({name: requirement}, index)
-    assert made["seq_lens"].tolist() == [1]
-    assert made["seq_lens"].dtype == np.int32
-    assert len(made) == 1
-    return made[name].tolist()
+    inputs = batch.get_single_step_input_dict({name: requirement}, index)
+    assert inputs["seq_lens"].tolist() == [1]
+    assert inputs["seq_lens"].dtype == np.int32
+    assert len(inputs) == 1
+    return inputs[name].tolist()
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_views_of_columns_before_the_last_step(batch: SampleBatch) -> None:
         "prev_rewards": ViewRequirement("rewards", shift=-1),
         "state_in_0": ViewRequirement("state_out_0", shift=-1),
     }
-    made = batch.get_single_step_input_dict(views)
-    assert {name: made[name].tolist() for name in views} == {
+    inputs = batch.get_single_step_input_dict(views)
+    assert {name: inputs[name].tolist() for name in views} == {
         "prev_actions": [30],
         "prev_rewards": [300],
         "state_in_0": [[3.5]],
@@ -61,9 +61,9 @@ def test_views_of_columns_before_the_last_step(batch: SampleBatch) -> None:
 
 def test_previous_columns_after_the_last_step_are_the_current_ones(batch: SampleBatch) -> None:
     views = {"prev_actions": ViewRequirement(), "prev_rewards": ViewRequirement()}
-    made = batch.get_single_step_input_dict(views)
-    assert made["prev_actions"].tolist() == [30]
-    assert made["prev_rewards"].tolist() == [300]
+    inputs = batch.get_single_step_input_dict(views)
+    assert inputs["prev_actions"].tolist() == [30]
+    assert inputs["prev_rewards"].tolist() == [300]
 
 
 def test_steps_before_the_first_are_zeros(batch: SampleBatch) -> None:
@@ -102,12 +102,12 @@ def test_windows_longer_than_the_batch_are_padded(batch: SampleBatch) -> None:
 
 def test_windows_have_a_separate_axis() -> None:
     batch = SampleBatch(obs=np.arange(24).reshape(4, 2, 3))
-    made = batch.get_single_step_input_dict(
+    inputs = batch.get_single_step_input_dict(
         {"one": ViewRequirement("obs"), "stack": ViewRequirement("obs", shift="-1:0")}, index=2
     )
-    assert made["one"].shape == (1, 2, 3)
-    assert made["stack"].shape == (1, 2, 2, 3)
-    assert made["stack"][0].tolist() == batch["obs"][1:3].tolist()
+    assert inputs["one"].shape == (1, 2, 3)
+    assert inputs["stack"].shape == (1, 2, 2, 3)
+    assert inputs["stack"][0].tolist() == batch["obs"][1:3].tolist()
 
 
 def test_steps_after_the_last_are_rejected(batch: SampleBatch) -> None:
@@ -141,17 +141,17 @@ def test_a_view_on_a_leaf(batch: SampleBatch) -> None:
 def test_every_kind_of_column_can_be_viewed() -> None:
     pytest.importorskip("torch")
     batch = with_every_kind(5)
-    wanted = {name: ViewRequirement() for name in batch if not name.startswith("ragged")}
-    made = batch.get_single_step_input_dict(wanted, index=3)
-    assert {name: made.column(path).kind for name in ("flat f4", "torch bfloat16", "infos") for path in [name]} == {
+    expected = {name: ViewRequirement() for name in batch if not name.startswith("ragged")}
+    inputs = batch.get_single_step_input_dict(expected, index=3)
+    assert {name: inputs.column(path).kind for name in ("flat f4", "torch bfloat16", "infos") for path in [name]} == {
         "flat f4": "tensor",
         "torch bfloat16": "torch",
         "infos": "object",
     }
-    assert made["torch bfloat16"].dtype == torch.bfloat16
-    assert made["infos"].tolist() == [batch["infos"][3]]
-    assert made["flat U5"].tolist() == ["4"]
-    assert made["squeezed"].tolist() == batch["squeezed"][3:4].decompress().values.tolist()
+    assert inputs["torch bfloat16"].dtype == torch.bfloat16
+    assert inputs["infos"].tolist() == [batch["infos"][3]]
+    assert inputs["flat U5"].tolist() == ["4"]
+    assert inputs["squeezed"].tolist() == batch["squeezed"][3:4].decompress().values.tolist()
     stacked = batch.get_single_step_input_dict({"t": ViewRequirement("torch float32", shift="-1:0")}, index=0)
     assert stacked["t"].tolist() == [[0, 1]]
 
@@ -161,10 +161,10 @@ def test_steps_of_sequences_have_the_state_of_their_sequence(padded: bool) -> No
     batch = in_sequences(padded=padded)
     views = {"a": ViewRequirement(), "state_in_0": ViewRequirement(), "infos": ViewRequirement()}
     for index, row in enumerate(batch.rows()):
-        made = batch.get_single_step_input_dict(views, index)
-        assert made["a"].tolist() == [index]
-        assert made["state_in_0"].tolist() == [row["state_in_0"].tolist()]
-        assert made["infos"].tolist() == [{"step": index}]
+        inputs = batch.get_single_step_input_dict(views, index)
+        assert inputs["a"].tolist() == [index]
+        assert inputs["state_in_0"].tolist() == [row["state_in_0"].tolist()]
+        assert inputs["infos"].tolist() == [{"step": index}]
     last = batch.get_single_step_input_dict({"state_in_0": ViewRequirement("state_out_0", shift=-1)})
     assert last["state_in_0"].tolist() == [[5.0]]
 
@@ -176,8 +176,8 @@ def test_the_result_is_for_training_if_the_batch_is(batch: SampleBatch) -> None:
 
 
 def test_the_result_is_a_copy(batch: SampleBatch) -> None:
-    made = batch.get_single_step_input_dict({"obs": ViewRequirement()}, 0)
-    made["obs"][0] = 100
+    inputs = batch.get_single_step_input_dict({"obs": ViewRequirement()}, 0)
+    inputs["obs"][0] = 100
     assert batch["obs"][0] == 1
 
 
@@ -246,10 +246,10 @@ def space_of_every_kind() -> Any:
 
 def test_requirements_round_trip_through_json() -> None:
     requirement = ViewRequirement("obs", space_of_every_kind(), "-4:0:2", used_for_training=False, batch_repeat_value=4)
-    found = ViewRequirement.from_dict(json.loads(json.dumps(requirement.to_dict())))
-    assert found.space == requirement.space
-    assert found.shift_arr.tolist() == [-4, -2, 0]
-    assert (found.data_col, found.used_for_training, found.batch_repeat_value) == ("obs", False, 4)
+    actual = ViewRequirement.from_dict(json.loads(json.dumps(requirement.to_dict())))
+    assert actual.space == requirement.space
+    assert actual.shift_arr.tolist() == [-4, -2, 0]
+    assert (actual.data_col, actual.used_for_training, actual.batch_repeat_value) == ("obs", False, 4)
     assert ViewRequirement.from_dict(ViewRequirement().to_dict()) == ViewRequirement()
 
 
@@ -266,7 +266,7 @@ def test_a_space_that_cannot_be_serialized_is_rejected() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_requirements_of_rllib_are_read(batch: SampleBatch) -> None:
     theirs = pytest.importorskip("ray.rllib.policy.view_requirement", exc_type=ImportError).ViewRequirement
-    made = batch.get_single_step_input_dict(
+    inputs = batch.get_single_step_input_dict(
         {
             "obs": theirs(),
             "prev_actions": theirs("actions", shift=-1),
@@ -275,7 +275,7 @@ def test_requirements_of_rllib_are_read(batch: SampleBatch) -> None:
         },
         index=2,
     )
-    assert {name: made[name].tolist() for name in made} == {
+    assert {name: inputs[name].tolist() for name in inputs} == {
         "obs": [3],
         "prev_actions": [10],
         "window": [[1, 2, 3]],

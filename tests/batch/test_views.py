@@ -212,10 +212,15 @@ def test_copies_keep_flags_and_sequences() -> None:
         a=np.zeros(4), state_in_0=[1.0, 2.0], seq_lens=[2, 1], _zero_padded=True, _max_seq_len=2, _num_grad_updates=3
     )
     batch.set_training()
-    for made in (batch.copy(), batch.copy(shallow=True), copy.copy(batch), copy.deepcopy(batch)):
-        assert made == batch
-        assert len(made) == 3
-        assert (made.zero_padded, made.max_seq_len, made.num_grad_updates, made.is_training) == (True, 2, 3, True)
+    for converted in (batch.copy(), batch.copy(shallow=True), copy.copy(batch), copy.deepcopy(batch)):
+        assert converted == batch
+        assert len(converted) == 3
+        assert (converted.zero_padded, converted.max_seq_len, converted.num_grad_updates, converted.is_training) == (
+            True,
+            2,
+            3,
+            True,
+        )
 
 
 def test_copy_copy_is_shallow() -> None:

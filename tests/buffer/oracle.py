@@ -61,10 +61,10 @@ KINDS: dict[str, Kind] = {
 
 
 def _objects(numbers: np.ndarray, make: Callable[[int], Any]) -> np.ndarray:
-    made = np.empty(numbers.shape, object)
+    result = np.empty(numbers.shape, object)
     for index in np.ndindex(numbers.shape):
-        made[index] = make(int(numbers[index]))
-    return made
+        result[index] = make(int(numbers[index]))
+    return result
 
 
 def rows_of(kind: str, numbers: Sequence[int]) -> Any:
@@ -72,17 +72,17 @@ def rows_of(kind: str, numbers: Sequence[int]) -> Any:
     return KINDS[kind](np.array(numbers, dtype=int))
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     """Return whether the found rows are exactly the expected rows, in any container."""
     if isinstance(expected, dict):
-        return set(found.keys()) == set(expected) and all(same(found[name], expected[name]) for name in expected)
+        return set(actual.keys()) == set(expected) and all(same(actual[name], expected[name]) for name in expected)
     if isinstance(expected, np.ndarray) and expected.dtype == object:
-        listed = [same(one, other) for one, other in zip(found, expected, strict=True)] if expected.ndim else []
-        return len(found) == len(expected) and all(listed)
+        listed = [same(first, other) for first, other in zip(actual, expected, strict=True)] if expected.ndim else []
+        return len(actual) == len(expected) and all(listed)
     if isinstance(expected, np.ndarray):
-        found = np.asarray(found)
-        return bool(found.dtype == expected.dtype and found.shape == expected.shape and (found == expected).all())
-    return bool(found == expected)
+        actual = np.asarray(actual)
+        return bool(actual.dtype == expected.dtype and actual.shape == expected.shape and (actual == expected).all())
+    return bool(actual == expected)
 
 
 # Rings
@@ -127,10 +127,10 @@ class Ring:
         """Store a step; return its slot, and the return, length and first slot of its episode."""
         slot = self.store(new)
         self.episode.append(new.rew)
-        found = (slot, sum(self.episode), len(self.episode), self.start) if new.done else (slot, 0.0, 0, self.start)
+        actual = (slot, sum(self.episode), len(self.episode), self.start) if new.done else (slot, 0.0, 0, self.start)
         if new.done:
             self.episode, self.start = [], self.written % self.maxsize
-        return found
+        return actual
 
     def reset(self, *, keep_statistics: bool = False) -> None:
         self.steps, self.written, self.start = [], 0, 0
@@ -147,14 +147,14 @@ class Ring:
 
     def episodes(self) -> list[tuple[list[int], bool, bool]]:
         """Cut the steps into episodes: slots, whether they are finished, and whether they are surely whole."""
-        found: list[tuple[list[int], bool, bool]] = []
+        actual: list[tuple[list[int], bool, bool]] = []
         current: list[int] = []
         for slot, s in zip(self.slots(), self.steps, strict=True):
             current.append(slot)
             if s.done or s is self.steps[-1]:
-                found.append((current, s.done, bool(found) or self.written <= self.maxsize))
+                actual.append((current, s.done, bool(actual) or self.written <= self.maxsize))
                 current = []
-        return found
+        return actual
 
     def frames(self, i: int, n: int) -> list[Step]:
         """Return the n newest steps of the episode up to i, its first one repeated where there are fewer."""
@@ -201,11 +201,11 @@ class Oracle:
 
     def add(self, new: Sequence[Step], rings: Sequence[int]) -> list[list[Any]]:
         """Add one step to each of some rings; return what `add` must return."""
-        found = []
+        actual = []
         for s, ring in zip(new, rings, strict=True):
             slot, total, length, start = self.rings[ring].add(s)
-            found.append((slot + self.offsets[ring], total, length, start + self.offsets[ring]))
-        return [list(part) for part in zip(*found, strict=True)]
+            actual.append((slot + self.offsets[ring], total, length, start + self.offsets[ring]))
+        return [list(part) for part in zip(*actual, strict=True)]
 
     def update(self, other: Oracle) -> list[int]:
         """Move the steps of another buffer into the only ring, ring by ring; return the slots."""
@@ -227,9 +227,9 @@ class Oracle:
     def episodes(self) -> list[tuple[list[int], bool, bool]]:
         """Cut all rings into episodes: their indices, whether they are finished, and whether they are surely whole."""
         return [
-            ([slot + offset for slot in slots], finished, whole)
+            ([slot + offset for slot in slots], finished, is_complete)
             for ring, offset in zip(self.rings, self.offsets, strict=True)
-            for slots, finished, whole in ring.episodes()
+            for slots, finished, is_complete in ring.episodes()
         ]
 
     def unfinished(self) -> list[int]:
@@ -309,9 +309,9 @@ class Oracle:
             assert same(rows[name], self.column(name)[picked]), f"{name}: {rows[name]}"
         assert same(rows.info.n, obs * 10), "info"
         assert same(rows.policy.logits, KINDS["vector"](obs)), "policy"
-        given = self.column("extra")[picked]
-        assert "extra" in rows if given.any() else True
-        assert "extra" not in rows or same(rows.extra, np.where(given, newest, 0)), "extra"
+        original = self.column("extra")[picked]
+        assert "extra" in rows if original.any() else True
+        assert "extra" not in rows or same(rows.extra, np.where(original, newest, 0)), "extra"
 
 
 class CachedOracle(Oracle):
@@ -319,14 +319,14 @@ class CachedOracle(Oracle):
 
     def add(self, new: Sequence[Step], rings: Sequence[int]) -> list[list[Any]]:
         """Add steps to rings of environments, counted from 0."""
-        found = super().add(new, [ring + 1 for ring in rings])
+        actual = super().add(new, [ring + 1 for ring in rings])
         main = self.rings[0]
         for i, ring in enumerate(rings):
             if new[i].done:
                 moved = [main.store(s) for s in self.rings[ring + 1].steps] if main.maxsize else [-1]
                 self.rings[ring + 1].reset()
-                found[0][i], found[3][i] = moved[-1], moved[0]
-        return found
+                actual[0][i], actual[3][i] = moved[-1], moved[0]
+        return actual
 
 
 def buf_samples_whole_stacks(buf: Any) -> bool:
@@ -340,17 +340,17 @@ def act_of(numbers: np.ndarray) -> np.ndarray:
 def batch_of(new: Sequence[Step], kind: str = "number", **changed: Any) -> Batch:
     """Make the rows of some steps as a collector does, with a leading axis."""
     obs, following = (np.array([getattr(s, name) for s in new], dtype=int) for name in ("obs", "obs_next"))
-    shown = (lambda numbers: torch.from_numpy(KINDS[kind](numbers))) if kind == "tensor" else KINDS[kind]
+    text = (lambda numbers: torch.from_numpy(KINDS[kind](numbers))) if kind == "tensor" else KINDS[kind]
     if any(s.extra for s in new):
         changed["extra"] = np.where([s.extra for s in new], obs, 0)
     return Batch(
         {
-            "obs": shown(obs),
+            "obs": text(obs),
             "act": act_of(obs),
             "rew": np.array([s.rew for s in new]),
             "terminated": np.array([s.terminated for s in new]),
             "truncated": np.array([s.truncated for s in new]),
-            "obs_next": shown(following),
+            "obs_next": text(following),
             "info": {"n": obs * 10},
             "policy": {"logits": KINDS["vector"](obs)},
         }

@@ -39,16 +39,16 @@ def test_episodes_are_contiguous() -> None:
 def test_long_episodes_keep_their_newest_steps() -> None:
     buf = CachedReplayBuffer(ReplayBuffer(10), 1, 3)
     for n in range(5):
-        found = buf.add(steps([n], rew=[1.0], terminated=[n == 4]))
-    assert [part.tolist() for part in found] == [[2], [5.0], [5], [0]]
+        actual = buf.add(steps([n], rew=[1.0], terminated=[n == 4]))
+    assert [part.tolist() for part in actual] == [[2], [5.0], [5], [0]]
     assert buf.main_buffer[:].obs.tolist() == [2, 3, 4]
 
 
 def test_episodes_longer_than_the_main_buffer() -> None:
     buf = CachedReplayBuffer(ReplayBuffer(2), 1, 5)
     for n in range(4):
-        found = buf.add(steps([n], terminated=[n == 3]))
-    assert [part.tolist() for part in found][::3] == [[1], [0]]
+        actual = buf.add(steps([n], terminated=[n == 3]))
+    assert [part.tolist() for part in actual][::3] == [[1], [0]]
     assert buf.main_buffer[:].obs.tolist() == [2, 3]
 
 
@@ -75,15 +75,15 @@ def test_ids_do_not_count_the_main_buffer(ids: list[int]) -> None:
 def test_one_cache_id_may_be_repeated_in_one_call() -> None:
     """Episodes added together are moved like episodes added one by one."""
 
-    def made() -> CachedReplayBuffer:
+    def create() -> CachedReplayBuffer:
         return CachedReplayBuffer(ReplayBuffer(9, ignore_obs_next=True), 2, 4)
 
     ids, ends = [0, 0, 1, 0, 0], [False, True, False, False, True]
     rows = steps([1, 2, 3, 4, 5], truncated=ends, obs_next=[11, 12, 13, 14, 15])
-    together, apart = made(), made()
-    found = together.add(rows, buffer_ids=ids)
+    together, apart = create(), create()
+    actual = together.add(rows, buffer_ids=ids)
     singles = [apart.add(rows[i : i + 1], buffer_ids=[ring]) for i, ring in enumerate(ids)]
-    assert [part.tolist() for part in found] == [[one[k][0] for one in singles] for k in range(4)]
+    assert [part.tolist() for part in actual] == [[item[k][0] for item in singles] for k in range(4)]
     assert (together[:] == apart[:]) is True
 
 
@@ -106,8 +106,8 @@ def test_pickles_contain_the_main_buffer_and_the_caches() -> None:
     assert (again.cached_buffer_num, len(again.cached_buffers)) == (2, 2)
     for _ in range(2):
         assert (again[:] == buf[:]) is True
-        found = [[x.tolist() for x in one.add(steps([7, 8], terminated=[True, False]))] for one in (buf, again)]
-        assert found[0] == found[1]
+        actual = [[x.tolist() for x in item.add(steps([7, 8], terminated=[True, False]))] for item in (buf, again)]
+        assert actual[0] == actual[1]
     assert again.main_buffer[:].obs.tolist() == buf.main_buffer[:].obs.tolist()
 
 
@@ -115,12 +115,12 @@ def test_cached_buffers_move_finished_episodes() -> None:
     buf = CachedReplayBuffer(ReplayBuffer(10), cached_buffer_num=4, max_episode_length=5)
     assert buf.maxsize == 30
     assert buf.cached_buffer_num == 4
-    found = buf.add(steps([1], rew=[1], terminated=[False]), buffer_ids=[1])
-    assert [part.tolist() for part in found] == [[15], [0.0], [0], [15]]
-    found = buf.add(steps([2], rew=[2], terminated=[True]), buffer_ids=[3])
-    assert [part.tolist() for part in found] == [[0], [2.0], [1], [0]]
-    found = buf.add(steps([3, 4], rew=[3, 4], terminated=[False, True]), buffer_ids=[3, 1])
-    assert [part.tolist() for part in found] == [[25, 2], [0.0, 5.0], [0, 2], [25, 1]]
+    actual = buf.add(steps([1], rew=[1], terminated=[False]), buffer_ids=[1])
+    assert [part.tolist() for part in actual] == [[15], [0.0], [0], [15]]
+    actual = buf.add(steps([2], rew=[2], terminated=[True]), buffer_ids=[3])
+    assert [part.tolist() for part in actual] == [[0], [2.0], [1], [0]]
+    actual = buf.add(steps([3, 4], rew=[3, 4], terminated=[False, True]), buffer_ids=[3, 1])
+    assert [part.tolist() for part in actual] == [[25, 2], [0.0, 5.0], [0, 2], [25, 1]]
     assert [len(part) for part in buf.buffers] == [3, 0, 0, 0, 1]
     assert len(buf) == 4
     assert buf.main_buffer.obs[:3].tolist() == [2, 1, 4]
@@ -133,6 +133,6 @@ def test_cached_buffers_move_finished_episodes() -> None:
 def test_cached_buffer_without_a_main_buffer() -> None:
     buf = CachedReplayBuffer(ReplayBuffer(0), 2, 5)
     buf.add(steps([0, 1], rew=[1, 1]))
-    found = buf.add(steps([2, 3], rew=[1, 1], terminated=[True, False]))
-    assert [part.tolist() for part in found] == [[-1, 6], [2.0, 0.0], [2, 0], [-1, 5]]
+    actual = buf.add(steps([2, 3], rew=[1, 1], terminated=[True, False]))
+    assert [part.tolist() for part in actual] == [[-1, 6], [2.0, 0.0], [2, 0], [-1, 5]]
     assert len(buf) == 2

@@ -33,10 +33,10 @@ def test_structures_grow_and_gaps_are_filled() -> None:
     assert kinds(columns) == {"a": "dense", "b.c": "object", "b.d.e": "dense"}
     columns.write(columns.fit({"a": [5]}, 1), 4)
     columns.write(columns.fit({"a": [6], "b": {}}, 1), 5)
-    found = take_rows(columns.tree, np.arange(6))
-    assert found.a.tolist() == [1, 2, 3, 4, 5, 6]
-    assert found.b.c.tolist() == [None, None, "x", None, None, None]
-    assert found.b.d.e.tolist() == [0, 0, 0, 0.5, 0, 0]
+    actual = take_rows(columns.tree, np.arange(6))
+    assert actual.a.tolist() == [1, 2, 3, 4, 5, 6]
+    assert actual.b.c.tolist() == [None, None, "x", None, None, None]
+    assert actual.b.d.e.tolist() == [0, 0, 0, 0.5, 0, 0]
 
 
 def test_a_column_without_values_is_filled_with_zeros() -> None:
@@ -46,7 +46,7 @@ def test_a_column_without_values_is_filled_with_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("options", "error", "words"),
     [
         ({"a": {"b": [1]}}, ColumnMismatchError, "'a' must have rows of values, got a nested batch"),
         ({"a": [1], "n": [1]}, ColumnMismatchError, "'n' must be a nested batch, got a list"),
@@ -56,11 +56,11 @@ def test_a_column_without_values_is_filled_with_zeros() -> None:
         ({"a": [1], "new": {"y": [1, 2]}}, ColumnLengthError, r"'new\.y' must have 1 rows"),
     ],
 )
-def test_rejected_values_do_not_change_any_column(given: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_rejected_values_do_not_change_any_column(options: dict[str, Any], error: type[Exception], words: str) -> None:
     columns = made(a=np.array([1, 2]), n={"x": np.array([3, 4])})
     before = kinds(columns), repr(take_rows(columns.tree, np.arange(6)))
     with pytest.raises(error, match=words):
-        columns.fit({"ok": [1], **given}, 1)
+        columns.fit({"ok": [1], **options}, 1)
     assert (kinds(columns), repr(take_rows(columns.tree, np.arange(6)))) == before
 
 
@@ -99,16 +99,16 @@ def test_every_kind_of_column_is_restored_from_its_live_rows() -> None:
     columns.write(columns.fit(rows, 3), np.array([4, 1, 2]))
     assert list(kinds(columns).values()) == ["compressed", "ragged", "object", "object", "torch"]
     slots = np.array([1, 4])
-    found = columns.state_dict(slots)
+    actual = columns.state_dict(slots)
     again = Columns(5, Stores(compress=("obs.camera",)))
-    again.load_state_dict(slots, found)
+    again.load_state_dict(slots, actual)
     assert kinds(again) == kinds(columns)
     assert again.tree["nothing"] == {"at": {}}
     assert repr(take_rows(again.tree, slots)) == repr(take_rows(columns.tree, slots))
     again.write(again.fit({**rows, "words": [None, "c", "d"]}, 3), slice(0, 3))
-    for broken in ({"tree": {"a": 7}}, {"columns": found["columns"][:2]}):
+    for broken in ({"tree": {"a": 7}}, {"columns": actual["columns"][:2]}):
         with pytest.raises(FormatError, match="must exist with 2 rows"):
-            Columns(5, Stores()).load_state_dict(slots, found | broken)
+            Columns(5, Stores()).load_state_dict(slots, actual | broken)
 
 
 def test_names_with_dots_are_distinguished() -> None:
@@ -120,8 +120,8 @@ def test_names_with_dots_are_distinguished() -> None:
 def test_the_column_name_selects_the_kind_of_store() -> None:
     stores = Stores(compress=("obs",), ragged=("info.path",))
     image = np.zeros((1, 8, 8), np.uint8)
-    found = [stores.make(name, image, 3).kind for name in ("obs", "obs.camera", "obs_next", "observer", "info.path")]
-    assert found == ["compressed", "compressed", "dense", "dense", "ragged"]
+    actual = [stores.make(name, image, 3).kind for name in ("obs", "obs.camera", "obs_next", "observer", "info.path")]
+    assert actual == ["compressed", "compressed", "dense", "dense", "ragged"]
     finals = stores.for_final_observations()
     assert finals.make("obs", image, 3).kind == "dense"
     assert Stores(ragged=("obs.path",)).for_final_observations().make("obs_next.path", image, 3).kind == "ragged"

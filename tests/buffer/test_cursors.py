@@ -34,10 +34,10 @@ class Histories:
 
     def shift(self, slot: int, offset: int) -> int:
         """Return the slot so many steps away in its episode; at the episode's first or last step, that step's slot."""
-        rows = next(rows for rows in self.rows if slot in [own for own, _ in rows])
-        position = [own for own, _ in rows].index(slot)
+        rows = next(rows for rows in self.rows if slot in [part for part, _ in rows])
+        position = [part for part, _ in rows].index(slot)
         episode = rows[position][1]
-        positions = [at for at, (_, own) in enumerate(rows) if own == episode]
+        positions = [at for at, (_, ours) in enumerate(rows) if ours == episode]
         return rows[min(max(position + offset, positions[0]), positions[-1])][0]
 
     def frames(self, slot: int, count: int) -> list[int]:
@@ -53,12 +53,12 @@ def histories(draw: st.DrawFn) -> tuple[Rings, np.ndarray, Histories]:
     rings, plain = Rings(maxsizes), Histories(maxsizes)
     done = np.zeros(rings.capacity, np.bool_)
     for _ in range(draw(st.integers(1, 2 * max(maxsizes) + 3))):
-        everything = draw(st.booleans()) or len(maxsizes) == 1
-        chosen = list(range(len(maxsizes))) if everything else [draw(st.integers(0, len(maxsizes) - 1))]
+        all_rows = draw(st.booleans()) or len(maxsizes) == 1
+        chosen = list(range(len(maxsizes))) if all_rows else [draw(st.integers(0, len(maxsizes) - 1))]
         ends = np.array([draw(st.integers(0, 4)) == 0 for _ in chosen])
-        targets = rings.targets(None if everything else np.array(chosen))
+        targets = rings.targets(None if all_rows else np.array(chosen))
         done[targets] = ends if len(maxsizes) > 1 else ends[0]
-        rings.advance(None if everything else np.array(chosen), ends, np.zeros(len(chosen)))
+        rings.advance(None if all_rows else np.array(chosen), ends, np.zeros(len(chosen)))
         for ring, end in zip(chosen, ends, strict=True):
             plain.write(ring, ends=bool(end))
     return rings, done, plain
@@ -124,10 +124,10 @@ def check_short_ways(rings: Rings, done: np.ndarray, slots: Ints, count: int) ->
     if window is None:
         return False
     assert rings.n == 1
-    seen, following, final = window
+    observed, following, final = window
     next_slots = rings.next(slots, done)
-    assert seen.tolist() == rings.frames(slots, count, done).tolist()
-    assert following[..., :-1].tolist() == seen[..., 1:].tolist()
+    assert observed.tolist() == rings.frames(slots, count, done).tolist()
+    assert following[..., :-1].tolist() == observed[..., 1:].tolist()
     assert following[..., -1].tolist() == next_slots.tolist()
     assert final.tolist() == (next_slots == slots).tolist()
     return True
@@ -168,8 +168,8 @@ def test_steps_of_one_ring_and_of_several_rings_are_counted_alike(
         expected = single.advance(None, ends, rewards)
         several = together.advance(None, ends.repeat(3), rewards.repeat(3))
         chosen = apart.advance(np.arange(3), ends.repeat(3), rewards.repeat(3))
-        for own, every, some, offset in zip(expected, several, chosen, (maxsize, 0, 0, maxsize), strict=True):
-            shifted = own.repeat(3) + offset * np.arange(3)
+        for ours, every, some, offset in zip(expected, several, chosen, (maxsize, 0, 0, maxsize), strict=True):
+            shifted = ours.repeat(3) + offset * np.arange(3)
             assert np.asarray(every).tolist() == shifted.tolist()
             assert np.asarray(some).tolist() == shifted.tolist()
 
@@ -198,8 +198,8 @@ def test_steps_counted_by_episode_agree_with_steps_counted_by_sorting(
             added = Series(by_episode, numbers).advance(done, rew)
             patch.setattr(writing, "_FEW_ENDS", -1)
             others = Series(by_sorting, numbers).advance(done, rew)
-        for one, other in zip(added, others, strict=True):
-            np.testing.assert_array_equal(one, other, strict=True)
+        for first, other in zip(added, others, strict=True):
+            np.testing.assert_array_equal(first, other, strict=True)
         states = by_episode.state_dict(), by_sorting.state_dict()
         assert states[0].keys() == states[1].keys()
         for name in states[0]:

@@ -84,9 +84,9 @@ def test_sequences_are_tensors() -> None:
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_minibatches_are_tensors(prefetch: int) -> None:
     plain = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2))
-    made = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2, device="cpu", floats="float32", prefetch=prefetch))
-    assert [(b.rew.tolist(), i.tolist()) for b, i in made] == [(b.rew.tolist(), i.tolist()) for b, i in plain]
-    assert {b.rew.dtype for b, _ in made} == {torch.float32}
+    result = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2, device="cpu", floats="float32", prefetch=prefetch))
+    assert [(b.rew.tolist(), i.tolist()) for b, i in result] == [(b.rew.tolist(), i.tolist()) for b, i in plain]
+    assert {b.rew.dtype for b, _ in result} == {torch.float32}
     with pytest.raises(ArgumentError, match="prefetch must be 0 without a device"):
         fill(ReplayBuffer(8)).minibatches(2, prefetch=2)
 
@@ -121,7 +121,9 @@ def test_priorities_may_be_updated_with_tensors() -> None:
 
 
 def test_relabelled_samples_are_tensors() -> None:
-    buffer = HERReplayBuffer(8, lambda got, wanted: (got == wanted).all(-1).astype(float), horizon=4, future_k=4.0)
+    buffer = HERReplayBuffer(
+        8, lambda actual, expected: (actual == expected).all(-1).astype(float), horizon=4, future_k=4.0
+    )
     for n in range(4):
         goals = {"observation": n, "achieved_goal": np.array([n]), "desired_goal": np.array([9])}
         buffer.add(Batch(obs=goals, act=0, rew=0.0, terminated=False, truncated=n == 3, obs_next=goals))
@@ -173,6 +175,6 @@ def test_rows_of_varying_shape_become_tensors_that_share_memory() -> None:
     "rows", [[np.zeros(1), np.zeros(1, np.float32)], [np.zeros(1), None], [np.array(["a"])]], ids=str
 )
 def test_rows_of_mixed_dtypes_or_objects_are_unchanged(rows: list[Any]) -> None:
-    held = np.fromiter(rows, object, len(rows))
-    kept = TorchTarget(keep_objects=True).from_array(held)
-    assert kept is held
+    stored = np.fromiter(rows, object, len(rows))
+    retained = TorchTarget(keep_objects=True).from_array(stored)
+    assert retained is stored

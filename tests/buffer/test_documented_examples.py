@@ -281,8 +281,8 @@ def test_pickle() -> None:
 def test_extra_information(extra: dict[str, Any]) -> None:
     buf = ReplayBuffer(size=10)
     buf.add(Batch(obs=0, act=0, rew=0, terminated=0, truncated=0, obs_next=1, **extra))
-    found = buf[0].extro_info if "extro_info" in extra else buf[0].info.extro_info
-    assert found == 0
+    actual = buf[0].extro_info if "extro_info" in extra else buf[0].info.extro_info
+    assert actual == 0
 
 
 def test_sample() -> None:

@@ -42,7 +42,7 @@ def stream(seed: int, sizes: list[int], count: int, **options: Any) -> tuple[Any
 
 
 def whole(oracle: Oracle | Ring, *, unfinished: bool) -> list[list[int]]:
-    return [indices for indices, finished, there in oracle.episodes() if there and (finished or unfinished)]
+    return [indices for indices, finished, is_present in oracle.episodes() if is_present and (finished or unfinished)]
 
 
 SIZES = [[7], [1, 4], [9, 9, 9], [3, 12, 5, 1]]
@@ -54,10 +54,10 @@ SIZES = [[7], [1, 4], [9, 9, 9], [3, 12, 5, 1]]
 def test_all_episodes(seed: int, sizes: list[int], unfinished: bool) -> None:
     buf, oracle = stream(seed, sizes, 1 + 4 * seed)
     expected = whole(oracle, unfinished=unfinished)
-    found, indices = buf.sample_episodes(0, unfinished=unfinished)
+    actual, indices = buf.sample_episodes(0, unfinished=unfinished)
     assert [part.tolist() for part in indices] == expected
-    assert len(found) == len(expected)
-    for episode, rows in zip(found, expected, strict=True):
+    assert len(actual) == len(expected)
+    for episode, rows in zip(actual, expected, strict=True):
         assert episode == buf[rows]
     shuffled, order = buf.sample_episodes(None, unfinished=unfinished)
     assert sorted(part.tolist() for part in order) == sorted(expected)
@@ -65,8 +65,8 @@ def test_all_episodes(seed: int, sizes: list[int], unfinished: bool) -> None:
     again = pickle.loads(pickle.dumps(buf))
     assert [part.tolist() for part in again.sample_episodes(0, unfinished=unfinished)[1]] == expected
     for ring, part in enumerate(buf.buffers):
-        own = whole(oracle.rings[ring], unfinished=unfinished)
-        assert [rows.tolist() for rows in part.sample_episodes(0, unfinished=unfinished)[1]] == own
+        ours = whole(oracle.rings[ring], unfinished=unfinished)
+        assert [rows.tolist() for rows in part.sample_episodes(0, unfinished=unfinished)[1]] == ours
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
@@ -74,8 +74,8 @@ def test_episodes_are_equally_likely(unfinished: bool) -> None:
     buf, oracle = stream(3, [20, 30, 25], 60)
     expected = {tuple(rows): 0 for rows in whole(oracle, unfinished=unfinished)}
     n = 20_000
-    found, indices = buf.sample_episodes(n, unfinished=unfinished)
-    for episode, rows in zip(found, indices, strict=True):
+    actual, indices = buf.sample_episodes(n, unfinished=unfinished)
+    for episode, rows in zip(actual, indices, strict=True):
         expected[tuple(rows.tolist())] += 1
         assert len(episode) == len(rows)
     share = n / len(expected)
@@ -127,8 +127,8 @@ def test_episodes_are_sampled_from_main_buffer_and_caches() -> None:
         buf.add(steps([n, n + 100], terminated=[n % 3 == 2, n % 4 == 3]))
     main = [episode.obs.tolist() for episode in buf.main_buffer.sample_episodes(0)[0]]
     assert main == [[9, 10, 11], [108, 109, 110, 111]]
-    found, _ = buf.sample_episodes(0, unfinished=True)
-    assert [episode.obs.tolist() for episode in found[2:]] == [[12], [112]]
+    actual, _ = buf.sample_episodes(0, unfinished=True)
+    assert [episode.obs.tolist() for episode in actual[2:]] == [[12], [112]]
 
 
 @pytest.mark.parametrize("how", ["state", "file", "folder"])

@@ -84,17 +84,17 @@ def test_batches_of_rllib_are_accepted() -> None:
     several = MultiAgentReplayBuffer(8)
     several.extend(theirs)
     several.extend(rllib.MultiAgentBatch({0: theirs}, 3))
-    assert {policy: len(own) for policy, own in several.buffers.items()} == {"default_policy": 3, 0: 3}
+    assert {policy: len(part) for policy, part in several.buffers.items()} == {"default_policy": 3, 0: 3}
 
 
 @pytest.mark.parametrize("form", [dict, Batch])
 def test_names_without_values_are_preserved(form: Any) -> None:
     flags = {"terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)}
     empty = {"info": {"env": {}}, "extra": {}, "policy": {"hidden": np.ones((2, 3)), "mask": {}}}
-    given = form({"obs": np.arange(2), "act": np.arange(2), "rew": np.zeros(2), **flags, **empty})
+    original = form({"obs": np.arange(2), "act": np.arange(2), "rew": np.zeros(2), **flags, **empty})
     extended, added = ReplayBuffer(4), ReplayBuffer(4)
-    extended.extend(given)
-    added.add(Batch(given), buffer_ids=[0, 0])
+    extended.extend(original)
+    added.add(Batch(original), buffer_ids=[0, 0])
     for buffer in (extended, added):
         assert buffer[:].info == Batch(env=Batch())
         assert buffer[:].extra == Batch()
@@ -293,8 +293,13 @@ ODD_ENVIRONMENTS = {**ODD_TIMES, "broken": np.array([0.0, 0.5, 1.0]), "objects":
     ("name", "values"),
     [
         pytest.param(name, values, id=f"{name} {kind}")
-        for name, odd in (("eps_id", ODD_IDS), ("agent_index", ODD_IDS), ("t", ODD_TIMES), ("env_id", ODD_ENVIRONMENTS))
-        for kind, values in odd.items()
+        for name, unusual in (
+            ("eps_id", ODD_IDS),
+            ("agent_index", ODD_IDS),
+            ("t", ODD_TIMES),
+            ("env_id", ODD_ENVIRONMENTS),
+        )
+        for kind, values in unusual.items()
     ],
 )
 def test_id_columns_of_another_dtype_are_rejected(name: str, values: Any) -> None:

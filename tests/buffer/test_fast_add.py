@@ -65,9 +65,9 @@ def test_fast_and_general_add_write_the_same_slots(name: str, rows: int | None) 
         if "last" in name:
             for obs in ("obs", "obs_next"):
                 values[obs] = values[obs]["image"]
-        found, expected = fast.add(Batch(values)), add_generally(general, Batch(values))
-        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
-        assert [part.dtype for part in found] == [part.dtype for part in expected]
+        actual, expected = fast.add(Batch(values)), add_generally(general, Batch(values))
+        assert [part.tolist() for part in actual] == [part.tolist() for part in expected]
+        assert [part.dtype for part in actual] == [part.dtype for part in expected]
         assert fast._table.fast_add is not None
         assert shown(fast) == shown(general)
 
@@ -76,8 +76,8 @@ def test_a_row_with_a_leading_axis_is_one_step_of_one_ring() -> None:
     fast, general = pair(None)
     for n in range(30):
         batch = Batch(step(n, 1))
-        found, expected = fast.add(batch, buffer_ids=[0]), add_generally(general, batch[0])
-        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        actual, expected = fast.add(batch, buffer_ids=[0]), add_generally(general, batch[0])
+        assert [part.tolist() for part in actual] == [part.tolist() for part in expected]
         assert fast._table.fast_add is not None
     assert shown(fast) == shown(general)
 
@@ -90,8 +90,8 @@ def test_vector_rewards_and_objects(rows: int | None) -> None:
         rew = np.arange(2.0) + n + np.zeros((*lead, 2))
         words: Any = "é" * (n % 3) if rows is None else np.array([None, f"{n}"], object)
         batch = Batch(step(n, rows, rew=rew, info={"word": words}))
-        found, expected = fast.add(batch), add_generally(general, batch)
-        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        actual, expected = fast.add(batch), add_generally(general, batch)
+        assert [part.tolist() for part in actual] == [part.tolist() for part in expected]
         assert fast._table.fast_add is not None
     assert shown(fast) == shown(general)
 
@@ -108,13 +108,13 @@ def test_steps_of_some_environments_between_steps_of_all(name: str) -> None:
                 values[obs] = values[obs]["image"]
         batch, chosen = Batch(values), np.flatnonzero(rng.random(3) < 0.5)
         if n in (15, 35) and len(chosen):
-            found, expected = (buffer.add(batch[chosen], buffer_ids=chosen) for buffer in (fast, general))
+            actual, expected = (buffer.add(batch[chosen], buffer_ids=chosen) for buffer in (fast, general))
         else:
-            found, expected = fast.add(batch), add_generally(general, batch)
+            actual, expected = fast.add(batch), add_generally(general, batch)
         if n == 25:
             fast.reset()
             general.reset()
-        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        assert [part.tolist() for part in actual] == [part.tolist() for part in expected]
         assert shown(fast) == shown(general)
     assert fast._table.fast_add is not None
 
@@ -124,9 +124,9 @@ def test_any_nonzero_byte_is_a_true_flag() -> None:
     for n in range(8):
         flags = (np.array([0, 2, 0]) * (n % 3 == 2)).astype(np.uint8).view(np.bool_)
         batch = Batch(step(n, 3, truncated=flags, terminated=np.zeros(3, np.bool_)))
-        found, expected = fast.add(batch), add_generally(general, batch)
-        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
-        assert found[2].any() == (n % 3 == 2)
+        actual, expected = fast.add(batch), add_generally(general, batch)
+        assert [part.tolist() for part in actual] == [part.tolist() for part in expected]
+        assert actual[2].any() == (n % 3 == 2)
 
 
 UNALIKE: dict[str, Any] = {
@@ -151,8 +151,8 @@ def test_a_batch_in_another_layout_uses_the_general_add(name: str) -> None:
     fast, general = pair(None)
     for n in range(6):
         batch = Batch(step(n, None, **(changed if n % 2 else {})))
-        found, expected = fast.add(batch), add_generally(general, batch)
-        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        actual, expected = fast.add(batch), add_generally(general, batch)
+        assert [part.tolist() for part in actual] == [part.tolist() for part in expected]
     assert shown(fast) == shown(general)
 
 

@@ -117,17 +117,17 @@ HINDSIGHT = {"compute_reward_fn": same_goal, "horizon": 6}
 def test_draws_depend_on_the_seed_of_the_buffer(kind: type, options: dict[str, Any]) -> None:
     """Tianshou: prioritized and hindsight sampling draw from NumPy's global generator."""
 
-    def drawn(seed: int, disturbed: int) -> list[Any]:
+    def draw(seed: int, disturbed: int) -> list[Any]:
         buf = filled(kind, random_seed=seed, **options)
-        found = []
+        actual = []
         for _ in range(4):
             np.random.seed(disturbed)
             batch, indices = buf.sample(8)
-            found.append([indices.tolist(), batch.rew.tolist(), batch.obs.desired_goal.tolist()])
-        return found
+            actual.append([indices.tolist(), batch.rew.tolist(), batch.obs.desired_goal.tolist()])
+        return actual
 
-    assert drawn(1, 5) == drawn(1, 6)
-    assert drawn(1, 5) != drawn(2, 5)
+    assert draw(1, 5) == draw(1, 6)
+    assert draw(1, 5) != draw(2, 5)
 
 
 def test_rings_of_one_buffer_have_separate_draws() -> None:
@@ -214,8 +214,8 @@ def test_zero_priorities_are_never_drawn() -> None:
     """Tianshou: a value at the boundary of two items selects the first one, even if its weight is zero."""
     tree = SegmentTree(5)
     tree[np.arange(5)] = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
-    found = tree.get_prefix_sum_idx(np.linspace(0.0, 2.0, 1000, endpoint=False))
-    assert set(found.tolist()) <= {1, 3}
+    actual = tree.get_prefix_sum_idx(np.linspace(0.0, 2.0, 1000, endpoint=False))
+    assert set(actual.tolist()) <= {1, 3}
 
 
 def test_slices_of_partly_filled_vector_buffers_contain_only_rows() -> None:

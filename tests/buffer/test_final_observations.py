@@ -16,9 +16,9 @@ def finals(rings: int = 2, slots: int = 20) -> FinalObservations:
 
 def write(store: FinalObservations, rings: list[int], slots: list[int], cut: list[bool]) -> None:
     rows = np.array(slots) * 10
-    ready = store.fit({"a": rows}, len(rows), single=False)
+    completed = store.fit({"a": rows}, len(rows), single=False)
     store.release(np.array(slots))
-    store.write(ready, np.array(rings), np.array(slots), np.array(cut))
+    store.write(completed, np.array(rings), np.array(slots), np.array(cut))
 
 
 def found(store: FinalObservations, slots: list[int], rings: list[int]) -> list[int | None]:

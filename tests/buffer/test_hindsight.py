@@ -41,20 +41,20 @@ class Walk:
 
     def __init__(self, buf: Any, ends: str, env: int | None = None) -> None:
         self.reached: dict[int, list[int]] = {}
-        place, running = 1000 * (env or 0), []
+        position, running = 1000 * (env or 0), []
         for end in ends:
-            row = {"obs": at(place), "obs_next": at(place + 1), "terminated": end == "t", "truncated": end == "c"}
+            row = {"obs": at(position), "obs_next": at(position + 1), "terminated": end == "t", "truncated": end == "c"}
             if env is None:
-                buf.add(step(place, rew=0.25, **row))
+                buf.add(step(position, rew=0.25, **row))
             else:
                 many = {name: [value] for name, value in row.items()}
-                buf.add(steps([place], rew=[0.25], **many), buffer_ids=[env])
-            running.append(place)
-            place += 1
+                buf.add(steps([position], rew=[0.25], **many), buffer_ids=[env])
+            running.append(position)
+            position += 1
             for earlier in running:
-                self.reached.setdefault(earlier, []).append(place)
+                self.reached.setdefault(earlier, []).append(position)
             if end in "tc":
-                running, place = [], place + 10
+                running, position = [], position + 10
 
 
 ENDS = "rrtrrrcrtrrrrrcrr"
@@ -77,7 +77,7 @@ def newest(values: Any, options: dict[str, Any]) -> np.ndarray:
 @pytest.mark.parametrize("horizon", [1, 2, 20])
 def test_goals_were_achieved_later_in_the_episode(size: int, horizon: int, options: dict[str, Any]) -> None:
     buf, reached = made(size, horizon=horizon, future_k=np.inf, **options)
-    allowed = {place: set(later[:horizon]) for place, later in reached.items()}
+    allowed = {position: set(later[:horizon]) for position, later in reached.items()}
     if options.get("ignore_obs_next"):
         # Of a terminated step the observation that came next is not known.
         for index in np.flatnonzero(buf.terminated[: len(buf)]):
@@ -86,7 +86,7 @@ def test_goals_were_achieved_later_in_the_episode(size: int, horizon: int, optio
                 if final + 1 in later:
                     later.remove(final + 1)
                     later.add(final)
-    seen: dict[int, set[int]] = {}
+    observed: dict[int, set[int]] = {}
     for _ in range(40):
         batch, indices = buf.sample(160)
         places = newest(batch.obs.achieved_goal, options)
@@ -94,11 +94,11 @@ def test_goals_were_achieved_later_in_the_episode(size: int, horizon: int, optio
         goals = newest(batch.obs.desired_goal, options)
         assert goals.tolist() == newest(batch.obs_next.desired_goal, options).tolist()
         assert batch.rew.tolist() == (newest(batch.obs_next.achieved_goal, options) * 1000 + goals).tolist()
-        for place, goal in zip(places.tolist(), goals.tolist(), strict=True):
-            seen.setdefault(int(place), set()).add(int(goal))
+        for location, goal in zip(places.tolist(), goals.tolist(), strict=True):
+            observed.setdefault(int(location), set()).add(int(goal))
     # Steps whose episode goes on past what the ring holds cannot be told from those at its end.
-    assert seen == {place: allowed[place] for place in seen}
-    assert len(seen) == len(buf)
+    assert observed == {position: allowed[position] for position in observed}
+    assert len(observed) == len(buf)
 
 
 def test_goals_are_equally_likely() -> None:
@@ -107,30 +107,30 @@ def test_goals_are_equally_likely() -> None:
     rounds, n = 40, 12_000
     for _ in range(rounds):
         batch, _ = buf.sample(n)
-        pairs, found = np.unique(
+        pairs, actual = np.unique(
             np.stack([batch.act, batch.obs.desired_goal[:, 0].astype(int)]), axis=1, return_counts=True
         )
-        for pair, count in zip(pairs.T.tolist(), found.tolist(), strict=True):
+        for pair, count in zip(pairs.T.tolist(), actual.tolist(), strict=True):
             counts[tuple(pair)] = counts.get(tuple(pair), 0) + count
     total = rounds * n
-    for place in {pair[0] for pair in counts}:
-        later = reached[place]
+    for position in {pair[0] for pair in counts}:
+        later = reached[position]
         expected = {goal: 0.75 / 12 / len(later) for goal in later} | {int(NO_GOAL): 0.25 / 12}
-        assert {goal for found, goal in counts if found == place} == set(expected)
+        assert {goal for result, goal in counts if result == position} == set(expected)
         for goal, likelihood in expected.items():
             spread = (total * likelihood) ** 0.5
-            assert abs(counts[place, goal] - total * likelihood) < 5 * spread
+            assert abs(counts[position, goal] - total * likelihood) < 5 * spread
 
 
 def test_rows_that_keep_their_goal_are_unchanged() -> None:
     buf, _ = made(future_k=2.0)
     batch, indices = buf.sample(4000)
-    kept = batch.obs.desired_goal[:, 0] == NO_GOAL
-    assert abs(kept.mean() - 0.5) < 0.05
+    retained = batch.obs.desired_goal[:, 0] == NO_GOAL
+    assert abs(retained.mean() - 0.5) < 0.05
     assert buf.future_p == 0.5
-    assert (batch.rew[kept] == 0.25).all()
-    assert batch[kept] == buf[indices[kept]]
-    assert (batch.rew[~kept] != 0.25).all()
+    assert (batch.rew[retained] == 0.25).all()
+    assert batch[retained] == buf[indices[retained]]
+    assert (batch.rew[~retained] != 0.25).all()
     always, _ = made(future_k=1.0)
     assert always.future_p == 0.0
     batch, indices = always.sample(100)
@@ -143,11 +143,11 @@ def test_steps_that_represent_several(n_step: int, options: dict[str, Any]) -> N
     gamma = 0.5
     buf, _ = made(12, future_k=3.0, **options)
     unchanged, indices = ReplayBuffer.sample(buf, 0, n_step=n_step, gamma=gamma)
-    known = dict(zip(indices.tolist(), range(len(indices)), strict=True))
+    valid = dict(zip(indices.tolist(), range(len(indices)), strict=True))
     for _ in range(20):
         batch, indices = buf.sample(32, n_step=n_step, gamma=gamma)
         for i, index in enumerate(indices.tolist()):
-            before = known[index]
+            before = valid[index]
             assert batch.discount[i] == unchanged.discount[before]
             assert batch.obs_next.observation[i].tolist() == unchanged.obs_next.observation[before].tolist()
             goal = newest(batch.obs.desired_goal, options)[i]
@@ -170,9 +170,9 @@ def test_sampling_changes_only_the_generator_of_the_buffer() -> None:
     buf, _ = made()
     before = laid_out({name: getattr(buf, name) for name in ("obs", "obs_next", "rew", "done")})
     rows = buf[:]
-    drawn = buf._rng.bit_generator.state
+    generator_state = buf._rng.bit_generator.state
     buf.rewrite_transitions(np.arange(12))
-    assert buf._rng.bit_generator.state != drawn
+    assert buf._rng.bit_generator.state != generator_state
     buf.sample(64)
     buf.restore_cache()
     assert laid_out({name: getattr(buf, name) for name in ("obs", "obs_next", "rew", "done")}) == before
@@ -183,7 +183,7 @@ def test_rewriting_given_rows() -> None:
     buf, reached = made(future_k=np.inf)
     rows = buf.rewrite_transitions([3, -1])
     assert rows.act.tolist() == buf.act[[3, -1]].tolist()
-    assert all(goal in reached[place] for place, goal in zip(rows.act, rows.obs.desired_goal[:, 0], strict=True))
+    assert all(goal in reached[position] for position, goal in zip(rows.act, rows.obs.desired_goal[:, 0], strict=True))
     with pytest.raises(IndexError):
         buf.rewrite_transitions([12])
 
@@ -197,14 +197,14 @@ def test_several_rings(kind: Any) -> None:
     reached: dict[int, list[int]] = {}
     for env, ends in enumerate((ENDS, ENDS[4:], "rrr")):
         reached |= Walk(buf, ends, env).reached
-    seen: dict[int, set[int]] = {}
+    observed: dict[int, set[int]] = {}
     for _ in range(60):
         batch, indices = buf.sample(200)
         assert batch.act.tolist() == buf.act[indices].tolist()
-        for place, goal in zip(batch.act.tolist(), batch.obs.desired_goal[:, 0].tolist(), strict=True):
-            seen.setdefault(place, set()).add(int(goal))
-    assert seen == {place: set(reached[place]) for place in seen}
-    assert len(seen) == len(buf)
+        for position, goal in zip(batch.act.tolist(), batch.obs.desired_goal[:, 0].tolist(), strict=True):
+            observed.setdefault(position, set()).add(int(goal))
+    assert observed == {location: set(reached[location]) for location in observed}
+    assert len(observed) == len(buf)
     assert isinstance(buf, ReplayBufferManager)
     part = buf.buffers[1]
     assert isinstance(part, HERReplayBuffer)
@@ -266,11 +266,11 @@ def test_goals_of_other_kinds() -> None:
     for n in range(5):
         obs, after = (
             {
-                "observation": torch.tensor([place]),
-                "achieved_goal": torch.tensor([place, place]),
+                "observation": torch.tensor([position]),
+                "achieved_goal": torch.tensor([position, position]),
                 "desired_goal": torch.tensor([99, 99]),
             }
-            for place in (n, n + 1)
+            for position in (n, n + 1)
         )
         buf.add(step(n, obs=obs, obs_next=after))
     batch, _ = buf.sample(100)
@@ -312,10 +312,10 @@ def test_invalid_arguments_and_rows_are_rejected(tmp_path: Path) -> None:
     buf.add(step(0, obs=at(0), obs_next=at(1)))
     with pytest.raises(SampleBatchError, match=r"compute_reward_fn must return rewards of shape \(2,\), got \(3,\)"):
         buf.sample(2)
-    one = HERReplayBuffer(4, distance, 5)
+    first = HERReplayBuffer(4, distance, 5)
     for other in (ReplayBuffer(4), HERReplayBuffer(4, distance, 6), HERReplayBuffer(4, lambda a, d: a, 5)):
         with pytest.raises(SampleBatchError, match="the parts"):
-            HERReplayBufferManager([one, other])
+            HERReplayBufferManager([first, other])
     with pytest.raises(SampleBatchError, match="buffer_num"):
         HERVectorReplayBuffer(4, 0, distance, 5)
     for make in (
@@ -341,20 +341,20 @@ def test_goals_agree_with_tianshou(size: int) -> None:
     """Both libraries draw the same set of goals and compute rewards with the same function."""
     ours, other = HERReplayBuffer(size, distance, 20, np.inf), theirs(size, np.inf)
     Walk(ours, ENDS)
-    place = 0
+    position = 0
     for end in ENDS:
-        rows = {"obs": at(place), "obs_next": at(place + 1), "terminated": end == "t", "truncated": end == "c"}
-        other.add(sys.modules["tianshou.data"].Batch({**step(place, rew=0.25).to_dict(), **rows}))
-        place += 11 if end in "tc" else 1
+        rows = {"obs": at(position), "obs_next": at(position + 1), "terminated": end == "t", "truncated": end == "c"}
+        other.add(sys.modules["tianshou.data"].Batch({**step(position, rew=0.25).to_dict(), **rows}))
+        position += 11 if end in "tc" else 1
     np.random.seed(3)
-    seen: list[set[tuple[int, ...]]] = [set(), set()]
+    recorded: list[set[tuple[int, ...]]] = [set(), set()]
     for _ in range(1500):
-        for pairs, buf in zip(seen, (ours, other), strict=True):
+        for pairs, buf in zip(recorded, (ours, other), strict=True):
             # There, all steps of an episode get a goal that is ahead of the newest of them.
             batch, _ = buf.sample(2)
             columns = (batch.act, batch.obs.desired_goal[:, 0], batch.obs_next.desired_goal[:, 0], batch.rew)
             pairs |= set(zip(*(column.astype(int).tolist() for column in columns), strict=True))
-    assert seen[0] == seen[1]
+    assert recorded[0] == recorded[1]
 
 
 def test_the_number_of_relabelled_steps_agrees_with_tianshou() -> None:
@@ -362,10 +362,10 @@ def test_the_number_of_relabelled_steps_agrees_with_tianshou() -> None:
     future_k, n = 4.0, 400
     ours, other = HERReplayBuffer(n, distance, 20, future_k), theirs(n, future_k)
     make = sys.modules["tianshou.data"].Batch
-    for place in range(n):
-        rows = {"obs": at(2 * place), "obs_next": at(2 * place + 1), "terminated": True}
-        ours.add(step(place, **rows))
-        other.add(make({**step(place).to_dict(), **rows}))
+    for position in range(n):
+        rows = {"obs": at(2 * position), "obs_next": at(2 * position + 1), "terminated": True}
+        ours.add(step(position, **rows))
+        other.add(make({**step(position).to_dict(), **rows}))
     shares = []
     for buf in (ours, other):
         batches = [buf.sample(n)[0] for _ in range(30)]

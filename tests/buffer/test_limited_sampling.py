@@ -56,9 +56,9 @@ def test_max_age_does_not_change_priorities() -> None:
 
 def test_once_draws_every_row_once_until_it_is_overwritten() -> None:
     buf = fill(ReplayBuffer(8), 8)
-    drawn = [buf.sample(3, once=True).batch.obs.tolist() for _ in range(3)]
-    assert [len(rows) for rows in drawn] == [3, 3, 2]
-    assert sorted(np.concatenate(drawn)) == list(range(8))
+    sample = [buf.sample(3, once=True).batch.obs.tolist() for _ in range(3)]
+    assert [len(rows) for rows in sample] == [3, 3, 2]
+    assert sorted(np.concatenate(sample)) == list(range(8))
     with pytest.raises(EmptyBufferError, match="must have rows to sample within max_age and once, got none"):
         buf.sample(1, once=True)
     fill(buf, 3, start=8)
@@ -95,8 +95,8 @@ def test_episodes_are_selected_by_an_expression() -> None:
     assert episodes((pc.field("return") <= 3) & pc.field("terminated")) == [[0, 1, 2], [3]]
     assert episodes(pc.field("obs") == 3) == [[3]]
     assert episodes(pc.field("length") > 99) == []
-    drawn = buf.sample_episodes(50, where=pc.field("obs") >= 3).batch
-    assert {int(e.obs[0]) for e in drawn} == {3, 4}
+    sample = buf.sample_episodes(50, where=pc.field("obs") >= 3).batch
+    assert {int(e.obs[0]) for e in sample} == {3, 4}
     running = buf.sample_episodes(0, unfinished=True, where=~pc.field("terminated")).batch
     assert [e.obs.tolist() for e in running] == [[10, 11]]
     with pytest.raises(EmptyBufferError):
@@ -109,8 +109,8 @@ def test_episodes_are_selected_by_an_expression() -> None:
 
 def test_selected_episodes_of_a_wrapped_ring_have_their_returns() -> None:
     buf = fill(ReplayBuffer(10), 23, ends=(12, 16, 20))
-    found = buf.sample_episodes(0, where=pc.field("return") == 13.0 + 14 + 15 + 16).batch
-    assert [e.obs.tolist() for e in found] == [] if buf[:].obs[0] > 13 else [[13, 14, 15, 16]]
+    actual = buf.sample_episodes(0, where=pc.field("return") == 13.0 + 14 + 15 + 16).batch
+    assert [e.obs.tolist() for e in actual] == [] if buf[:].obs[0] > 13 else [[13, 14, 15, 16]]
     assert [e.obs.tolist() for e in buf.sample_episodes(0, where=pc.field("return") == 17.0 + 18 + 19 + 20).batch] == [
         [17, 18, 19, 20]
     ]

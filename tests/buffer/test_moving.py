@@ -31,8 +31,8 @@ def filled(kind: str, size: int, ends: str) -> tuple[ReplayBuffer, list[int]]:
 
 
 def numbers(kind: str, obs: Any) -> list[int]:
-    found = obs.a.b if kind == "nested" else [row[0] if len(row) else -1 for row in obs] if kind == "ragged" else obs
-    return np.asarray(found).tolist()
+    actual = obs.a.b if kind == "nested" else [row[0] if len(row) else -1 for row in obs] if kind == "ragged" else obs
+    return np.asarray(actual).tolist()
 
 
 def expected(kind: str, following: list[int]) -> list[int]:

@@ -113,13 +113,13 @@ def numbers(batch: SampleBatch) -> list[int]:
     return np.asarray(batch["obs.x"]).tolist()
 
 
-def check_rows(batch: SampleBatch, given: dict[int, Row]) -> None:
+def check_rows(batch: SampleBatch, options: dict[int, Row]) -> None:
     """Compare sampled rows with the added rows."""
-    expected = rows_of([given[number] for number in numbers(batch)])
+    expected = rows_of([options[number] for number in numbers(batch)])
     for name in expected.column_names:
-        found, wanted = batch[name], expected[name]
-        assert found.dtype == wanted.dtype, name
-        assert found.tolist() == wanted.tolist(), name
+        actual, reference = batch[name], expected[name]
+        assert actual.dtype == reference.dtype, name
+        assert actual.tolist() == reference.tolist(), name
     assert set(batch.column_names) == set(expected.column_names)
 
 
@@ -129,27 +129,27 @@ def check_rows(batch: SampleBatch, given: dict[int, Row]) -> None:
 def test_added_rows_are_stored_and_sampled(seed: int, shuffled: bool, ignore_obs_next: bool) -> None:
     size = 40
     world, buf = World(seed), MultiAgentReplayBuffer(size, ignore_obs_next=ignore_obs_next)
-    given: dict[str, list[Row]] = {}
+    options: dict[str, list[Row]] = {}
     for round_ in range(8):
         batch, rows = world.fragment(1 + (seed + round_) % 4, shuffled=shuffled)
         before = laid_out({policy: dict(part.items()) for policy, part in batch.items()})
         buf.add(batch)
         assert laid_out({policy: dict(part.items()) for policy, part in batch.items()}) == before
         for policy, part in rows.items():
-            given.setdefault(policy, []).extend(row for stream in in_streams(part) for row in stream)
-    assert len(buf) == sum(min(len(rows), size) for rows in given.values())
-    everything = buf.sample(0).batch
-    for policy, rows in given.items():
-        assert len(numbers(everything[policy])) == min(len(rows), size)
+            options.setdefault(policy, []).extend(row for stream in in_streams(part) for row in stream)
+    assert len(buf) == sum(min(len(rows), size) for rows in options.values())
+    all_rows = buf.sample(0).batch
+    for policy, rows in options.items():
+        assert len(numbers(all_rows[policy])) == min(len(rows), size)
         by_number = {row[0]: row for row in rows}
         if not ignore_obs_next:
-            check_rows(everything[policy], by_number)
+            check_rows(all_rows[policy], by_number)
             check_rows(buf.sample(32).batch[policy], by_number)
         else:
-            following(everything[policy])
+            following(all_rows[policy])
     sampled = buf.sample(16).batch
     assert sampled.env_steps() == 16
-    assert {policy: part.count for policy, part in sampled.items()} == dict.fromkeys(given, 16)
+    assert {policy: part.count for policy, part in sampled.items()} == dict.fromkeys(options, 16)
 
 
 def following(batch: SampleBatch) -> None:
@@ -157,10 +157,10 @@ def following(batch: SampleBatch) -> None:
     number = np.asarray(batch["obs.x"])
     after = np.asarray(batch["new_obs.x"])
     ended = np.asarray(batch["terminateds"])
-    known = set(number.tolist())
+    valid = set(number.tolist())
     for n, m, over in zip(number.tolist(), after.tolist(), ended.tolist(), strict=True):
         # Of rows that follow each other it is the observation of the next one, which here has another number.
-        assert m == n if over else m == n + 1 or (m in known and m != n)
+        assert m == n if over else m == n + 1 or (m in valid and m != n)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -169,9 +169,9 @@ def test_neighbouring_rows_belong_to_the_same_agent(seed: int, shuffled: bool) -
     world, buf = World(seed, envs=3), MultiAgentReplayBuffer(60)
     for _ in range(7):
         buf.add(world.fragment(3, shuffled=shuffled)[0])
-    for policy, own in buf.buffers.items():
-        rows, after = own[:], own[own.next(own.sample_indices(0))]
-        moved = own.next(own.sample_indices(0)) != own.sample_indices(0)
+    for policy, part in buf.buffers.items():
+        rows, after = part[:], part[part.next(part.sample_indices(0))]
+        moved = part.next(part.sample_indices(0)) != part.sample_indices(0)
         for name in ("eps_id", "agent_index"):
             assert (rows[name][moved] == after[name][moved]).all(), policy
         assert (rows.t[moved] + 1 == after.t[moved]).all()
@@ -181,18 +181,18 @@ def test_neighbouring_rows_belong_to_the_same_agent(seed: int, shuffled: bool) -
         by_key = {
             tuple(key): n for *key, n in zip(rows.eps_id, rows.agent_index, rows.t, range(len(rows)), strict=True)
         }
-        indices = own.sample_indices(0)
-        place = {index: i for i, index in enumerate(indices.tolist())}
+        indices = part.sample_indices(0)
+        position = {index: i for i, index in enumerate(indices.tolist())}
         for i, index in enumerate(indices.tolist()):
             total, at, k = 0.0, index, 0
             while True:
-                total += 0.5**k * rows.rew[place[at]]
+                total += 0.5**k * rows.rew[position[at]]
                 k += 1
-                if k == 3 or own.next(at) == at:
+                if k == 3 or part.next(at) == at:
                     break
-                at = int(own.next(at))
+                at = int(part.next(at))
             assert returns["returns"][i] == total
-            last = place[at]
+            last = position[at]
             assert returns["discount"][i] == (0.0 if rows.terminated[last] else 0.5**k)
             assert returns["new_obs.x"][i] == rows.obs_next.x[last]
         assert len(by_key) == len(rows)
@@ -205,45 +205,47 @@ def test_a_fragment_continues_the_previous_one() -> None:
         buf.add(MultiAgentBatch({"p": rows_of(rows)}, len(rows)))
 
     add((0, 5, 0, 0, False, False), (10, 5, 0, 1, False, False))
-    own = buf.buffers["p"]
-    assert (own.truncated[:2].tolist(), own.fragment_end[:2].tolist()) == ([False, True], [False, True])
+    ours = buf.buffers["p"]
+    assert (ours.truncated[:2].tolist(), ours.fragment_end[:2].tolist()) == ([False, True], [False, True])
     add((20, 5, 0, 2, False, False))
-    assert own.next([0, 1, 2]).tolist() == [1, 2, 2]
-    assert own.truncated[:3].tolist() == [False, False, True]
+    assert ours.next([0, 1, 2]).tolist() == [1, 2, 2]
+    assert ours.truncated[:3].tolist() == [False, False, True]
     add((30, 5, 1, 3, False, False))  # another agent
     add((40, 5, 1, 5, False, False))  # a step is missing
     add((50, 6, 1, 6, False, False), (60, 5, 1, 6, False, True))  # the second row goes on, so it comes first
-    assert own.obs.x[:7].tolist() == [0, 10, 20, 30, 40, 60, 50]
-    assert own.next(np.arange(7)).tolist() == [1, 2, 2, 3, 5, 5, 6]
-    assert own.truncated[:7].tolist() == [False, False, True, True, False, True, True]
+    assert ours.obs.x[:7].tolist() == [0, 10, 20, 30, 40, 60, 50]
+    assert ours.next(np.arange(7)).tolist() == [1, 2, 2, 3, 5, 5, 6]
+    assert ours.truncated[:7].tolist() == [False, False, True, True, False, True, True]
     assert buf.sample(0).batch["p"]["truncateds"].tolist() == [False] * 5 + [True, False]
-    assert own.fragment_end[:7].tolist() == [False, False, True, True, False, False, True]
+    assert ours.fragment_end[:7].tolist() == [False, False, True, True, False, False, True]
     buf.reset()
     add((70, 6, 1, 7, False, False))
-    assert own.prev(0) == 0
+    assert ours.prev(0) == 0
     assert len(buf) == 1
 
 
 def test_streams() -> None:
-    whole = find_streams(3, None, None, None)
-    assert (whole.order, whole.ends.tolist(), whole.tail, whole.goes_on) == (None, [False, False, True], None, False)
+    full = find_streams(3, None, None, None)
+    assert (full.order, full.ends.tolist(), full.tail, full.goes_on) == (None, [False, False, True], None, False)
     names = np.array(["b", "b", "a"])
     assert find_streams(3, names, None, None).ends.tolist() == [False, True, True]
     assert find_streams(3, names, np.array([0, 1, 0]), np.arange(3)).ends.tolist() == [True, True, True]
-    found = find_streams(3, np.array([1, 1, 1]), None, np.array([5, 3, 4]), Tail(1, None, 4))
-    assert found.order is not None
-    assert (found.order.tolist(), found.goes_on, found.tail) == ([1, 2, 0], False, Tail(1, None, 5))
+    actual = find_streams(3, np.array([1, 1, 1]), None, np.array([5, 3, 4]), Tail(1, None, 4))
+    assert actual.order is not None
+    assert (actual.order.tolist(), actual.goes_on, actual.tail) == ([1, 2, 0], False, Tail(1, None, 5))
     assert find_streams(0, np.zeros(0, int), None, None).goes_on is False
 
 
 # In lockstep
 
 
-def whole_steps(buf: MultiAgentReplayBuffer, given: dict[tuple[int, int], dict[str, list[Row]]]) -> list[Any]:
+def whole_steps(buf: MultiAgentReplayBuffer, options: dict[tuple[int, int], dict[str, list[Row]]]) -> list[Any]:
     """Return, in order, the rows of every step of the environment all of whose rows are there."""
-    there = {policy: set(own.obs.x[own.sample_indices(0)].tolist()) for policy, own in buf.buffers.items()}
+    stored = {policy: set(part.obs.x[part.sample_indices(0)].tolist()) for policy, part in buf.buffers.items()}
     return [
-        rows for rows in given.values() if all(row[0] in there[policy] for policy, part in rows.items() for row in part)
+        rows
+        for rows in options.values()
+        if all(row[0] in stored[policy] for policy, part in rows.items() for row in part)
     ]
 
 
@@ -252,22 +254,22 @@ def whole_steps(buf: MultiAgentReplayBuffer, given: dict[tuple[int, int], dict[s
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_steps_of_the_environment(seed: int, size: Any, shuffled: bool) -> None:
     world, buf = World(seed), MultiAgentReplayBuffer(size, lockstep=True)
-    given: dict[tuple[int, int], dict[str, list[Row]]] = {}
+    options: dict[tuple[int, int], dict[str, list[Row]]] = {}
     for round_ in range(12):
         batch, rows = world.fragment(1 + (seed * round_) % 7, shuffled=shuffled)
         buf.add(batch)
         keys = sorted({row[1:4:2] for part in rows.values() for row in part})
         for key in keys:
-            given[key] = {policy: [row for row in part if row[1:4:2] == key] for policy, part in rows.items()}
-        expected = whole_steps(buf, given)
+            options[key] = {policy: [row for row in part if row[1:4:2] == key] for policy, part in rows.items()}
+        expected = whole_steps(buf, options)
         assert buf.env_steps() == len(expected)
-        everything = buf.sample(0).batch
-        assert everything.env_steps() == len(expected)
+        all_rows = buf.sample(0).batch
+        assert all_rows.env_steps() == len(expected)
         for policy in buf.buffers:
-            wanted = [sorted(row[0] for row in rows.get(policy, ())) for rows in expected]
-            found = iter(numbers(everything[policy]) if policy in everything else [])
-            assert [sorted(next(found) for _ in part) for part in wanted] == wanted
-            assert next(found, None) is None
+            reference = [sorted(row[0] for row in rows.get(policy, ())) for rows in expected]
+            actual = iter(numbers(all_rows[policy]) if policy in all_rows else [])
+            assert [sorted(next(actual) for _ in part) for part in reference] == reference
+            assert next(actual, None) is None
         again = pickle.loads(pickle.dumps(buf))
         if len(expected):
             sampled, other = buf.sample(5).batch, again.sample(5).batch
@@ -287,11 +289,11 @@ def test_steps_are_equally_likely() -> None:
     every = buf.sample(0).batch
     for policy, part in every.items():
         expected = Counter(zip(part["eps_id"].tolist(), part["t"].tolist(), strict=True))
-        found = Counter(zip(batch[policy]["eps_id"].tolist(), batch[policy]["t"].tolist(), strict=True))
-        assert set(found) == set(expected)
+        actual = Counter(zip(batch[policy]["eps_id"].tolist(), batch[policy]["t"].tolist(), strict=True))
+        assert set(actual) == set(expected)
         share = n / every.env_steps()
         for key, rows in expected.items():
-            assert abs(found[key] / rows - share) < 5 * share**0.5
+            assert abs(actual[key] / rows - share) < 5 * share**0.5
     shuffled = buf.sample(None).batch
     assert shuffled.env_steps() == every.env_steps()
     assert sorted(numbers(shuffled["even"])) == sorted(numbers(every["even"]))
@@ -397,16 +399,16 @@ def test_copies_and_restored_buffers_continue_with_the_same_draws(lockstep: bool
 
 
 def test_draws_do_not_depend_on_the_order_of_policies() -> None:
-    def drawn(seed: int, *order: str) -> dict[str, list[int]]:
+    def draw(seed: int, *order: str) -> dict[str, list[int]]:
         buf = MultiAgentReplayBuffer(30, seed=seed)
         for policy in order:
             buf.add(MultiAgentBatch({policy: plain(20)}, 20))
         return {policy: buf.sample(10).batch[policy]["obs"].tolist() for policy in sorted(order)}
 
-    assert drawn(1, "a", "b") == drawn(1, "b", "a")
-    assert drawn(1, "a", "b") != drawn(2, "a", "b")
-    found = drawn(1, "a", "b")
-    assert found["a"] != found["b"]
+    assert draw(1, "a", "b") == draw(1, "b", "a")
+    assert draw(1, "a", "b") != draw(2, "a", "b")
+    actual = draw(1, "a", "b")
+    assert actual["a"] != actual["b"]
 
 
 # What is refused
@@ -464,8 +466,8 @@ def test_integer_flags_become_bool_and_rewards_keep_their_dtype() -> None:
     at = np.arange(3)
     rows = {"obs": at, "actions": at, "rewards": at.astype(np.float32), "dones": np.array([0, 1, 0])}
     buf.add(MultiAgentBatch({"a": SampleBatch(rows)}, 3))
-    found = buf.sample(0).batch["a"]
-    assert set(found.column_names) == set(rows)
-    assert found["dones"].tolist() == [False, True, False]
-    assert found["rewards"].dtype == np.float32
+    actual = buf.sample(0).batch["a"]
+    assert set(actual.column_names) == set(rows)
+    assert actual["dones"].tolist() == [False, True, False]
+    assert actual["rewards"].dtype == np.float32
     assert buf.buffers["a"].next(np.arange(3)).tolist() == [1, 1, 2]

@@ -66,34 +66,34 @@ class Rings:
 
     def step(self, envs: list[int], ends: float = 0.2) -> Batch:
         """Step some environments."""
-        made = []
+        created = []
         for env in envs:
             terminated, truncated = (bool(draw < ends / 2) for draw in self.rng.random(2))
             obs, following = self.current.pop(env, None) or self.number(), self.number()
-            made.append(Step(obs, following, float(self.rng.integers(-9, 10)), terminated, truncated))
+            created.append(Step(obs, following, float(self.rng.integers(-9, 10)), terminated, truncated))
             if not (terminated or truncated):
                 self.current[env] = following
-            self.rings[env].append(made[-1])
+            self.rings[env].append(created[-1])
         names = ("obs", "obs_next", "rew", "terminated", "truncated")
         return Batch(
-            {name: np.array([getattr(step, name) for step in made]) for name in names} | {"act": [0] * len(envs)}
+            {name: np.array([getattr(step, name) for step in created]) for name in names} | {"act": [0] * len(envs)}
         )
 
     def expected(self, obs: int, n_step: int, gamma: float) -> tuple[float, float, Step]:
         """Find the step with an observation, and walk from there."""
         for ring in map(list, self.rings):
-            for place, step in enumerate(ring):
+            for position, step in enumerate(ring):
                 if step.obs == obs:
-                    return window(ring, place, n_step, gamma)
+                    return window(ring, position, n_step, gamma)
         raise AssertionError(f"{obs} is not there")
 
     def check(self, rows: Any, n_step: int, gamma: float, *, kept_next: bool = True) -> None:
         """Compare rows with a loop from each row."""
-        found = [self.expected(int(obs), n_step, gamma) for obs in rows.obs]
-        np.testing.assert_allclose(rows.returns, [total for total, _, _ in found], atol=1e-12)
-        np.testing.assert_allclose(rows.discount, [discount for _, discount, _ in found], atol=1e-12)
+        actual = [self.expected(int(obs), n_step, gamma) for obs in rows.obs]
+        np.testing.assert_allclose(rows.returns, [total for total, _, _ in actual], atol=1e-12)
+        np.testing.assert_allclose(rows.discount, [discount for _, discount, _ in actual], atol=1e-12)
         # Where next observations are not stored, that of a terminated step is its own, and nothing asks for it.
-        after = [last.obs_next if kept_next or not last.terminated else last.obs for _, _, last in found]
+        after = [last.obs_next if kept_next or not last.terminated else last.obs for _, _, last in actual]
         assert rows.obs_next.tolist() == after
 
 
@@ -205,10 +205,10 @@ def test_rewards_of_any_kind_are_summed_in_double_precision(dtype: Any) -> None:
     rewards = rng.integers(-50, 50, (12, 2)).astype(dtype)
     over, ended = rng.random(12) < 0.1, rng.random(12) < 0.2
     windows: Any = (over, over | ended, [0, 5, 12], [2, 8], rng.integers(0, 12, 200), 4, 0.9)
-    found, expected = nstep_of_rings(rewards, *windows), nstep_of_rings(rewards.astype(np.float64), *windows)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert one.dtype == other.dtype
+    actual, expected = nstep_of_rings(rewards, *windows), nstep_of_rings(rewards.astype(np.float64), *windows)
+    for first, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(first, other)
+        assert first.dtype == other.dtype
 
 
 def test_a_few_windows_of_many_rewards_convert_no_others() -> None:
@@ -218,12 +218,12 @@ def test_a_few_windows_of_many_rewards_convert_no_others() -> None:
     nstep_of_rings(rewards, flags, flags, [0, slots], [slots - 1], some, 3, 0.5)
     tracemalloc.start()
     try:
-        found = nstep_of_rings(rewards, flags, flags, [0, slots], [slots - 1], some, 3, 0.5)
-        _, most = tracemalloc.get_traced_memory()
+        actual = nstep_of_rings(rewards, flags, flags, [0, slots], [slots - 1], some, 3, 0.5)
+        _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (found.returns == 1.75).all()
-    assert most < 100_000
+    assert (actual.returns == 1.75).all()
+    assert peak < 100_000
 
 
 def test_invalid_arguments_are_rejected() -> None:
@@ -251,8 +251,8 @@ def test_targets_agree_with_tianshou() -> None:
     estimates = torch.from_numpy(rings.rng.normal(size=rings.numbers + 2))
     for n_step in (1, 3, 8):
         rows, indices = ours.sample(0, n_step=n_step, gamma=0.9)
-        found = rows.returns + rows.discount * estimates[torch.from_numpy(rows.obs_next)].numpy()
+        actual = rows.returns + rows.discount * estimates[torch.from_numpy(rows.obs_next)].numpy()
         expected = algorithm.compute_nstep_return(
             theirs[indices], theirs, indices, lambda buf, last: estimates[buf.obs_next[last]], 0.9, n_step
         )
-        np.testing.assert_allclose(found, expected.returns[:, 0])
+        np.testing.assert_allclose(actual, expected.returns[:, 0])

@@ -134,15 +134,15 @@ def test_slots_filled_by_set_batch_are_not_sampled() -> None:
 
 
 def test_draws_use_the_generator_of_the_buffer() -> None:
-    def drawn(seed: int, disturbed: int) -> list[list[int]]:
+    def draw(seed: int, disturbed: int) -> list[list[int]]:
         buf = filled(8, random_seed=seed)
-        found = []
+        actual = []
         for _ in range(3):
             np.random.seed(disturbed)
-            found.append(buf.sample(16)[1].tolist())
-        return found
+            actual.append(buf.sample(16)[1].tolist())
+        return actual
 
-    assert drawn(1, 5) == drawn(1, 6) != drawn(2, 5)
+    assert draw(1, 5) == draw(1, 6) != draw(2, 5)
 
 
 def test_all_rows_in_time_order_or_shuffled() -> None:
@@ -166,8 +166,8 @@ def test_importance_weights_by_their_formula(beta: float) -> None:
     chances /= chances.sum()
     of_the_paper = (8 * chances) ** -beta
     for indices in (np.arange(8), [3, 1, 1], [[0, 2], [6, 7]], 5):
-        found = buf[indices]
-        np.testing.assert_allclose(found.weight, of_the_paper[indices] / np.max(of_the_paper[indices]))
+        actual = buf[indices]
+        np.testing.assert_allclose(actual.weight, of_the_paper[indices] / np.max(of_the_paper[indices]))
     batch, indices = buf.sample(32)
     np.testing.assert_allclose(batch.weight, of_the_paper[indices] / of_the_paper[indices].max())
     np.testing.assert_allclose(buf.get_weight(np.arange(8)), ((priorities + EPSILON) ** 0.7 / EPSILON) ** -beta)
@@ -223,19 +223,19 @@ def test_a_new_row_has_the_largest_priority_so_far() -> None:
 
 
 def test_priorities_are_raised_to_alpha_in_the_dtype_given() -> None:
-    given = np.random.default_rng(0).random(200).astype(np.float32) * 3
-    one, other = filled(200, 200, alpha=0.6), filled(200, 200, alpha=0.6)
-    one.update_weight(np.arange(200), torch.from_numpy(given))
-    other.update_weight(np.arange(200), given.astype(np.float64))
-    exact = (given + np.finfo(np.float32).eps.item()) ** 0.6
+    priorities = np.random.default_rng(0).random(200).astype(np.float32) * 3
+    first, other = filled(200, 200, alpha=0.6), filled(200, 200, alpha=0.6)
+    first.update_weight(np.arange(200), torch.from_numpy(priorities))
+    other.update_weight(np.arange(200), priorities.astype(np.float64))
+    exact = (priorities + np.finfo(np.float32).eps.item()) ** 0.6
     assert exact.dtype == np.float32
-    assert np.array_equal(one.weight[:], exact.astype(np.float64))
-    assert not np.array_equal(one.weight[:], other.weight[:])
+    assert np.array_equal(first.weight[:], exact.astype(np.float64))
+    assert not np.array_equal(first.weight[:], other.weight[:])
     # So does the priority that new rows enter with, also after the buffer has been carried elsewhere.
-    again = pickle.loads(pickle.dumps(one))
-    for buf in (one, again):
+    again = pickle.loads(pickle.dumps(first))
+    for buf in (first, again):
         buf.add(step(0))
-        assert buf.weight[0] == np.float32(given.max() + np.finfo(np.float32).eps) ** 0.6
+        assert buf.weight[0] == np.float32(priorities.max() + np.finfo(np.float32).eps) ** 0.6
 
 
 def test_priorities_of_a_narrow_dtype_neither_vanish_nor_overflow() -> None:
@@ -256,11 +256,11 @@ def test_rows_can_be_reset_to_the_priority_of_new_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [[-3.0], np.array([3], np.uint8), torch.tensor([-3.0]), torch.tensor([3.0], requires_grad=True), 3, -3.0]
+    "value", [[-3.0], np.array([3], np.uint8), torch.tensor([-3.0]), torch.tensor([3.0], requires_grad=True), 3, -3.0]
 )
-def test_priorities_of_any_kind(given: Any) -> None:
+def test_priorities_of_any_kind(value: Any) -> None:
     buf = filled(3, alpha=1.0)
-    buf.update_weight(torch.tensor([1]) if isinstance(given, torch.Tensor) else [1], given)
+    buf.update_weight(torch.tensor([1]) if isinstance(value, torch.Tensor) else [1], value)
     np.testing.assert_allclose(buf.weight[:3], [1.0, 3.0, 1.0], rtol=1e-6)
 
 
@@ -330,7 +330,7 @@ def test_generations_are_counted_for_each_ring() -> None:
 
 def test_rejected_priorities_change_nothing() -> None:
     buf = filled(3, alpha=2.0)
-    for index, given, generation, error, message in [
+    for index, value, generation, error, message in [
         ([0, 1], [1.0, np.nan], None, PriorityError, "got a priority of NaN"),
         ([0, 1], [1.0, np.inf], None, PriorityError, "got a priority of inf"),
         ([0, 1], [1.0, 1e200], None, PriorityError, "got a priority of 1e.200"),
@@ -343,7 +343,7 @@ def test_rejected_priorities_change_nothing() -> None:
         ([0.5], [5.0], None, RowIndexError, "indexed by integers"),
     ]:
         with pytest.raises(error, match=message):
-            buf.update_weight(index, given, generation=generation)
+            buf.update_weight(index, value, generation=generation)
     buf.add(step(3))
     assert buf.weight[:4].tolist() == [1.0] * 4
 
@@ -371,11 +371,11 @@ def test_classes_are_subclasses_of_the_expected_types() -> None:
     buf = vector(1)
     manager = PrioritizedReplayBufferManager([filled(0), filled(0)])
     assert isinstance(filled(0), ReplayBuffer)
-    for one in (buf, manager):
-        assert isinstance(one, ReplayBuffer)
-        assert isinstance(one, ReplayBufferManager)
-        assert isinstance(one, PrioritizedReplayBufferManager)
-        assert not isinstance(one, VectorReplayBuffer)
+    for item in (buf, manager):
+        assert isinstance(item, ReplayBuffer)
+        assert isinstance(item, ReplayBufferManager)
+        assert isinstance(item, PrioritizedReplayBufferManager)
+        assert not isinstance(item, VectorReplayBuffer)
     assert PrioritizedVectorReplayBuffer(10, 3, alpha=0.6, beta=0.4).maxsize == 12
     assert buf.options["alpha"] == 0.6
     with pytest.raises(ArgumentError, match="buffer_num must be a whole number from 1, got 0"):
@@ -412,8 +412,8 @@ def test_many_rows_added_together_have_the_priority_of_new_rows() -> None:
     np.testing.assert_allclose(buf.weight[:], np.full(8, 3.0), rtol=1e-6)
     rows = {"obs": np.arange(5), "act": np.arange(5), "rew": np.ones(5), "obs_next": np.arange(5)}
     flags = dict.fromkeys(("terminated", "truncated", "done"), np.zeros(5, bool))
-    made = PrioritizedReplayBuffer.from_data(**rows, **flags, alpha=0.5, beta=0.5, stratified=True)
-    assert made.sample_indices(5).tolist() == [0, 1, 2, 3, 4]
+    result = PrioritizedReplayBuffer.from_data(**rows, **flags, alpha=0.5, beta=0.5, stratified=True)
+    assert result.sample_indices(5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_rows_keep_their_priorities_if_others_are_removed() -> None:
@@ -421,10 +421,10 @@ def test_rows_keep_their_priorities_if_others_are_removed() -> None:
     for n in range(8):
         buf.add(step(n, rew=np.nan if n % 3 == 0 else 1.0))
     buf.update_weight(buf.sample_indices(0), np.arange(1.0, 7.0))
-    kept = buf[:].obs[~np.isnan(buf[:].rew)]
+    retained = buf[:].obs[~np.isnan(buf[:].rew)]
     buf.dropnull()
-    assert np.array_equal(buf[:].obs, kept)
-    np.testing.assert_allclose(buf.weight[:], [*(kept - 1), 0.0, 0.0], rtol=1e-5)
+    assert np.array_equal(buf[:].obs, retained)
+    np.testing.assert_allclose(buf.weight[:], [*(retained - 1), 0.0, 0.0], rtol=1e-5)
 
 
 # Carrying on elsewhere
@@ -440,9 +440,9 @@ def test_a_pickled_buffer_resumes_exactly(make: Callable[..., Any]) -> None:
     again.update_weight(indices, np.ones(9), generation=batch.generation)
     buf.update_weight(indices, np.ones(9), generation=batch.generation)
     for _ in range(3):
-        one, other = buf.sample(16), again.sample(16)
-        assert np.array_equal(one[1], other[1])
-        assert np.array_equal(one[0].weight, other[0].weight)
+        first, other = buf.sample(16), again.sample(16)
+        assert np.array_equal(first[1], other[1])
+        assert np.array_equal(first[0].weight, other[0].weight)
         for each in (buf, again):
             each.add(step(7) if make is filled else steps(7, 3))
     assert np.array_equal(buf.weight[:], again.weight[:])

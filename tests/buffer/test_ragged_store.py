@@ -96,20 +96,20 @@ def test_random_writes_read_like_a_list(data: st.DataObject) -> None:
         store.write(np.array(at), store.fit(rows, len(rows)))
         for slot, row in zip(at, rows, strict=True):
             oracle[slot] = row
-    for got, expected in zip(store.take(np.arange(slots)), oracle, strict=True):
-        assert got.shape == expected.shape
-        assert np.array_equal(got, expected)
+    for actual, expected in zip(store.take(np.arange(slots)), oracle, strict=True):
+        assert actual.shape == expected.shape
+        assert np.array_equal(actual, expected)
 
 
 def test_memory_stays_within_a_multiple_of_the_rows_in_use() -> None:
     rng = np.random.default_rng(0)
     store = RaggedStore("obs", 200, F4, 1)
-    most = 0
+    maximum = 0
     for step in range(20_000):
         store.write(step % 200, store.fit(np.full((1, rng.integers(0, 60)), step, F4), 1))
-        most = max(most, store.nbytes)
+        maximum = max(maximum, store.nbytes)
     used = store.values.flat.nbytes
-    assert most < 3 * used + 200 * 16
+    assert maximum < 3 * used + 200 * 16
     assert [row[0] for row in store.take(np.arange(200)) if len(row)] == [
         19_800 + slot for slot, row in enumerate(store.take(np.arange(200))) if len(row)
     ]

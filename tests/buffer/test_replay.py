@@ -73,14 +73,14 @@ def test_tensors_and_arrays_may_alternate() -> None:
 
 
 def test_objects_are_stored_unchanged() -> None:
-    things: list[Any] = [{1, 2}, "words", None, [1, [2]], lambda: None]
+    values: list[Any] = [{1, 2}, "words", None, [1, [2]], lambda: None]
     buf = ReplayBuffer(8)
-    for n, thing in enumerate(things):
+    for n, value in enumerate(values):
         row = step(n)
         row.__dict__["info"] = Batch()
-        row.info.__dict__["thing"] = thing
+        row.info.__dict__["thing"] = value
         buf.add(row)
-    assert all(found is thing for found, thing in zip(buf[:].info.thing, things, strict=True))
+    assert all(actual is item for actual, item in zip(buf[:].info.thing, values, strict=True))
     assert buf[1].info.thing == "words"
     assert buf[0].info.thing == {1, 2}
     array = np.array([1, 2])
@@ -285,12 +285,12 @@ def test_complete_stacks_only() -> None:
         buf.sample(2)
     for n in range(3, 30):
         buf.add(step(n, truncated=n % 5 == 4))
-    whole = buf.sample_indices(0)
-    assert buf[whole].act.tolist() == [23, 24, 28, 29]
+    full = buf.sample_indices(0)
+    assert buf[full].act.tolist() == [23, 24, 28, 29]
     counts = np.bincount(buf.sample_indices(4000), minlength=12)
-    assert counts[whole].min() > 900
-    assert counts.sum() == counts[whole].sum() == 4000
-    assert sorted(buf.sample_indices(None)) == sorted(whole)
+    assert counts[full].min() > 900
+    assert counts.sum() == counts[full].sum() == 4000
+    assert sorted(buf.sample_indices(None)) == sorted(full)
     assert buf[:].act.tolist() == list(range(18, 30))
 
 
@@ -337,11 +337,11 @@ def test_large_copies_use_two_cores() -> None:
     obs = np.arange(rows * 500).reshape(rows, 500)
     for n in range(rows + rows // 3):
         buf.add(Batch(obs=obs[n % rows], act=n, rew=0.0, terminated=False, truncated=False))
-    everything = buf[:]
-    assert everything.act.tolist() == list(range(rows // 3, rows + rows // 3))
-    assert np.array_equal(everything.obs, np.roll(obs, -(rows // 3), 0))
+    all_rows = buf[:]
+    assert all_rows.act.tolist() == list(range(rows // 3, rows + rows // 3))
+    assert np.array_equal(all_rows.obs, np.roll(obs, -(rows // 3), 0))
     assert np.array_equal(buf[7 : rows - 5].obs, obs[7 : rows - 5])
-    assert np.array_equal(buf[buf.sample_indices(0)].obs, everything.obs)
+    assert np.array_equal(buf[buf.sample_indices(0)].obs, all_rows.obs)
 
 
 # All rows at once
@@ -435,30 +435,30 @@ def data(rows: int = 6) -> dict[str, Any]:
 
 
 def test_buffers_of_data_share_its_memory_and_continue() -> None:
-    given = data()
-    buf = ReplayBuffer.from_data(**given)
-    assert buf.obs is given["obs"]
+    original = data()
+    buf = ReplayBuffer.from_data(**original)
+    assert buf.obs is original["obs"]
     assert buf.last_index.tolist() == [5]
     assert buf.next(np.arange(6)).tolist() == [1, 2, 2, 4, 4, 5]
     assert buf.prev(np.arange(6)).tolist() == [0, 0, 1, 3, 3, 5]
     assert buf.add(step(9, obs=np.zeros(2), obs_next=np.ones(2)))[0].tolist() == [0]
-    assert given["obs"][0].tolist() == [0.0, 0.0]
+    assert original["obs"][0].tolist() == [0.0, 0.0]
     for read_only in (True, False):
         other = data()
         other["obs"] = other["obs"][::-1]
         other["act"].flags.writeable = not read_only
-        made = ReplayBuffer.from_data(**other)
-        made.add(step(9, obs=np.zeros(2), obs_next=np.ones(2)))
-        assert made.act[0] == 9
+        result = ReplayBuffer.from_data(**other)
+        result.add(step(9, obs=np.zeros(2), obs_next=np.ones(2)))
+        assert result.act[0] == 9
         assert other["act"][0] == (0 if read_only else 9)
         assert other["obs"][0, 0] == 10.0
 
 
 def test_data_may_be_nested_and_of_other_kinds() -> None:
-    given = data()
-    given |= {"obs": Batch(a=given["obs"]), "obs_next": {"a": given["obs_next"]}, "act": list(range(6))}
-    given |= {"rew": np.ones(6, np.float32), "terminated": [0, 0, 1, 0, 0, 0]}
-    buf = ReplayBuffer.from_data(**given)
+    original = data()
+    original |= {"obs": Batch(a=original["obs"]), "obs_next": {"a": original["obs_next"]}, "act": list(range(6))}
+    original |= {"rew": np.ones(6, np.float32), "terminated": [0, 0, 1, 0, 0, 0]}
+    buf = ReplayBuffer.from_data(**original)
     assert buf.obs.a.shape == (6, 2)
     assert (buf.rew.dtype, buf.terminated.dtype) == (np.float64, bool)
     assert buf[:].obs_next.a[0].tolist() == [2.0, 3.0]
@@ -537,8 +537,8 @@ def test_pickles_keep_final_observations() -> None:
     other = pickle.loads(pickle.dumps(buf))
     for _ in range(2):
         assert other[:].obs_next.tolist() == buf[:].obs_next.tolist()
-        for one in (buf, other):
-            one.add(step(31, truncated=1, obs_next=500))
+        for item in (buf, other):
+            item.add(step(31, truncated=1, obs_next=500))
     assert buf[:].obs_next.tolist()[-2:] == [500, 500]
 
 
@@ -567,17 +567,17 @@ def goal(n: int) -> dict[str, np.ndarray]:
     return {"observation": np.array([n]), "achieved_goal": np.array([n, n]), "desired_goal": np.array([-1, -1])}
 
 
-@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("value", [True, False])
 @pytest.mark.parametrize(("terminated", "truncated"), [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_done_is_terminated_or_truncated(given: bool, terminated: int, truncated: int) -> None:
-    batch = step(0, terminated=terminated, truncated=truncated, done=given)
+def test_done_is_terminated_or_truncated(value: bool, terminated: int, truncated: int) -> None:
+    batch = step(0, terminated=terminated, truncated=truncated, done=value)
     before = batch.to_dict()
     buf = ReplayBuffer(3)
     buf.add(batch)
     assert buf.done[0] == (terminated or truncated)
     assert batch.to_dict() == before
     vector = VectorReplayBuffer(6, 2)
-    vector.add(steps([0, 1], terminated=[terminated] * 2, truncated=[truncated] * 2, done=[given] * 2))
+    vector.add(steps([0, 1], terminated=[terminated] * 2, truncated=[truncated] * 2, done=[value] * 2))
     assert vector.done[[0, 3]].tolist() == [bool(terminated or truncated)] * 2
 
 
@@ -618,15 +618,15 @@ def test_new_keys_are_filled_for_existing_rows() -> None:
 def test_add_returns_four_arrays() -> None:
     buf = ReplayBuffer(4)
     for n, end in enumerate([False, False, True, False, True]):
-        found = buf.add(step(n, rew=n + 1, terminated=end))
+        actual = buf.add(step(n, rew=n + 1, terminated=end))
         expected = (
             [n % 4],
             [6.0 if n == 2 else 9.0 if end else 0.0],
             [3 if n == 2 else 2 if end else 0],
             [3 * (n > 2)],
         )
-        assert tuple(part.tolist() for part in found) == expected
-        assert [part.dtype.kind for part in found] == list("ifii")
+        assert tuple(part.tolist() for part in actual) == expected
+        assert [part.dtype.kind for part in actual] == list("ifii")
 
 
 def test_returns_of_vector_rewards() -> None:
@@ -820,13 +820,13 @@ def test_draws_use_the_generator_of_the_buffer(kind: str) -> None:
             buf.add(
                 steps([n], obs=[goal(n)], obs_next=[goal(n + 1)], rew=[-1], terminated=[n % 5 == 4]), buffer_ids=[0]
             )
-        found = []
+        actual = []
         for _ in range(3):
             if disturb:
                 np.random.seed(7)
             batch, indices = buf.sample(16)
-            found.append((indices.tolist(), batch.obs.desired_goal.tolist()))
-        return found
+            actual.append((indices.tolist(), batch.obs.desired_goal.tolist()))
+        return actual
 
     assert draws(1, False) == draws(1, True)
     assert draws(1, False) != draws(2, False)
@@ -844,8 +844,8 @@ def test_objects_cannot_be_stored_in_hdf5(tmp_path: Path) -> None:
 
 def test_done_without_other_flags_means_terminated() -> None:
     buf = ReplayBuffer(4)
-    found = buf.add(obs=1, act=1, rew=2, done=True, obs_next=2, info={})
-    assert [part.tolist() for part in found] == [[0], [2.0], [1], [0]]
+    actual = buf.add(obs=1, act=1, rew=2, done=True, obs_next=2, info={})
+    assert [part.tolist() for part in actual] == [[0], [2.0], [1], [0]]
     assert (buf.terminated[0], buf.truncated[0], buf.done[0]) == (True, False, True)
     buf.add(Batch(obs=1, act=1, rew=2, done=False, obs_next=2, info={}))
     assert buf.done.tolist() == [True, False, False, False]
@@ -863,9 +863,9 @@ def test_set_batch_and_from_data() -> None:
         ReplayBuffer(4).set_batch(rows)
     names = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next")
     data = {name: np.asarray(rows[name]) for name in names}
-    made = ReplayBuffer.from_data(**data)
-    assert (len(made), made.maxsize) == (5, 5)
-    assert made[:].obs_next.tolist() == [1, 2, 3, 4, 5]
+    result = ReplayBuffer.from_data(**data)
+    assert (len(result), result.maxsize) == (5, 5)
+    assert result[:].obs_next.tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(SampleBatchError):
         ReplayBuffer.from_data(**{**data, "act": data["act"][:3]})
 

@@ -91,19 +91,19 @@ def test_a_saved_reservoir_continues_with_the_same_draws(way: str, tmp_path: Pat
         again = ReservoirReplayBuffer(6)
         again.load_state_dict(buffer.state_dict())
     assert type(again) is ReservoirReplayBuffer
-    for one in (buffer, again):
-        one.add(steps(100, 100))
+    for item in (buffer, again):
+        item.add(steps(100, 100))
     assert again.seen == 200
     np.testing.assert_array_equal(again.obs, buffer.obs)
     np.testing.assert_array_equal(again.sample(20)[1], buffer.sample(20)[1])
 
 
-@pytest.mark.parametrize("seen", [-1, 2, "many", None])
-def test_a_state_with_a_wrong_count_is_rejected(seen: Any) -> None:
+@pytest.mark.parametrize("observed", [-1, 2, "many", None])
+def test_a_state_with_a_wrong_count_is_rejected(observed: Any) -> None:
     buffer = ReservoirReplayBuffer(6)
     buffer.add(steps(0, 10))
     state = buffer.state_dict()
-    state["own"]["seen"] = seen
+    state["own"]["seen"] = observed
     with pytest.raises(FormatError, match="seen"):
         ReservoirReplayBuffer(6).load_state_dict({name: part for name, part in state.items() if name != "checksums"})
 

@@ -105,8 +105,8 @@ def test_the_reward_dtype_is_saved_with_the_buffer(way: str, tmp_path: Path) -> 
         buf.save_hdf5(tmp_path / "rows.hdf5")
         again = ReplayBuffer.load_hdf5(tmp_path / "rows.hdf5", allow_pickle=True)
     else:
-        with ReplayBuffer(8, storage=tmp_path / "rows", **SINGLE) as kept:
-            kept.update(buf)
+        with ReplayBuffer(8, storage=tmp_path / "rows", **SINGLE) as stored:
+            stored.update(buf)
         again = ReplayBuffer.open(tmp_path / "rows")
     assert (again[:].rew.dtype, again.rew.dtype) == (np.float32, np.float64)
     assert np.array_equal(again.rew[:6], buf.rew[:6])

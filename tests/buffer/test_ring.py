@@ -49,12 +49,12 @@ class Lists:
         return [slot for steps in self.steps for slot, _ in steps]
 
     def neighbours(self, step: int) -> list[int]:
-        found = []
+        actual = []
         for steps in self.steps:
             for i in range(len(steps)):
                 blocked = (i == 0 or steps[i - 1][1]) if step < 0 else (i == len(steps) - 1 or steps[i][1])
-                found.append(steps[i if blocked else i + step][0])
-        return found
+                actual.append(steps[i if blocked else i + step][0])
+        return actual
 
 
 def check(rings: Rings, lists: Lists) -> None:
@@ -64,9 +64,9 @@ def check(rings: Rings, lists: Lists) -> None:
     assert rings.stored_slots().tolist() == sorted(slots)
     assert rings.sizes_of_all().tolist() == [len(steps) for steps in lists.steps]
     for ring, steps in enumerate(lists.steps):
-        own = [slot for slot, _ in steps]
-        assert rings.chronological(ring).tolist() == own
-        assert rings.newest(2, ring).tolist() == own[-2:]
+        ours = [slot for slot, _ in steps]
+        assert rings.chronological(ring).tolist() == ours
+        assert rings.newest(2, ring).tolist() == ours[-2:]
     assert rings.last_index.tolist() == [
         steps[-1][0] if steps else base for steps, base in zip(lists.steps, lists.bases, strict=False)
     ]
@@ -81,8 +81,8 @@ def check(rings: Rings, lists: Lists) -> None:
     for _ in range(3):
         expected.insert(0, rings.prev(expected[0], lists.done))
     assert rings.frames(index, 4, lists.done).tolist() == np.stack(expected, 1).tolist()
-    whole = [len(set(row)) == 4 for row in np.stack(expected, 1).tolist()]
-    assert rings.has_frames(index, 4, lists.done).tolist() == whole
+    full = [len(set(row)) == 4 for row in np.stack(expected, 1).tolist()]
+    assert rings.has_frames(index, 4, lists.done).tolist() == full
     assert rings.frames(index, 1, lists.done).tolist() == index[:, None].tolist()
 
 
@@ -110,10 +110,10 @@ def test_rings_agree_with_lists(maxsizes: list[int], seed: int) -> None:
             done = rng.random(len(chosen)) < 0.3
             rew = rng.integers(-3, 4, len(chosen)).astype(float)
             target = rings.targets(None if every else np.array(chosen))
-            found = rings.advance(None if every else np.array(chosen), done, rew)
-            assert np.arange(rings.capacity)[target].reshape(-1).tolist() == found[0].tolist()
+            actual = rings.advance(None if every else np.array(chosen), done, rew)
+            assert np.arange(rings.capacity)[target].reshape(-1).tolist() == actual[0].tolist()
             expected = [lists.add(*row) for row in zip(chosen, done.tolist(), rew.tolist(), strict=True)]
-            assert [part.tolist() for part in found] == [list(part) for part in zip(*expected, strict=True)], step
+            assert [part.tolist() for part in actual] == [list(part) for part in zip(*expected, strict=True)], step
         check(rings, lists)
         again = Rings(maxsizes)
         again.load_state_dict(rings.state_dict())
@@ -122,7 +122,7 @@ def test_rings_agree_with_lists(maxsizes: list[int], seed: int) -> None:
             rings = again
 
 
-def one(rings: Rings, done: bool, rew: float) -> tuple[Any, ...]:
+def first(rings: Rings, done: bool, rew: float) -> tuple[Any, ...]:
     return tuple(part.tolist()[0] for part in rings.advance(None, np.array([done]), np.array([rew])))
 
 
@@ -130,7 +130,7 @@ def test_run_on_agrees_with_a_step_without_an_episode_end() -> None:
     rings, lists = Rings([3]), Lists([3])
     for done in (False, True, False, False, True, True, False):
         if done:
-            assert one(rings, True, 1.5) == lists.add(0, True, 1.5)
+            assert first(rings, True, 1.5) == lists.add(0, True, 1.5)
         else:
             assert tuple(part.tolist()[0] for part in rings.run_on(1.5)) == lists.add(0, False, 1.5)
         check(rings, lists)
@@ -138,9 +138,9 @@ def test_run_on_agrees_with_a_step_without_an_episode_end() -> None:
 
 def test_running_returns_are_reset_to_positive_zero() -> None:
     rings = Rings([3])
-    assert str(one(rings, False, -1.0)[1]) == "0.0"
-    assert one(rings, True, float("-inf"))[1] == float("-inf")
-    assert one(rings, True, 2.0)[1] == 2.0
+    assert str(first(rings, False, -1.0)[1]) == "0.0"
+    assert first(rings, True, float("-inf"))[1] == float("-inf")
+    assert first(rings, True, 2.0)[1] == 2.0
 
 
 def test_arrays_shared_between_steps_are_read_only() -> None:
@@ -168,9 +168,9 @@ def test_vector_rewards_add_up() -> None:
 
 def test_rows_appended_directly_do_not_extend_the_episode() -> None:
     rings = Rings([5])
-    one(rings, False, 1.0)
+    first(rings, False, 1.0)
     assert rings.append(0, 2).tolist() == [1, 2]
-    assert one(rings, True, 1.0) == (3, 2.0, 2, 0)
+    assert first(rings, True, 1.0) == (3, 2.0, 2, 0)
 
 
 @pytest.mark.parametrize("maxsizes", [[5], [5, 5], [5, 4]])
@@ -266,7 +266,7 @@ def test_state_is_plain() -> None:
 def test_rings_report_whether_rows_were_overwritten() -> None:
     rings = Rings([2, 3])
     ends = np.zeros(2, np.bool_)
-    found = []
+    actual = []
     for step in range(6):
         if step == 3:
             rings.reset([0])
@@ -274,7 +274,7 @@ def test_rings_report_whether_rows_were_overwritten() -> None:
         again = Rings([2, 3])
         again.load_state_dict(rings.state_dict())
         assert again.overwritten().tolist() == rings.overwritten().tolist()
-        found.append(rings.overwritten().tolist())
-    assert found == [[False, False]] * 2 + [[True, False], [False, True], [False, True], [True, True]]
+        actual.append(rings.overwritten().tolist())
+    assert actual == [[False, False]] * 2 + [[True, False], [False, True], [False, True], [True, True]]
     rings.reset()
     assert rings.overwritten().tolist() == [False, False]

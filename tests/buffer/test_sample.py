@@ -68,18 +68,18 @@ def test_samples_by_priority_have_weights_and_generations() -> None:
     for sample in (buffer.sample(5), buffer.sample_sequences(5, 2)):
         assert sample.weights is sample.batch.weight
         assert sample.generation is sample.batch.generation
-    drawn = agents(kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0).sample(4)
-    assert drawn.weights["walker"] is drawn.batch["walker"]["weights"]
-    assert drawn.generation["walker"].tolist() == [0] * 4
-    assert drawn.indices["walker"].tolist() == drawn.batch["walker"]["batch_indexes"].tolist()
+    sampled = agents(kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0).sample(4)
+    assert sampled.weights["walker"] is sampled.batch["walker"]["weights"]
+    assert sampled.generation["walker"].tolist() == [0] * 4
+    assert sampled.indices["walker"].tolist() == sampled.batch["walker"]["batch_indexes"].tolist()
 
 
 @pytest.mark.parametrize("change", [copy.copy, copy.deepcopy, lambda sample: pickle.loads(pickle.dumps(sample))])
 def test_samples_can_be_copied_and_pickled(change: Any) -> None:
-    given = Sample(Batch(a=[1, 2]), np.array([3, 4]), weights=np.ones(2))
-    again = change(given)
+    original = Sample(Batch(a=[1, 2]), np.array([3, 4]), weights=np.ones(2))
+    again = change(original)
     assert type(again) is Sample
-    assert again.batch == given.batch
+    assert again.batch == original.batch
     assert again.indices.tolist() == [3, 4]
     assert again.weights.tolist() == [1.0, 1.0]
     assert again.generation is None

@@ -24,13 +24,13 @@ def places(oracle: Oracle) -> dict[int, tuple[list[int], int]]:
 @pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (3, 0), (4, 3), (5, 2), (50, 40)])
 def test_sequences_of_given_steps(seed: int, sizes: list[int], length: int, burn_in: int) -> None:
     buf, oracle = stream(seed, sizes, 1 + 5 * seed)
-    known = places(oracle)
-    given = oracle.indices()
-    if not given:
+    valid = places(oracle)
+    requested = oracle.indices()
+    if not requested:
         return
-    batch, indices = buf.get_sequences(given, length, burn_in=burn_in)
-    for row, index in enumerate(given):
-        episode, at = known[index]
+    batch, indices = buf.get_sequences(requested, length, burn_in=burn_in)
+    for row, index in enumerate(requested):
+        episode, at = valid[index]
         before = min(at, burn_in)
         expected = episode[at - before :][:length]
         n = len(expected)
@@ -46,11 +46,11 @@ def test_sequences_of_given_steps(seed: int, sizes: list[int], length: int, burn
         assert not batch.policy.logits[row, n:].any()
     for ring, part in enumerate(buf.buffers):
         if len(part):
-            own = [index - oracle.offsets[ring] for index in given if index in known]
-            own = [index for index in own if 0 <= index < sizes[ring]]
-            found, where = part.get_sequences(own, length, burn_in=burn_in)
-            rows = [given.index(index + oracle.offsets[ring]) for index in own]
-            assert (found.obs == batch.obs[rows]).all()
+            ours = [index - oracle.offsets[ring] for index in requested if index in valid]
+            ours = [index for index in ours if 0 <= index < sizes[ring]]
+            actual, where = part.get_sequences(ours, length, burn_in=burn_in)
+            rows = [requested.index(index + oracle.offsets[ring]) for index in ours]
+            assert (actual.obs == batch.obs[rows]).all()
             assert (where == np.where(batch.mask[rows], indices[rows] - oracle.offsets[ring], -1)).all()
 
 
@@ -58,10 +58,10 @@ def test_each_step_is_equally_likely() -> None:
     buf, oracle = stream(5, [9, 14, 11], 40)
     n = 40_000
     batch, indices = buf.sample_sequences(n, 4, burn_in=2)
-    drawn = indices[np.arange(n), batch.burn_in.sum(1)]
-    found, counts = np.unique(drawn, return_counts=True)
-    assert found.tolist() == sorted(oracle.indices())
-    share = n / len(found)
+    sampled = indices[np.arange(n), batch.burn_in.sum(1)]
+    actual, counts = np.unique(sampled, return_counts=True)
+    assert actual.tolist() == sorted(oracle.indices())
+    share = n / len(actual)
     assert (abs(counts - share) < 5 * share**0.5).all()
 
 
@@ -92,27 +92,27 @@ def test_steps_are_drawn_by_their_priority() -> None:
     buf.update_weight(np.arange(16), priorities)
     n = 50_000
     batch, indices = buf.sample_sequences(n, 3, burn_in=1)
-    drawn = indices[np.arange(n), batch.burn_in.sum(1)]
-    counts = np.bincount(drawn, minlength=16)
+    sampled = indices[np.arange(n), batch.burn_in.sum(1)]
+    counts = np.bincount(sampled, minlength=16)
     expected = priorities / priorities.sum() * n
     assert (abs(counts - expected) <= 5 * expected**0.5 + 0.1).all()
     assert batch.weight.shape == batch.generation.shape == (n,)
-    weights = buf[drawn].weight
+    weights = buf[sampled].weight
     np.testing.assert_allclose(batch.weight, weights / weights.max())
-    buf.update_weight(drawn[:4], np.full(4, 2.0), generation=batch.generation[:4])
-    assert buf.get_weight(drawn[:4]).tolist() == pytest.approx([buf.get_weight(int(drawn[0]))] * 4)
+    buf.update_weight(sampled[:4], np.full(4, 2.0), generation=batch.generation[:4])
+    assert buf.get_weight(sampled[:4]).tolist() == pytest.approx([buf.get_weight(int(sampled[0]))] * 4)
 
 
 def test_sampling_depends_on_the_generator() -> None:
-    one, _ = stream(2, [12, 9], 30)
+    first, _ = stream(2, [12, 9], 30)
     other, _ = stream(2, [12, 9], 30)
     for options in ({}, {"padded": False}):
-        (rows, indices), (same_rows, same_indices) = (b.sample_sequences(7, 2, **options) for b in (one, other))
+        (rows, indices), (same_rows, same_indices) = (b.sample_sequences(7, 2, **options) for b in (first, other))
         assert indices.tolist() == same_indices.tolist()
         assert rows == same_rows
-    everything, indices = one.sample_sequences(0, 2)
-    assert indices[:, 0].tolist() == one.sample_indices(0).tolist()
-    assert len(everything) == len(one)
+    all_rows, indices = first.sample_sequences(0, 2)
+    assert indices[:, 0].tolist() == first.sample_indices(0).tolist()
+    assert len(all_rows) == len(first)
 
 
 @pytest.mark.parametrize("ignore_obs_next", [False, True])
@@ -177,5 +177,5 @@ def test_long_episodes(size: int) -> None:
     assert following.all()
     ends = np.take_along_axis(batch.obs, batch.mask.sum(1)[:, None] - 1, 1)[:, 0]
     assert set(ends.tolist()) <= {size // 2, size + size // 3 - 1, *range(size)}
-    drawn = batch.obs[np.arange(size), batch.burn_in.sum(1)]
-    assert drawn.tolist() == list(range(size // 3, size + size // 3))
+    sampled = batch.obs[np.arange(size), batch.burn_in.sum(1)]
+    assert sampled.tolist() == list(range(size // 3, size + size // 3))

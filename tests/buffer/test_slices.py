@@ -58,11 +58,11 @@ def stored_slots(buffer: ReplayBuffer) -> list[list[int]]:
     """List the stored slots of each ring, oldest first."""
     edges, last = buffer.subbuffer_edges.tolist(), buffer.last_index.tolist()
     parts = list(buffer.buffers) if isinstance(buffer, ReplayBufferManager) else [buffer]
-    found = []
+    actual = []
     for start, stop, newest, part in zip(edges[:-1], edges[1:], last, parts, strict=True):
         oldest = newest - len(part) + 1
-        found.append([start + (oldest - start + step) % (stop - start) for step in range(len(part))])
-    return found
+        actual.append([start + (oldest - start + step) % (stop - start) for step in range(len(part))])
+    return actual
 
 
 def assert_same(rows: Batch, expected: Batch) -> None:

@@ -90,8 +90,8 @@ def test_slots_never_written_have_blank_rows(name: str) -> None:
 def test_gathered_rows_are_copies() -> None:
     store, rows = made("floats")
     store.write(slice(0, 3), store.fit(rows, 3))
-    for taken in (store.take(np.array([0, 1])), copied(store, (0, 2))):
-        taken[...] = -1
+    for selected in (store.take(np.array([0, 1])), copied(store, (0, 2))):
+        selected[...] = -1
     assert same(copied(store, (0, 3)), rows)
 
 
@@ -109,15 +109,15 @@ def test_memory_is_lazy_and_aligned() -> None:
 
 
 def test_the_caller_may_provide_the_memory() -> None:
-    asked = []
+    requested = []
     mine = np.zeros((4, 2), np.float32)
 
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        asked.append((name, shape, dtype))
+        requested.append((name, shape, dtype))
         return mine
 
     store = store_for("obs.speed", np.ones((1, 2), np.float32), 4, allocate)
-    assert asked == [("obs.speed", (4, 2), np.dtype("f4"))]
+    assert requested == [("obs.speed", (4, 2), np.dtype("f4"))]
     store.write(2, store.fit(np.ones((1, 2), np.float32), 1))
     assert mine[2].tolist() == [1.0, 1.0]
     assert store.values is mine
@@ -188,9 +188,9 @@ def test_lossless_conversions_are_accepted() -> None:
     store = store_for("x", np.zeros(1, np.float32), 3)
     store.write(slice(0, 3), store.fit([1, True, 0.5], 3))
     assert store.values.tolist() == [1.0, 1.0, 0.5]
-    whole = store_for("x", np.zeros(1, np.int8), 3)
-    whole.write(slice(0, 3), whole.fit([1.0, -2.0, 3 + 0j], 3))
-    assert whole.values.tolist() == [1, -2, 3]
+    full = store_for("x", np.zeros(1, np.int8), 3)
+    full.write(slice(0, 3), full.fit([1.0, -2.0, 3 + 0j], 3))
+    assert full.values.tolist() == [1, -2, 3]
     flags = store_for("x", np.zeros(1, bool), 2)
     flags.write(slice(0, 2), flags.fit([1, 0], 2))
     assert flags.values.tolist() == [True, False]
@@ -211,6 +211,6 @@ def test_tensors_of_dtypes_that_numpy_lacks_are_stored_bit_by_bit(name: str) -> 
     rows = torch.tensor([[0.5, -2.0], [1.0, 0.25]]).to(dtype)
     store = store_for("obs", rows, 4)
     store.write(np.array([1, 3]), store.fit(rows, 2))
-    taken = store.take(np.array([3, 1, 0]))
-    assert taken.dtype == dtype
-    assert taken.float().tolist() == [[1.0, 0.25], [0.5, -2.0], [0.0, 0.0]]
+    selected = store.take(np.array([3, 1, 0]))
+    assert selected.dtype == dtype
+    assert selected.float().tolist() == [[1.0, 0.25], [0.5, -2.0], [0.0, 0.0]]

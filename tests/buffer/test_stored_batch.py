@@ -41,8 +41,8 @@ def test_an_assigned_column_is_used_until_the_next_assignment() -> None:
     assert buf[[0, 4]].rew.tolist() == [2.0, 4.0]
     meta["rew"] = rew
     assert buf.rew is rew
-    found = buf.add(steps([9, 9], rew=[[1.0, 2.0], [3.0, 4.0]], terminated=[True, True]))
-    assert found[1].tolist() == [[4, 8], [12, 16]]
+    actual = buf.add(steps([9, 9], rew=[[1.0, 2.0], [3.0, 4.0]], terminated=[True, True]))
+    assert actual[1].tolist() == [[4, 8], [12, 16]]
 
 
 def test_an_assigned_batch_adds_its_columns() -> None:
@@ -90,7 +90,7 @@ def test_invalid_columns_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(RingError, match="got one part"):
         buf.buffers[0]._meta.x = np.arange(4)
     assert repr(buf._meta) == before
-    with ReplayBuffer(4, storage=tmp_path / "rows") as kept:
-        kept.add(step(0))
+    with ReplayBuffer(4, storage=tmp_path / "rows") as stored:
+        stored.add(step(0))
         with pytest.raises(StorageError, match="use set_array_at_key"):
-            kept._meta.x = np.arange(4)
+            stored._meta.x = np.arange(4)

@@ -63,8 +63,8 @@ def test_a_value_rounded_past_the_end_selects_a_positive_weight() -> None:
         tree = tree_of(weights)
         total = tree.total
         values = np.nextafter(total, [0.0, np.inf])
-        for found in (tree.find([0.0, *values, total]), tree.find(np.cumsum(weights)[weights > 0])):
-            assert (weights[found] > 0).all()
+        for actual in (tree.find([0.0, *values, total]), tree.find(np.cumsum(weights)[weights > 0])):
+            assert (weights[actual] > 0).all()
 
 
 def test_a_tree_of_no_slots() -> None:
@@ -170,18 +170,18 @@ def test_draws_follow_the_weights(size: int, stratified: bool) -> None:
     counts = sum(np.bincount(tree.draw(100, rng, stratified=stratified), minlength=size) for _ in range(500))
     expected = 50_000 * weights / weights.sum()
     assert not counts[weights == 0].any()
-    drawn = weights > 0
-    chi_square = float(((counts - expected)[drawn] ** 2 / expected[drawn]).sum())
-    freedom = int(drawn.sum()) - 1
+    sampled = weights > 0
+    chi_square = float(((counts - expected)[sampled] ** 2 / expected[sampled]).sum())
+    freedom = int(sampled.sum()) - 1
     # Five standard deviations above what chance gives.
     assert chi_square <= freedom + 5 * np.sqrt(2 * freedom)
 
 
 def test_stratified_draws_differ_little_from_the_expectation() -> None:
     weights = np.array([1.0, 0.0, 3.0, 2.0, 4.0])
-    drawn = tree_of(weights).draw(20, np.random.default_rng(1), stratified=True)
-    assert (np.diff(drawn) >= 0).all()
-    assert (np.abs(np.bincount(drawn, minlength=5) - 20 * weights / 10) < 2).all()
+    sampled = tree_of(weights).draw(20, np.random.default_rng(1), stratified=True)
+    assert (np.diff(sampled) >= 0).all()
+    assert (np.abs(np.bincount(sampled, minlength=5) - 20 * weights / 10) < 2).all()
 
 
 class EdgeNumbers(np.random.Generator):
@@ -195,8 +195,8 @@ class EdgeNumbers(np.random.Generator):
 @pytest.mark.parametrize("total", [1.0, 1.0 + 2.0**-52, 1.5, 1e-200, 1e200])
 def test_the_ends_of_the_range_draw_slots_of_positive_weight(total: float, stratified: bool) -> None:
     tree = tree_of(np.array([0.0, 0.0, total / 2, 0.0, total / 2, 0.0]))
-    drawn = tree.draw(7, EdgeNumbers(np.random.PCG64()), stratified=stratified)
-    assert set(drawn.tolist()) == {2, 4}
+    sampled = tree.draw(7, EdgeNumbers(np.random.PCG64()), stratified=stratified)
+    assert set(sampled.tolist()) == {2, 4}
 
 
 def test_draws_use_the_generator_that_is_passed() -> None:
@@ -277,8 +277,8 @@ def test_segment_tree_agrees_with_tianshou(size: int) -> None:
         values = rng.integers(0, 100, len(index)).astype(float)
         ours[index] = values
         theirs[index] = values
-    everything = np.arange(size)
-    assert np.array_equal(ours[everything], theirs[everything])
+    all_rows = np.arange(size)
+    assert np.array_equal(ours[all_rows], theirs[all_rows])
     assert ours.reduce() == theirs.reduce()
     for start, end in np.sort(rng.integers(0, size + 1, (20, 2)), axis=1).tolist():
         assert ours.reduce(start, end) == theirs.reduce(start, end)

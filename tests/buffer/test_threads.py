@@ -60,7 +60,7 @@ def images(n: np.ndarray) -> Any:
 
 def paths(n: np.ndarray) -> Any:
     rows = np.empty(len(n), object)
-    rows[:] = [np.full(int(one) % 4 + 1, one) for one in n]
+    rows[:] = [np.full(int(item) % 4 + 1, item) for item in n]
     return rows
 
 
@@ -75,7 +75,7 @@ def reached(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
 def rows_of(n: np.ndarray, observe: Callable[[np.ndarray], Any] = vectors) -> Batch:
     ends = n % EPISODE == EPISODE - 1
     terminated = ends & terminates(n)
-    info = {"text": np.array([f"step {one}" for one in n], object)}
+    info = {"text": np.array([f"step {item}" for item in n], object)}
     return Batch(
         obs=observe(n),
         act=n,
@@ -98,8 +98,8 @@ def assert_whole(rows: Any, observe: Callable[[np.ndarray], Any], *, own_last: b
         return
     expected = rows_of(n, observe)
     for name in ("terminated", "truncated", "done"):
-        wanted = expected.terminated | expected.truncated if name == "done" else expected[name]
-        assert rows[name].tolist() == wanted.tolist(), name
+        reference = expected.terminated | expected.truncated if name == "done" else expected[name]
+        assert rows[name].tolist() == reference.tolist(), name
     following = np.where(expected.terminated & own_last, n, n + 1)
     obs, obs_next = rows.obs, rows.obs_next
     if stack > 1:
@@ -118,10 +118,10 @@ def assert_whole(rows: Any, observe: Callable[[np.ndarray], Any], *, own_last: b
         assert same(obs_next, observe(following))
 
 
-def same(found: Any, wanted: Any) -> bool:
-    if wanted.dtype == object:
-        return all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
-    return bool((found == wanted).all())
+def same(actual: Any, expected: Any) -> bool:
+    if expected.dtype == object:
+        return all(np.array_equal(a, b) for a, b in zip(actual, expected, strict=True))
+    return bool((actual == expected).all())
 
 
 def assert_stacked(frames: np.ndarray, n: np.ndarray, stack: int) -> None:
@@ -137,8 +137,8 @@ def assert_n_steps(rows: Any, n_step: int, *, own_last: bool) -> None:
     ended = n // EPISODE * EPISODE + EPISODE - 1
     steps = last - n + 1
     assert ((steps >= 1) & (steps <= n_step) & (last <= ended)).all()
-    wanted = [sum(0.5**k * (one + k) for k in range(count)) for one, count in zip(n, steps, strict=True)]
-    assert rows.returns.tolist() == wanted
+    expected = [sum(0.5**k * (first + k) for k in range(count)) for first, count in zip(n, steps, strict=True)]
+    assert rows.returns.tolist() == expected
     terminal = (last == ended) & terminates(n)
     assert rows.discount.tolist() == np.where(terminal, 0.0, 0.5**steps).tolist()
 
@@ -277,10 +277,10 @@ def test_priorities_belong_to_their_rows_with_two_threads() -> None:
             rows, indices = buf.sample(64)
             buf.update_weight(indices, rows.act % 5 + 0.5, generation=rows.generation)
     weights = buf.weight[:]
-    given = buf[:].act % 5 + 0.5
+    priorities = buf[:].act % 5 + 0.5
     entered = 4.5  # the largest priority that is given
-    found = weights[buf.sample_indices(0)].round(5)
-    assert ((found == given) | (found == entered)).all()
+    actual = weights[buf.sample_indices(0)].round(5)
+    assert ((actual == priorities) | (actual == entered)).all()
     assert buf.weight.reduce() == pytest.approx(weights.sum())
 
 
@@ -403,8 +403,8 @@ def test_a_forked_process_can_read_a_buffer_that_a_thread_writes_to() -> None:
 def exit_code_of(pid: int, timeout_s: float) -> int:
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        actual, status = os.waitpid(pid, os.WNOHANG)
+        if actual:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.005)
     os.kill(pid, 9)

@@ -55,10 +55,10 @@ def test_rings_share_one_cursor_as_long_as_possible() -> None:
 def test_rows_are_stored_in_the_rings_of_buffer_ids(order: list[int]) -> None:
     buf, plain = filled(), filled()
     rows = steps([7 + 100 * i for i in order], rew=[i + 1.0 for i in order], terminated=[True] * len(order))
-    found = buf.add(rows, buffer_ids=order)
+    actual = buf.add(rows, buffer_ids=order)
     for position, ring in enumerate(order):
         expected = plain.add(rows[position : position + 1], buffer_ids=[ring])
-        assert [part[position] for part in found] == [part[0] for part in expected]
+        assert [part[position] for part in actual] == [part[0] for part in expected]
     assert buf[:].obs.tolist() == plain[:].obs.tolist()
     assert repr(buf._meta) == repr(plain._meta)
 
@@ -68,9 +68,9 @@ def test_one_buffer_id_may_be_repeated(ignore: bool) -> None:
     buf, plain = filled(ignore_obs_next=ignore), filled(ignore_obs_next=ignore)
     ids = [1, 1, 0, 1]
     rows = steps([11, 12, 13, 14], truncated=[False, True, False, False], obs_next=[1000, 1001, 1002, 1003], extra=ids)
-    found = buf.add(rows, buffer_ids=ids)
+    actual = buf.add(rows, buffer_ids=ids)
     singles = [plain.add(rows[i : i + 1], buffer_ids=[ring]) for i, ring in enumerate(ids)]
-    assert [part.tolist() for part in found] == [[one[k][0] for one in singles] for k in range(4)]
+    assert [part.tolist() for part in actual] == [[item[k][0] for item in singles] for k in range(4)]
     assert (buf[:] == plain[:]) is True
     following = [11, 12, 1001, 1003] if ignore else [105, 1000, 1001, 1003]
     assert buf[:].obs_next.tolist()[-8:-4] == following
@@ -94,8 +94,8 @@ def test_parts_are_buffers_on_the_same_memory() -> None:
     assert buf.buffers[2] is part
     assert type(part) is ReplayBuffer
     assert (len(part), part.maxsize, part.last_index.tolist(), part.subbuffer_edges.tolist()) == (4, 4, [0], [0, 4])
-    found = part.add(step(210, rew=2, terminated=1))
-    assert [x.tolist() for x in found] == [[1], [206.0], [2], [0]]
+    actual = part.add(step(210, rew=2, terminated=1))
+    assert [x.tolist() for x in actual] == [[1], [206.0], [2], [0]]
     assert buf.last_index.tolist() == [0, 4, 9]
     assert part.add(steps([211]), buffer_ids=[0])[0].tolist() == [2]
     assert part[:].obs.tolist() == [[203, 203], [204, 204], [204, 210], [211, 211]]
@@ -161,8 +161,8 @@ def test_pickles_contain_all_rings(kind: str, rounds: int) -> None:
         if rounds:
             assert (again[:] == buf[:]) is True
         rows = steps([1, 2, 3], terminated=[False, True, True])
-        found = [[x.tolist() for x in one.add(rows)] for one in (buf, again)]
-        assert found[0] == found[1]
+        actual = [[x.tolist() for x in item.add(rows)] for item in (buf, again)]
+        assert actual[0] == actual[1]
     assert [len(part) for part in again.buffers] == [len(part) for part in buf.buffers]
     again.buffers[0].add(step(77))
     assert 77 in again.obs
@@ -181,8 +181,8 @@ def test_managers_copy_existing_rows() -> None:
     for buf, rows in zip(buffers, expected, strict=False):
         assert (buf[:] == rows) is True
     assert manager.last_index.tolist() == [0, 6, 8]
-    found = manager.add(steps([50, 60, 70], rew=[1.0, 1.0, 1.0], terminated=[True] * 3))
-    assert [part.tolist() for part in found] == [[1, 7, 8], [3.0, 3.0, 1.0], [3, 3, 1], [2, 5, 8]]
+    actual = manager.add(steps([50, 60, 70], rew=[1.0, 1.0, 1.0], terminated=[True] * 3))
+    assert [part.tolist() for part in actual] == [[1, 7, 8], [3.0, 3.0, 1.0], [3, 3, 1], [2, 5, 8]]
     buffers[2].add(step(71))
     assert manager[:].obs.tolist() == [2, 3, 50, 10, 11, 12, 13, 60, 70, 71]
     assert (len(manager), manager.maxsize) == (10, 10)
@@ -204,18 +204,18 @@ def test_managers_of_equal_buffers_use_one_cursor() -> None:
 
 
 def test_incompatible_buffers_are_rejected() -> None:
-    one = ReplayBuffer(3)
+    first = ReplayBuffer(3)
     for parts, error, words in (
         ([], ColumnMismatchError, "none"),
-        ([one, one], ColumnMismatchError, "got a repeated one"),
-        ([one, VectorReplayBuffer(4, 2)], ColumnTypeError, "VectorReplayBuffer"),
-        ([one, "buffer"], ColumnTypeError, "str"),
-        ([one, ReplayBuffer(3, stack_num=2)], ColumnMismatchError, "'stack_num'"),
-        ([one, ReplayBuffer(3, ignore_obs_next=True)], ColumnMismatchError, "'ignore_obs_next'"),
+        ([first, first], ColumnMismatchError, "got a repeated one"),
+        ([first, VectorReplayBuffer(4, 2)], ColumnTypeError, "VectorReplayBuffer"),
+        ([first, "buffer"], ColumnTypeError, "str"),
+        ([first, ReplayBuffer(3, stack_num=2)], ColumnMismatchError, "'stack_num'"),
+        ([first, ReplayBuffer(3, ignore_obs_next=True)], ColumnMismatchError, "'ignore_obs_next'"),
     ):
         with pytest.raises(error, match=words):
             ReplayBufferManager(parts)  # type: ignore[arg-type]
-    assert one._ring is None
+    assert first._ring is None
     for number in (0, -1):
         with pytest.raises(ArgumentError, match="buffer_num"):
             VectorReplayBuffer(10, number)
@@ -224,8 +224,8 @@ def test_incompatible_buffers_are_rejected() -> None:
 def test_vector_buffers_of_one_ring() -> None:
     buf = VectorReplayBuffer(3, 1, ignore_obs_next=True)
     for n in range(5):
-        found = buf.add(steps([n], truncated=[n == 3], obs_next=[n + 10]))
-    assert [part.tolist() for part in found] == [[1], [0.0], [0], [1]]
+        actual = buf.add(steps([n], truncated=[n == 3], obs_next=[n + 10]))
+    assert [part.tolist() for part in actual] == [[1], [0.0], [0], [1]]
     assert buf[:].obs_next.tolist() == [3, 13, 14]
     assert buf.buffers[0][:].obs.tolist() == [2, 3, 4]
 
@@ -248,8 +248,8 @@ def test_the_newest_rows_of_each_ring() -> None:
 def test_the_older_form_with_keywords() -> None:
     buf = VectorReplayBuffer(6, 2)
     rows = {"obs": [1, 2], "act": [1, 2], "rew": [1.0, 2.0], "obs_next": [2, 3], "info": [{"a": 1}, {"a": 2}]}
-    found = buf.add(done=[0, 1], **rows)
-    assert [part.tolist() for part in found] == [[0, 3], [0.0, 2.0], [0, 1], [0, 3]]
+    actual = buf.add(done=[0, 1], **rows)
+    assert [part.tolist() for part in actual] == [[0, 3], [0.0, 2.0], [0, 1], [0, 3]]
     assert buf.info.a.tolist() == [1, 0, 0, 2, 0, 0]
     buf.add(Batch(terminated=[True], truncated=[False], **{k: v[:1] for k, v in rows.items()}), buffer_ids=[1])
     assert buf.terminated.tolist() == [False, False, False, True, True, False]
@@ -281,10 +281,10 @@ def test_vector_buffers_keep_extra_keys() -> None:
 def test_vector_add_returns() -> None:
     buf = VectorReplayBuffer(9, 3)
     buf.add(steps([0, 1, 2], rew=[1, 2, 3]))
-    found = buf.add(steps([3, 4], rew=[10, 20], terminated=[True, False]), buffer_ids=[2, 0])
-    assert [part.tolist() for part in found] == [[7, 1], [13.0, 0.0], [2, 0], [6, 0]]
-    found = buf.add(steps([5, 6, 7]))
-    assert [part.tolist() for part in found] == [[2, 4, 8], [0.0] * 3, [0] * 3, [0, 3, 8]]
+    actual = buf.add(steps([3, 4], rew=[10, 20], terminated=[True, False]), buffer_ids=[2, 0])
+    assert [part.tolist() for part in actual] == [[7, 1], [13.0, 0.0], [2, 0], [6, 0]]
+    actual = buf.add(steps([5, 6, 7]))
+    assert [part.tolist() for part in actual] == [[2, 4, 8], [0.0] * 3, [0] * 3, [0, 3, 8]]
 
 
 @pytest.mark.parametrize("kind", [VectorReplayBuffer, ReplayBufferManager])

@@ -78,9 +78,9 @@ def test_rows_added_together_equal_rows_added_one_by_one(
     for count in portions:
         batch, ids = rows(rng, first, count, kind), rng.integers(0, len(sizes), count)
         first += 2 * count
-        found = buf.add(batch, buffer_ids=ids)
+        actual = buf.add(batch, buffer_ids=ids)
         singles = [plain.add(batch[i : i + 1], buffer_ids=ids[i : i + 1]) for i in range(count)]
-        for part, one_by_one in zip(found, zip(*singles, strict=True), strict=True):
+        for part, one_by_one in zip(actual, zip(*singles, strict=True), strict=True):
             np.testing.assert_array_equal(part, np.concatenate(one_by_one))
         same(buf, plain)
     if maker == "prioritized":
@@ -98,13 +98,13 @@ def test_a_buffer_of_one_ring_accepts_repeated_zero_buffer_ids(options: dict[str
     rng = np.random.default_rng(count)
     buf, plain = ReplayBuffer(5, **options), ReplayBuffer(5, **options)
     batch = rows(rng, 0, count, "vector")
-    found = buf.add(batch, buffer_ids=[0] * count)
+    actual = buf.add(batch, buffer_ids=[0] * count)
     singles = [plain.add(batch[i]) for i in range(count)]
-    for part, one_by_one in zip(found, zip(*singles, strict=True), strict=True):
+    for part, one_by_one in zip(actual, zip(*singles, strict=True), strict=True):
         np.testing.assert_array_equal(part, np.concatenate(one_by_one))
     same(buf, plain)
     part = VectorReplayBuffer(10, 2, **options).buffers[1]
-    assert part.add(batch, buffer_ids=[0] * count)[0].tolist() == found[0].tolist()
+    assert part.add(batch, buffer_ids=[0] * count)[0].tolist() == actual[0].tolist()
 
 
 def test_many_episodes_in_one_addition_to_one_ring() -> None:
@@ -131,9 +131,9 @@ def test_rings_share_one_cursor_after_equal_numbers_of_rows() -> None:
 def test_rewards_of_several_parts() -> None:
     buf, plain = VectorReplayBuffer(8, 2), VectorReplayBuffer(8, 2)
     batch = steps(range(6), rew=np.arange(12.0).reshape(6, 2), terminated=[0, 0, 1, 0, 1, 0])
-    found = buf.add(batch, buffer_ids=[0, 1, 0, 0, 1, 0])
+    actual = buf.add(batch, buffer_ids=[0, 1, 0, 0, 1, 0])
     singles = [plain.add(batch[i : i + 1], buffer_ids=[ring]) for i, ring in enumerate([0, 1, 0, 0, 1, 0])]
-    np.testing.assert_array_equal(found[1], np.concatenate([single[1] for single in singles]))
+    np.testing.assert_array_equal(actual[1], np.concatenate([single[1] for single in singles]))
 
 
 def test_rows_added_to_a_buffer_in_a_folder(tmp_path: Path) -> None:

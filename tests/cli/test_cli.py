@@ -53,9 +53,9 @@ def workers_of(pid: int, count: int) -> list[int]:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         # The first child of all is multiprocessing's tracker of resources.
-        found = [child for child in children(pid) if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
-        if len(found) == count:
-            return found
+        actual = [child for child in children(pid) if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+        if len(actual) == count:
+            return actual
         time.sleep(0.02)
     raise AssertionError("the workers did not start")
 
@@ -193,10 +193,10 @@ def test_batches_and_buffers_of_every_format_are_inspected_and_verified(tmp_path
     buffer = ReplayBuffer(10)
     for i in range(14):
         buffer.add(Batch(obs=i, act=0, rew=1.0, terminated=i % 5 == 4, truncated=False))
-    things = {"batch": Batch(obs=np.arange(10), rew=np.ones(10)), "buffer": buffer}
-    for name, thing in things.items():
+    values = {"batch": Batch(obs=np.arange(10), rew=np.ones(10)), "buffer": buffer}
+    for name, value in values.items():
         path = tmp_path / f"{name}{ending}"
-        thing.save(path)
+        value.save(path)
         code, printed = invoke("inspect", str(path))
         assert code == 0, printed
         assert "10 steps" in printed
@@ -298,10 +298,10 @@ def test_a_signal_writes_the_collected_steps(tmp_path: Path, whole_group: bool, 
     printed, complaints = process.communicate(timeout=20)
     assert process.returncode == 128 + number, complaints
     assert "Traceback" not in complaints
-    found = re.search(r"Interrupted after (\d+) of 1000000 steps", complaints)
-    assert found is not None
+    actual = re.search(r"Interrupted after (\d+) of 1000000 steps", complaints)
+    assert actual is not None
     batch = read_arrow(out)
-    assert batch.count == int(found[1]) > 0
+    assert batch.count == int(actual[1]) > 0
     assert f"Wrote {batch.count} environment steps" in printed
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     assert sorted(os.listdir(tmp_path)) == ["cut.arrow", "started"]

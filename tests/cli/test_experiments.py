@@ -55,12 +55,12 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def read_until(process: subprocess.Popen[str], *lines: str) -> None:
     """Read output until lines with each of these beginnings have arrived."""
-    waiting, seen = set(lines), ""
+    waiting, observed = set(lines), ""
     assert process.stdout is not None
     while waiting:
         line = process.stdout.readline()
-        seen += line
-        assert line, seen
+        observed += line
+        assert line, observed
         waiting = {beginning for beginning in waiting if not line.startswith(beginning)}
 
 

@@ -48,12 +48,12 @@ def invoke(*arguments: object) -> str:
     return result.output
 
 
-def assert_plain(text: str, most: int = 20_000) -> None:
+def assert_plain(text: str, maximum: int = 20_000) -> None:
     """Check that text has no character that a terminal acts on, and no endless line."""
     bad = {hex(ord(c)) for c in text if c != "\n" and unicodedata.category(c) in FORBIDDEN}
     assert not bad, bad
     assert not any(line.startswith("Error: forged") for line in text.splitlines())
-    assert len(text) < most
+    assert len(text) < maximum
 
 
 def assert_page(html: str) -> None:
@@ -85,8 +85,8 @@ def test_inspect_shows_columns_and_policies_as_text(name: str, tmp_path: Path) -
         compared = invoke("inspect", path, path)
         assert "The files hold the same." in compared
         page, picture = tmp_path / f"{i}.html", tmp_path / f"{i}.png"
-        drawn = ("--plot", picture) if i == 1 else ()
-        invoke("inspect", path, "--html", page, *drawn)
+        sampled = ("--plot", picture) if i == 1 else ()
+        invoke("inspect", path, "--html", page, *sampled)
         assert_page(page.read_text())
         assert i != 1 or picture.read_bytes()[1:4] == b"PNG"
         invoke("verify", path)
@@ -106,8 +106,8 @@ def test_logs_of_trainings_show_figures_as_text(name: str, tmp_path: Path) -> No
 @hostile
 def test_top_shows_tables_and_clients_as_text(name: str) -> None:
     counts = {"inserted": 1, "sampled": 2, "size": 3, "capacity": 4, "nbytes": 5}
-    held = {"who": name, "action": name, "since": 0.0, "why": name}
-    info = {**counts, "items": name, "kind": name, "limits": {name: 1.0}, "held_back": [held]}
+    stored = {"who": name, "action": name, "since": 0.0, "why": name}
+    info = {**counts, "items": name, "kind": name, "limits": {name: 1.0}, "held_back": [stored]}
     screen = Console(file=io.StringIO(), width=80, force_terminal=False)
     screen.print(draw_tables({name: info}, {name: info}, 1.0, name))
     assert_plain(screen.file.getvalue())  # type: ignore[attr-defined]
@@ -144,26 +144,26 @@ def test_the_bar_of_a_training_shows_figures_as_text(name: str, monkeypatch: pyt
 @hostile
 def test_batches_and_buffers_print_names_as_text(name: str) -> None:
     nested = Batch({name: [1.0], "deep": Batch({name: [1.0]})})
-    shown: list[Any] = [steps(name), episodes(name), nested]
+    text: list[Any] = [steps(name), episodes(name), nested]
     for size in (4, 40):
         buffer = ReplayBuffer(size)
         step = {name: np.zeros(2), "obs": Batch({name: 1.0}), "act": 0, "rew": 0.0}
         buffer.add(Batch(step, terminated=False, truncated=False, info={name: 1}))
-        shown.append(buffer)
+        text.append(buffer)
     agents = MultiAgentReplayBuffer(8)
     agents.add(MultiAgentBatch({name: SampleBatch(obs=[1.0], actions=[0], rewards=[0.0], dones=[True])}, 1))
-    for thing in [*shown, agents]:
-        assert_plain(str(thing))
-        assert_page(thing._repr_html_())
+    for value in [*text, agents]:
+        assert_plain(str(value))
+        assert_page(value._repr_html_())
         if len(name) < 1000:
-            assert_plain(repr(thing))
+            assert_plain(repr(value))
 
 
 @hostile
 def test_plots_draw_names_as_text(name: str, tmp_path: Path) -> None:
-    for thing in (steps(name), episodes(name).select("rewards")):
-        thing.plot().savefig(tmp_path / "plot.png")
-        thing.plot().savefig(tmp_path / "plot.svg")
+    for value in (steps(name), episodes(name).select("rewards")):
+        value.plot().savefig(tmp_path / "plot.png")
+        value.plot().savefig(tmp_path / "plot.svg")
         assert "<script" not in (tmp_path / "plot.svg").read_text()
 
 

@@ -57,8 +57,8 @@ def test_each_policy_has_a_row_in_the_picture() -> None:
     assert [title for title in titles if "return" in title] == [
         f"{policy}: return of each episode" for policy in statistics.policies
     ]
-    drawn = figure.axes[0].lines[0].get_ydata()
-    assert np.array_equal(drawn, next(iter(statistics.policies.values())).returns)
+    sampled = figure.axes[0].lines[0].get_ydata()
+    assert np.array_equal(sampled, next(iter(statistics.policies.values())).returns)
     assert figure.get_suptitle() == "2 episodes ended, 1 did not"
 
 

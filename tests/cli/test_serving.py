@@ -107,7 +107,7 @@ def serving(*arguments: str) -> Iterator[tuple[Process, str]]:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-m", "samplebatch", *arguments],
         capture_output=True,
         text=True,
@@ -115,7 +115,7 @@ def run(*arguments: str) -> tuple[int, str]:
         env={**os.environ, "COLUMNS": "300", "PYTHONPATH": str(ROOT)},
         check=False,
     )
-    return found.returncode, found.stdout + found.stderr
+    return actual.returncode, actual.stdout + actual.stderr
 
 
 def test_tables_resume_from_the_checkpoint_that_ctrl_c_writes(tmp_path: Path) -> None:
@@ -176,19 +176,19 @@ def test_declared_columns_apply_to_every_writer(tmp_path: Path) -> None:
                 stranger.extend(SampleBatch(number=[0.5]))
             with ReplayClient(uri, "q") as writer:
                 writer.extend(fragment(3))
-            status, told = run("top", uri, "--once")
+            status, output = run("top", uri, "--once")
             assert status == 0
-            assert "q: columns number:int64" in told
+            assert "q: columns number:int64" in output
             assert process.end(signal.SIGTERM) == 0
 
 
 def test_two_services_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> None:
     options = ("-t", "replay=uniform:100", "--checkpoint", str(tmp_path))
     with serving(*options) as (process, _):
-        status, told = run("serve", *options)
+        status, output = run("serve", *options)
         assert status == 2
-        assert f"must be used by one service at a time, and process {process.popen.pid} has it open" in told
-        assert str(tmp_path) in told
+        assert f"must be used by one service at a time, and process {process.popen.pid} has it open" in output
+        assert str(tmp_path) in output
         assert process.end(signal.SIGKILL) == -signal.SIGKILL
     with serving(*options) as (process, _):
         (tmp_path / "lock").unlink()
@@ -252,9 +252,9 @@ def test_tls_is_used(tmp_path: Path) -> None:
         assert uri.startswith("grpc+tls://")
         with ReplayClient(uri, "replay", tls_root_certs=certificate) as buffer:
             assert len(buffer) == 0
-        status, told = run("top", uri, "--once", "--interval", "0.1", "--tls-roots", certificate)
+        status, output = run("top", uri, "--once", "--interval", "0.1", "--tls-roots", certificate)
         assert status == 0
-        assert "0 steps" in told
+        assert "0 steps" in output
 
 
 def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path) -> None:
@@ -286,26 +286,26 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
 def test_wrong_arguments_of_serve_are_reported_in_one_sentence(
     arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    found = CliRunner().invoke(application(), ["serve", *arguments], env={"COLUMNS": "300"})
-    assert isinstance(found.exception, SystemExit)
-    assert "Traceback" not in found.output
-    assert found.exit_code == status
-    assert message in " ".join(found.output.replace("│", " ").split())
+    actual = CliRunner().invoke(application(), ["serve", *arguments], env={"COLUMNS": "300"})
+    assert isinstance(actual.exception, SystemExit)
+    assert "Traceback" not in actual.output
+    assert actual.exit_code == status
+    assert message in " ".join(actual.output.replace("│", " ").split())
 
 
 def test_a_port_that_is_in_use_is_reported() -> None:
     with serving("-t", "r=uniform:5") as (_, uri):
-        status, told = run("serve", "-t", "r=uniform:5", "--port", uri.rpartition(":")[2])
+        status, metadata = run("serve", "-t", "r=uniform:5", "--port", uri.rpartition(":")[2])
     assert status in (1, 2)
-    assert "cannot listen at" in told
-    assert "Traceback" not in told
+    assert "cannot listen at" in metadata
+    assert "Traceback" not in metadata
 
 
 def test_help_explains_options_with_examples() -> None:
     for command, words in (("serve", ("prioritized", "--checkpoint-every", "Examples")), ("top", ("Examples", "URI"))):
-        status, told = run(command, "--help")
+        status, output = run(command, "--help")
         assert status == 0
-        assert all(word in told for word in words)
+        assert all(word in output for word in words)
 
 
 # Looking at a service
@@ -335,10 +335,10 @@ def test_top_shows_tables_and_who_is_blocked_until_ctrl_c() -> None:
 
 
 def test_top_reports_that_a_service_cannot_be_reached() -> None:
-    status, told = run("top", "grpc://127.0.0.1:1", "--once")
+    status, output = run("top", "grpc://127.0.0.1:1", "--once")
     assert status in (1, 2)
-    assert "must be reachable" in told
-    assert "Traceback" not in told
+    assert "must be reachable" in output
+    assert "Traceback" not in output
 
 
 def test_rates_are_computed_from_the_time_between_two_readings() -> None:
@@ -351,9 +351,9 @@ def test_rates_are_computed_from_the_time_between_two_readings() -> None:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(draw_tables({"replay": table.info()}, before, 2.0, "title"))
-    told = captured.get()
-    assert re.search(r"replay +│ 10 steps │ .* MB │ +10 │ +6 │\n│ uniform │ +of 100 │ +│ +5/s │ +3/s │", told)
-    assert "replay: limits min_size=2, samples_per_insert=4" in told
+    output = captured.get()
+    assert re.search(r"replay +│ 10 steps │ .* MB │ +10 │ +6 │\n│ uniform │ +of 100 │ +│ +5/s │ +3/s │", output)
+    assert "replay: limits min_size=2, samples_per_insert=4" in output
 
 
 def test_tables_of_any_size_are_shown_completely_in_80_columns() -> None:

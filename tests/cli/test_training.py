@@ -242,11 +242,11 @@ def test_random_steps_are_first_for_every_collector(workers: int, tmp_path: Path
 
 def test_flags_override_a_file_and_assignments_override_flags(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('algorithm = "dqn"\nsource = "CartPole-v1"\nseed = 1\nlr = 0.1\ngamma = 0.5\n')
-    found = read_training(tmp_path / "mine.toml", {"seed": 2, "workers": None}, ["lr=1", "hidden_sizes=[3]"])
-    assert (found.algorithm, found.source, found.seed, found.workers) == ("dqn", "CartPole-v1", 2, 0)
-    assert [found.settings[name] for name in ("lr", "gamma", "hidden_sizes", "num_envs")] == [1.0, 0.5, [3], 8]
-    (tmp_path / "again.toml").write_text(found.as_toml())
-    assert read_training(tmp_path / "again.toml", {}, ()) == found
+    actual = read_training(tmp_path / "mine.toml", {"seed": 2, "workers": None}, ["lr=1", "hidden_sizes=[3]"])
+    assert (actual.algorithm, actual.source, actual.seed, actual.workers) == ("dqn", "CartPole-v1", 2, 0)
+    assert [actual.settings[name] for name in ("lr", "gamma", "hidden_sizes", "num_envs")] == [1.0, 0.5, [3], 8]
+    (tmp_path / "again.toml").write_text(actual.as_toml())
+    assert read_training(tmp_path / "again.toml", {}, ()) == actual
 
 
 def test_steps_are_those_of_the_entire_run() -> None:
@@ -263,8 +263,8 @@ def test_the_steps_in_a_file_are_split_into_epochs_of_its_length(tmp_path: Path)
         'algorithm = "dqn"\nsource = "CartPole-v1"\nsteps = 1000\nepoch_num_steps = 300\n'
     )
     for flags, settings in (({}, (3, 334)), ({"steps": 100}, (1, 100))):
-        found = read_training(tmp_path / "mine.toml", flags, ()).settings
-        assert (found["max_epochs"], found["epoch_num_steps"]) == settings
+        actual = read_training(tmp_path / "mine.toml", flags, ()).settings
+        assert (actual["max_epochs"], actual["epoch_num_steps"]) == settings
     with pytest.raises(ArgumentError, match="steps must be passed without max_epochs, which it sets"):
         read_training(tmp_path / "mine.toml", {}, ["max_epochs=3"])
 
@@ -521,8 +521,8 @@ def test_an_environment_that_exits_the_program_causes_an_error_status(workers: i
     printed, complaints = process.communicate(timeout=120)
     assert process.returncode == 1, printed
     # A worker's end is seen by its status or by its stream, whichever is looked at first.
-    seen = r"worker 0 .*(exited with status 0|closed its stream)" if workers else r"sys\.exit\(0\) was called in it"
-    assert re.search(seen, complaints), complaints
+    observed = r"worker 0 .*(exited with status 0|closed its stream)" if workers else r"sys\.exit\(0\) was called in it"
+    assert re.search(observed, complaints), complaints
     assert "Traceback" not in complaints
 
 

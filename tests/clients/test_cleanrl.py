@@ -54,8 +54,8 @@ class RecurrentAgent(nn.Module):
         done = done.reshape((-1, batch_size))
         new_hidden = []
         for h, d in zip(hidden, done, strict=True):
-            kept = (1.0 - d).view(1, -1, 1)
-            h, lstm_state = self.lstm(h.unsqueeze(0), (kept * lstm_state[0], kept * lstm_state[1]))
+            retained = (1.0 - d).view(1, -1, 1)
+            h, lstm_state = self.lstm(h.unsqueeze(0), (retained * lstm_state[0], retained * lstm_state[1]))
             new_hidden += [h]
         return torch.flatten(torch.cat(new_hidden), 0, 1), lstm_state
 
@@ -86,9 +86,9 @@ class SoftActor(nn.Module):
     def get_action(self, x: torch.Tensor) -> Any:
         mean, log_std = self(x)
         normal = Normal(mean, log_std.tanh().exp())
-        drawn = normal.rsample()
-        action = torch.tanh(drawn)
-        logp = (normal.log_prob(drawn) - torch.log(1 - action.pow(2) + 1e-6)).sum(1, keepdim=True)
+        sampled = normal.rsample()
+        action = torch.tanh(sampled)
+        logp = (normal.log_prob(sampled) - torch.log(1 - action.pow(2) + 1e-6)).sum(1, keepdim=True)
         return action * 2.0, logp, torch.tanh(mean) * 2.0
 
 
@@ -105,8 +105,8 @@ class Network(nn.Module):
 
 def learn(agent: Agent, optimizer: torch.optim.Optimizer, batch: SampleBatch, rng: np.random.Generator) -> None:
     """Run the update epochs of `ppo.py`."""
-    wanted = batch.select("obs", "actions", "action_logp", "advantages", "value_targets")
-    for rows in wanted.minibatches(128, epochs=6, rng=rng):
+    expected = batch.select("obs", "actions", "action_logp", "advantages", "value_targets")
+    for rows in expected.minibatches(128, epochs=6, rng=rng):
         obs, actions, logp, advantages, targets = (torch.as_tensor(column) for column in rows.values())
         _, new, entropy, values = agent.get_action_and_value(obs, actions)
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)

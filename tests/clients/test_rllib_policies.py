@@ -93,16 +93,16 @@ def test_training_and_stepwise_outputs_of_a_recurrent_module_agree() -> None:
     first = episodes[0]
     assert first["t"][0] > 0, "an episode that goes on from the call before"
     states = later.get_extra_model_outputs("state_out", indices=-1, neg_index_as_lookback=True)
-    given = {
+    options = {
         "obs": torch.as_tensor(np.asarray(first["obs"]))[None],
         "state_in": tree.map_structure(lambda state: torch.as_tensor(state)[None], states),
     }
     with torch.no_grad():
-        said = module.forward_train(given)["action_dist_inputs"][0]
-    np.testing.assert_allclose(first["action_dist_inputs"], said, rtol=1e-4, atol=1e-5)
-    kept = later.get_extra_model_outputs("state_out")
+        output = module.forward_train(options)["action_dist_inputs"][0]
+    np.testing.assert_allclose(first["action_dist_inputs"], output, rtol=1e-4, atol=1e-5)
+    retained = later.get_extra_model_outputs("state_out")
     tree.map_structure(
-        lambda after, before: np.testing.assert_array_equal(after[:-1], before[1:]), kept, first["state_in"]
+        lambda after, before: np.testing.assert_array_equal(after[:-1], before[1:]), retained, first["state_in"]
     )
 
 
@@ -127,9 +127,9 @@ def test_a_policy_of_the_older_api_learns() -> None:
     names = "obs", "actions", "action_logp", "action_dist_inputs", "vf_preds", "advantages", "value_targets"
     with Collector(policy, "CartPole-v1", num_envs=8, seed=1, hooks=[GAE(bootstrap=values)]) as collector:
         for _ in range(4):
-            wanted = (batch := collector.collect(n_step=1024).batch).select(*names)
-            wanted["advantages"] = (batch["advantages"] - batch["advantages"].mean()) / batch["advantages"].std()
-            for rows in wanted.minibatches(128, epochs=6, rng=rng):
+            expected = (batch := collector.collect(n_step=1024).batch).select(*names)
+            expected["advantages"] = (batch["advantages"] - batch["advantages"].mean()) / batch["advantages"].std()
+            for rows in expected.minibatches(128, epochs=6, rng=rng):
                 policy.learn_on_batch(RLlibBatch(rows.to_dict()))
     with Collector(as_policy(policy, deterministic=True), "CartPole-v1", num_envs=4, seed=3) as collector:
         assert collector.collect(n_episode=10).returns.mean() > 60
@@ -139,11 +139,11 @@ def test_a_recurrent_policy_of_the_older_api_resumes_from_its_state() -> None:
     policy = policy_of(lstm=True)
     with Collector(policy, "CartPole-v1", num_envs=2, seed=1) as collector:
         batch = collector.collect(n_step=60).batch
-    states = [np.asarray(batch[f"state_in_{place}"]) for place in (0, 1)]
+    states = [np.asarray(batch[f"state_in_{position}"]) for position in (0, 1)]
     assert states[0].shape == (60, 8)
     assert not states[0][batch["t"] == 0].any()
-    _, after, said = policy.compute_actions(np.asarray(batch["obs"]), states, explore=False)
-    np.testing.assert_allclose(said["action_dist_inputs"], batch["action_dist_inputs"], rtol=1e-4, atol=1e-5)
+    _, after, output = policy.compute_actions(np.asarray(batch["obs"]), states, explore=False)
+    np.testing.assert_allclose(output["action_dist_inputs"], batch["action_dist_inputs"], rtol=1e-4, atol=1e-5)
     going = batch["t"][1:] == batch["t"][:-1] + 1
     np.testing.assert_allclose(after[1][:-1][going], states[1][1:][going], rtol=1e-4, atol=1e-5)
 

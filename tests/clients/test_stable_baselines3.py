@@ -108,10 +108,10 @@ def test_environments_get_the_actions_of_an_on_policy_model_clipped() -> None:
 
 def test_squashed_actions_are_recorded_between_minus_one_and_one() -> None:
     model = model_of(sb3.SAC, "Pendulum-v1")
-    drawn = model.predict(obs := np.zeros((2, 3), np.float32), deterministic=True)[0]
+    sampled = model.predict(obs := np.zeros((2, 3), np.float32), deterministic=True)[0]
     adapter = as_policy(model, deterministic=True)
     decided = adapter(Batch(obs=obs, info=Batch()))["act"]
-    np.testing.assert_allclose(adapter.policy.map_action(decided), drawn, rtol=1e-5)
+    np.testing.assert_allclose(adapter.policy.map_action(decided), sampled, rtol=1e-5)
     for random in (False, True):
         with Collector(model, "Pendulum-v1", num_envs=3) as collector:
             actions = np.abs(collector.collect(n_step=60, random=random).batch["actions"])
@@ -123,7 +123,7 @@ def test_the_noise_of_a_model_is_added_during_exploration() -> None:
 
     noise = NormalActionNoise(np.zeros(1), np.full(1, 0.5))
     model = model_of(sb3.TD3, "Pendulum-v1", action_noise=noise)
-    still, noisy = (collect(model, "Pendulum-v1", exploration_noise=wanted)["actions"] for wanted in (False, True))
+    still, noisy = (collect(model, "Pendulum-v1", exploration_noise=expected)["actions"] for expected in (False, True))
     assert noisy.dtype == still.dtype == np.float32
     assert 4 * np.abs(np.diff(still[:20], axis=0)).mean() < np.abs(np.diff(noisy[:20], axis=0)).mean()
 
@@ -178,7 +178,7 @@ def test_a_recurrent_model_receives_its_state_and_starts_at_zero() -> None:
     batch = collect(model, "CartPole-v1")
     assert batch["state_in_0"].shape == (60, 1, 1)
     np.testing.assert_array_equal(batch["state_in_0"][:, 0, 0], batch["t"])
-    assert max(seen.max() for seen in model.seen) > 5
+    assert max(observed.max() for observed in model.seen) > 5
 
 
 def test_the_policy_of_a_model_receives_new_weights() -> None:

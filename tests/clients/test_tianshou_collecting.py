@@ -81,10 +81,10 @@ def test_tianshou_vectors_give_the_trajectories_of_gymnasium(vector: Any) -> Non
         Collector(Upright(), make_cart_pole, num_envs=ENVS, seed=4) as ours,
     ):
         for amounts in ({"n_step": 200}, {"n_episode": 4}):
-            found, expected = theirs.collect(**amounts).batch, ours.collect(**amounts).batch
+            actual, expected = theirs.collect(**amounts).batch, ours.collect(**amounts).batch
             for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "env_id", "t"):
-                np.testing.assert_array_equal(found[name], expected[name])
-            assert list(found["infos"]) == list(expected["infos"])
+                np.testing.assert_array_equal(actual[name], expected[name])
+            assert list(actual["infos"]) == list(expected["infos"])
 
 
 def test_ray_vectors_collect() -> None:
@@ -121,9 +121,9 @@ def test_a_collector_of_a_tianshou_vector_resumes_exactly() -> None:
         state = pickle.loads(pickle.dumps(collector.state_dict()))
         assert state["why_reset"] is None
         resumed.load_state_dict(state, allow_pickle=True)
-        one, other = (each.collect(n_step=60).batch for each in (collector, resumed))
-        np.testing.assert_array_equal(one["obs"], other["obs"])
-        np.testing.assert_array_equal(one["t"], other["t"])
+        first, other = (each.collect(n_step=60).batch for each in (collector, resumed))
+        np.testing.assert_array_equal(first["obs"], other["obs"])
+        np.testing.assert_array_equal(first["t"], other["t"])
 
 
 def test_the_state_of_environments_in_processes_is_omitted() -> None:
@@ -224,6 +224,6 @@ def test_buffers_are_instances_of_tianshou_classes_and_keep_their_type() -> None
         pass
 
     assert isinstance(Mine(6, 2), tianshou.data.VectorReplayBuffer)
-    for made in (copy.copy(buffer), copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
-        assert type(made) is VectorReplayBuffer
+    for restored in (copy.copy(buffer), copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
+        assert type(restored) is VectorReplayBuffer
     assert type(pickle.loads(pickle.dumps(buffer, protocol=2))) is VectorReplayBuffer

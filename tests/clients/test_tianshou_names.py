@@ -42,13 +42,13 @@ def rows() -> Iterator[tuple[str, set[str], str]]:
             yield cells[0].strip(" `"), set(re.findall(r"`(\w+)`", cells[1])), cells[2].strip()
 
 
-def said(owner: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+def describe(owner: str) -> dict[str, str]:
+    actual: dict[str, str] = {}
     for whose, names, verdict in rows():
         if whose == owner:
-            assert not found.keys() & names, f"twice: {found.keys() & names}"
-            found |= dict.fromkeys(names, verdict)
-    return found
+            assert not actual.keys() & names, f"twice: {actual.keys() & names}"
+            actual |= dict.fromkeys(names, verdict)
+    return actual
 
 
 def instance(cls: type) -> Any:
@@ -76,8 +76,8 @@ HERE = {name: next((getattr(door, name) for door in DOORS if hasattr(door, name)
 
 
 def public_names(cls: type) -> set[str]:
-    own = set(dir(cls)) | vars(instance(cls)).keys() | getattr(cls, "__dataclass_fields__", {}).keys()
-    return {name for name in own if not name.startswith("_")}
+    names = set(dir(cls)) | vars(instance(cls)).keys() | getattr(cls, "__dataclass_fields__", {}).keys()
+    return {name for name in names if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(CLASSES) if HERE[name] is not None])
@@ -85,7 +85,7 @@ def test_every_name_of_a_class_is_on_the_page(name: str) -> None:
     cls, here = CLASSES[name], HERE[name]
     verdicts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        verdicts |= said(base.__name__)
+        verdicts |= describe(base.__name__)
     names = public_names(cls)
     assert names <= verdicts.keys(), f"not mentioned: {sorted(names - verdicts.keys())}"
     own = set(dir(here)) | getattr(here, "__dataclass_fields__", {}).keys() | _instance_names(here)
@@ -109,7 +109,7 @@ def _instance_names(here: Any) -> set[str]:
 
 
 def test_every_name_of_the_package_is_on_the_page() -> None:
-    verdicts = said("tianshou.data")
+    verdicts = describe("tianshou.data")
     assert verdicts.keys() == set(tianshou.data.__all__)
     for name, verdict in verdicts.items():
         assert (HERE[name] is None) == verdict.startswith("left out"), name
@@ -118,13 +118,13 @@ def test_every_name_of_the_package_is_on_the_page() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_every_name_of_a_module_is_on_the_page(module: str) -> None:
     home = f"tianshou.data.{module}"
-    own = {
+    ours = {
         name
         for name, value in vars(import_module(home)).items()
         if not name.startswith("_") and getattr(value, "__module__", None) == home
     }
-    verdicts = said(home)
-    assert own - set(tianshou.data.__all__) == verdicts.keys()
+    verdicts = describe(home)
+    assert ours - set(tianshou.data.__all__) == verdicts.keys()
     for name, verdict in verdicts.items():
         if verdict.startswith("yes"):
             assert any(hasattr(door, name) for door in DOORS), name
@@ -137,13 +137,13 @@ ALL_DOORS = (*DOORS, samplebatch.learn, samplebatch.returns)
 def defined_names() -> dict[str, set[str]]:
     """Return public names that modules of Tianshou define, by package; read as text, as some need other packages."""
     root = Path(tianshou.data.__file__).parents[1]
-    found: dict[str, set[str]] = {}
+    actual: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):
         package = f"tianshou.{path.relative_to(root).with_suffix('').parts[0]}"
         for statement in ast.parse(path.read_text()).body:
             targets: list[Any] = []
             if isinstance(statement, ast.ClassDef | ast.FunctionDef):
-                found.setdefault(package, set()).add(statement.name)
+                actual.setdefault(package, set()).add(statement.name)
             elif isinstance(statement, ast.Assign):
                 targets = statement.targets
             elif isinstance(statement, ast.AnnAssign):
@@ -151,8 +151,10 @@ def defined_names() -> dict[str, set[str]]:
             value = getattr(statement, "value", None)
             made_by = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
             if made_by not in ("TypeVar", "getLogger"):
-                found.setdefault(package, set()).update(target.id for target in targets if isinstance(target, ast.Name))
-    public = {package: {name for name in names if not name.startswith("_")} for package, names in found.items()}
+                actual.setdefault(package, set()).update(
+                    target.id for target in targets if isinstance(target, ast.Name)
+                )
+    public = {package: {name for name in names if not name.startswith("_")} for package, names in actual.items()}
     return {package: names for package, names in public.items() if names and package != "tianshou.data"}
 
 
@@ -162,7 +164,7 @@ def test_every_package_of_tianshou_has_rows() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_name_of_the_other_packages_is_on_the_page(package: str) -> None:
-    verdicts, names = said(package), defined_names()[package]
+    verdicts, names = describe(package), defined_names()[package]
     assert names <= verdicts.keys(), f"not mentioned: {sorted(names - verdicts.keys())}"
     assert verdicts.keys() <= names, f"not in Tianshou: {sorted(verdicts.keys() - names)}"
     for name, verdict in verdicts.items():

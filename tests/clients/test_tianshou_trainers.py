@@ -94,10 +94,10 @@ def off_policy(
     enough: float | None = None,
     **options: Any,
 ) -> Any:
-    training = (given := collectors(algorithm, noise=True, **options))["training_collector"]
+    training = (original := collectors(algorithm, noise=True, **options))["training_collector"]
     training.collect(n_step=warm_up, random=True)
     params = OffPolicyTrainerParams(
-        **given,
+        **original,
         max_epochs=epochs,
         epoch_num_steps=1000,
         collection_step_num_env_steps=16,
@@ -262,17 +262,17 @@ def test_separate_algorithms_learn_for_several_agents() -> None:
 
 
 def test_a_policy_collects_in_evaluation_mode_within_training_steps() -> None:
-    seen = []
+    recorded = []
 
     class Watched(torch.nn.Module):
         is_within_training_step = True
 
         def forward(self, batch: Any, state: Any = None) -> Any:
-            seen.append((self.training, self.is_within_training_step))
+            recorded.append((self.training, self.is_within_training_step))
             return {"act": np.zeros(len(batch.obs), int)}
 
     policy = Watched()
     with Collector(policy, "CartPole-v1", ReplayBuffer(10)) as collector:
         collector.collect(n_step=1)
-    assert seen == [(False, True)]
+    assert recorded == [(False, True)]
     assert policy.training

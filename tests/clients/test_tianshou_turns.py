@@ -133,12 +133,12 @@ def test_an_update_agrees_with_tianshou(n_step: int, mask: bool) -> None:
             peer_losses = [
                 peer_several.update(buffer=peer_buffer, sample_size=0).get_loss_stats_dict() for _ in range(3)
             ]
-    for found, expected in zip(losses, peer_losses, strict=True):
-        assert found.keys() == expected.keys() == {"north/loss", "south/loss"}
-        assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)
+    for actual, expected in zip(losses, peer_losses, strict=True):
+        assert actual.keys() == expected.keys() == {"north/loss", "south/loss"}
+        assert list(actual.values()) == pytest.approx(list(expected.values()), rel=1e-5)
     for learner, peer in zip(ours, theirs, strict=True):
-        for found, expected in zip(learner.policy.parameters(), peer.policy.parameters(), strict=True):
-            torch.testing.assert_close(found, expected)
+        for actual, expected in zip(learner.policy.parameters(), peer.policy.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["mask", "no mask"])
@@ -188,11 +188,11 @@ def test_several_numbers_per_reward_add_up_over_chunks() -> None:
     with Collector(policies, envs, VectorReplayBuffer(100, 2), exploration_noise=True, seed=1) as collector:
         returns = [collector.collect(n_step=4).returns for _ in range(6)]
         buffer = collector.buffer
-        found = np.concatenate([part for part in returns if len(part)])
+        actual = np.concatenate([part for part in returns if len(part)])
         rewards = [part[part.sample_indices(0)].rew for part in buffer.buffers]
-    assert found.shape == (4, 2)
+    assert actual.shape == (4, 2)
     by_episode = np.concatenate([part.reshape(2, 6, 2).sum(1) for part in rewards])
-    assert sorted(map(tuple, found)) == sorted(map(tuple, by_episode))
+    assert sorted(map(tuple, actual)) == sorted(map(tuple, by_episode))
 
 
 def test_mistakes_with_agents_that_take_turns_are_reported() -> None:

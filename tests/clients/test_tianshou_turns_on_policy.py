@@ -80,7 +80,7 @@ def random_turns(seed: int, rings: int, count: int) -> VectorReplayBuffer:
 
 def expected_turns(buffer: VectorReplayBuffer, agent: str) -> list[tuple[Any, ...]]:
     """Return the turns of an agent, step by step: observation, reward, flags and next observation."""
-    found = []
+    actual = []
     for ring in buffer.buffers:
         episode: list[Any] = []
         pending: list[Any] = []
@@ -99,8 +99,8 @@ def expected_turns(buffer: VectorReplayBuffer, agent: str) -> list[tuple[Any, ..
                 pending = []
         if len(pending) > 1:
             pending[-2][3] = True
-        found += episode + pending[:-1]
-    return [tuple(turn) for turn in found]
+        actual += episode + pending[:-1]
+    return [tuple(turn) for turn in actual]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -111,20 +111,20 @@ def test_a_turn_ends_at_the_next_turn_of_the_agent(seed: int, rings: int, count:
     for agent in AGENTS:
         turns = algorithm._turns_of(buffer, agent)
         columns = (turns.obs, turns.rew, turns.terminated, turns.truncated, turns.obs_next)
-        found = [tuple(np.asarray(column)[i].tolist() for column in columns) for i in range(len(turns.rew))]
+        actual = [tuple(np.asarray(column)[i].tolist() for column in columns) for i in range(len(turns.rew))]
         expected = expected_turns(buffer, agent)
-        assert [turn[:1] + turn[2:] for turn in found] == [turn[:1] + turn[2:] for turn in expected]
-        assert [turn[1] for turn in found] == pytest.approx([turn[1] for turn in expected])
+        assert [turn[:1] + turn[2:] for turn in actual] == [turn[:1] + turn[2:] for turn in expected]
+        assert [turn[1] for turn in actual] == pytest.approx([turn[1] for turn in expected])
 
 
 def test_turns_agree_with_a_multi_agent_collector() -> None:
     torch.manual_seed(0)
     policies = {agent: policy() for agent in AGENTS}
-    for own in policies.values():
-        own.deterministic_eval = True
-        own.eval()
+    for part in policies.values():
+        part.deterministic_eval = True
+        part.eval()
     algorithm = MultiAgentOnPolicyAlgorithm(
-        {agent: Reinforce(policy=own, optim=AdamOptimizerFactory()) for agent, own in policies.items()}
+        {agent: Reinforce(policy=item, optim=AdamOptimizerFactory()) for agent, item in policies.items()}
     )
     envs = DummyVectorEnv([lambda: PettingZooEnv(CompleteGame(False))])
     with Collector(algorithm.policy, envs, ReplayBuffer(100)) as collector:
@@ -133,11 +133,11 @@ def test_turns_agree_with_a_multi_agent_collector() -> None:
     with MultiAgentCollector(policies, [lambda: CompleteGame(False)]) as collector:
         steps = collector.collect(n_episode=3).batch
     for agent in AGENTS:
-        turns, own = algorithm._turns_of(buffer, agent), steps[agent]
-        assert turns.obs.obs.tolist() == own["obs"].tolist()
-        assert turns.act.tolist() == own["actions"].tolist()
-        assert turns.rew.tolist() == own["rewards"].tolist()
-        assert turns.terminated.tolist() == own["terminateds"].tolist()
+        turns, part = algorithm._turns_of(buffer, agent), steps[agent]
+        assert turns.obs.obs.tolist() == part["obs"].tolist()
+        assert turns.act.tolist() == part["actions"].tolist()
+        assert turns.rew.tolist() == part["rewards"].tolist()
+        assert turns.terminated.tolist() == part["terminateds"].tolist()
 
 
 def test_an_update_equals_separate_updates_of_each_algorithm() -> None:
@@ -154,8 +154,8 @@ def test_an_update_equals_separate_updates_of_each_algorithm() -> None:
         rows.extend(turns)
         expected = alone.get_algorithm(agent).update(rows, 4, 2).get_loss_stats_dict()
         assert {name: losses[f"{agent}/{name}"] for name in expected} == expected
-    for found, wanted in zip(algorithm.parameters(), alone.parameters(), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, reference in zip(algorithm.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(actual, reference)
 
 
 @pytest.mark.parametrize("theirs", [False, True], ids=["ours", "an opponent of Tianshou"])

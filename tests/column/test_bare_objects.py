@@ -38,12 +38,12 @@ def test_objects_are_created_on_first_access() -> None:
     assert not is_bare(batch)
     assert concat_samples([batch, bare(1)])["infos"].tolist() == [{"lives": 2}, {}, {}, {}]
     assert concat_samples([bare(1), batch])["infos"].tolist() == [{}, {"lives": 2}, {}, {}]
-    one, other = bare(2)["infos"]
-    assert one is not other
-    part = (whole := bare(3))[1:]
+    first, other = bare(2)["infos"]
+    assert first is not other
+    part = (full := bare(3))[1:]
     part["infos"][0]["lives"] = 2
-    assert whole["infos"].tolist() == [{}, {"lives": 2}, {}]
-    assert whole == whole.copy() != bare(3)
+    assert full["infos"].tolist() == [{}, {"lives": 2}, {}]
+    assert full == full.copy() != bare(3)
     assert bare(3) == SampleBatch(a=[0, 1, 2], infos=[{}, {}, {}])
 
 
@@ -51,15 +51,15 @@ def test_objects_are_created_on_first_access() -> None:
 def test_channels_send_empty_dicts_without_bytes(allow_pickle: bool) -> None:
     producer, consumer = channel(1 << 16, allow_pickle=allow_pickle)
     with producer, consumer:
-        said = bare(2)
-        said["infos"][1]["lives"] = 2
-        for batch in (bare(2), bare(2), said, bare(3), bare(0), MultiAgentBatch({"p": bare(2), "q": said}, 2)):
+        output = bare(2)
+        output["infos"][1]["lives"] = 2
+        for batch in (bare(2), bare(2), output, bare(3), bare(0), MultiAgentBatch({"p": bare(2), "q": output}, 2)):
             producer.send(batch)
             received = consumer.recv().copy()
             assert received == batch
             parts = received.as_multi_agent().policy_batches.values()
-            for part, own in zip(parts, batch.as_multi_agent().policy_batches.values(), strict=True):
-                assert is_bare(part) == is_bare(own)
+            for part, item in zip(parts, batch.as_multi_agent().policy_batches.values(), strict=True):
+                assert is_bare(part) == is_bare(item)
         producer.send(bare(2).as_batch())
         assert consumer.recv().infos.tolist() == [{}, {}]
 

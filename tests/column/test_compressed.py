@@ -61,8 +61,8 @@ def columns(draw):
 
 
 @given(columns(), st.data())
-def test_every_operation_agrees_with_an_array(made, data):
-    values, column = made
+def test_every_operation_agrees_with_an_array(result, data):
+    values, column = result
     for _ in range(4):
         n = len(values)
         operation = data.draw(st.sampled_from(["slice", "take", "copy", "concat", "spread", "load", "row"]))
@@ -95,7 +95,7 @@ def test_blocks_of_about_64_kib_contain_complete_rows():
     for row_nbytes, n in ((68, 1000), (68, 100_000), (28_224, 128), (100_000, 4), (1, 200_000)):
         column = CompressedColumn.compress(TensorColumn(np.zeros((n, row_nbytes), "u1")))
         assert sum(column.rows) == n
-        assert all(one * row_nbytes <= 1.6 * compressed.BLOCK_NBYTES or one == 1 for one in column.rows)
+        assert all(item * row_nbytes <= 1.6 * compressed.BLOCK_NBYTES or item == 1 for item in column.rows)
         assert max(column.rows) - min(column.rows[:-1], default=max(column.rows)) == 0
     assert len(CompressedColumn.compress(TensorColumn(np.zeros((1000, 17), "f4"))).blocks) == 1
 
@@ -204,8 +204,8 @@ def test_keys():
 
 def header_of(column, **changes):
     names = ("kind", "dtype", "row_shape", "rows", "skips", "bounds")
-    found = dict(zip(names, column.dump()[0], strict=True)) | changes
-    return tuple(found.values())
+    actual = dict(zip(names, column.dump()[0], strict=True)) | changes
+    return tuple(actual.values())
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ def block_of(nbytes):
 )
 def test_a_damaged_block_is_rejected_when_it_is_read(damaged):
     header = ("compressed", "<i8", (), (10,), (0,), (0, 10))
-    whole = CompressedColumn.load(header, [block_of(80)], allow_pickle=False)
-    agree(whole, np.zeros(10, np.int64))
+    full = CompressedColumn.load(header, [block_of(80)], allow_pickle=False)
+    agree(full, np.zeros(10, np.int64))
     column = CompressedColumn.load(header, [damaged], allow_pickle=False)
     for read in (column.decompress, lambda: column[3], lambda: column.take(np.array([1])), lambda: list(column)):
         with pytest.raises(CompressedColumnError, match="block 0 of a compressed column must decompress to 80 bytes"):

@@ -40,14 +40,14 @@ def test_an_array_in_another_layout_is_copied_once(dtype):
     for layout in (*layouts, unaligned):
         column = as_column(layout, "x")
         assert column.kind == "tensor"
-        made = column.values
-        assert made.dtype == dtype
-        assert made.flags.c_contiguous
-        assert made.flags.aligned
-        assert made.dtype.isnative
-        assert np.array_equal(made, layout, equal_nan=dtype.kind in "fcmM")
-        if made is not layout:
-            assert made.ctypes.data % memory.ALIGNMENT == 0
+        result = column.values
+        assert result.dtype == dtype
+        assert result.flags.c_contiguous
+        assert result.flags.aligned
+        assert result.dtype.isnative
+        assert np.array_equal(result, layout, equal_nan=dtype.kind in "fcmM")
+        if result is not layout:
+            assert result.ctypes.data % memory.ALIGNMENT == 0
 
 
 def test_read_only_arrays_give_read_only_columns():
@@ -69,7 +69,7 @@ def test_arrays_without_rows_are_rejected_with_the_column_name(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (np.zeros(2, "f4,i4"), "create one column per field"),
         (np.zeros(2, "V8"), "that columns support"),
@@ -80,8 +80,8 @@ def test_arrays_without_rows_are_rejected_with_the_column_name(value):
     ],
     ids=["record", "void", "longdouble", "masked", "objects", "sparse"],
 )
-def test_unsupported_values_are_rejected_with_the_column_name(value, says):
-    with pytest.raises(ColumnTypeError, match=f"column 'obs.*{says}"):
+def test_unsupported_values_are_rejected_with_the_column_name(value, message):
+    with pytest.raises(ColumnTypeError, match=f"column 'obs.*{message}"):
         as_column(value, "obs")
 
 

@@ -124,7 +124,7 @@ def test_the_pool_is_mimalloc_if_pyarrow_has_it():
     backend = "mimalloc" if "mimalloc" in pa.supported_memory_backends() else pa.default_memory_pool().backend_name
     pool = {"mimalloc": pa.mimalloc_memory_pool}.get(backend, pa.default_memory_pool)()
     before = pool.bytes_allocated()
-    held = [memory.empty((extent,), np.dtype("f8")) for extent in itertools.repeat(1000, 10)]
+    stored = [memory.empty((extent,), np.dtype("f8")) for extent in itertools.repeat(1000, 10)]
     assert pool.bytes_allocated() - before >= 80_000
-    del held
+    del stored
     assert pool.bytes_allocated() - before < 80_000

@@ -36,5 +36,5 @@ def size_of(value: Any) -> int:
 @pytest.mark.parametrize("part", [slice(None), slice(300, 500), slice(0, 0)], ids=str)
 def test_estimates_are_close_to_the_size_of_the_objects(name: str, part: slice) -> None:
     array = ARRAYS[name][part]
-    taken = sum(map(size_of, array.to_pylist()))
-    assert taken / 3 <= object_nbytes(array) <= 3 * taken + 200
+    measured = sum(map(size_of, array.to_pylist()))
+    assert measured / 3 <= object_nbytes(array) <= 3 * measured + 200

@@ -225,8 +225,8 @@ def infos_like(inner):
 
 
 @given(st.lists(anything, max_size=5) | anything.flatmap(lambda value: st.just([value] * 3)))
-def test_any_objects_round_trip_exactly(made):
-    round_trips(made)
+def test_any_objects_round_trip_exactly(result):
+    round_trips(result)
 
 
 @given(
@@ -234,8 +234,8 @@ def test_any_objects_round_trip_exactly(made):
         [infos_like(kind) for kind in (st.integers(-9, 9), st.text(max_size=2), st.booleans(), st.tuples(st.floats()))]
     )
 )
-def test_infos_of_one_structure_are_never_pickled(made):
-    round_trips(made, pickled=False)
+def test_infos_of_one_structure_are_never_pickled(result):
+    round_trips(result, pickled=False)
 
 
 @given(st.lists(anything, max_size=6), st.data())
@@ -318,10 +318,10 @@ def test_copy_is_deep_and_other_operations_are_shallow():
     assert ObjectColumn.concat([column, column], "x").values[3] is inner
     for plain in ([{}, None, {}], ["a", 1, None]):
         source = ObjectColumn.from_rows(plain)
-        made = source.copy()
-        assert not np.shares_memory(made.values, source.values)
-        assert made.equals(source)
-        assert all(a is not b for a, b in zip(made.values, plain, strict=True) if isinstance(a, dict))
+        converted = source.copy()
+        assert not np.shares_memory(converted.values, source.values)
+        assert converted.equals(source)
+        assert all(a is not b for a, b in zip(converted.values, plain, strict=True) if isinstance(a, dict))
 
 
 def test_slices_are_views():
@@ -348,10 +348,10 @@ def test_the_structure_is_inferred_once_and_updated_after_changes(monkeypatch):
 
 def test_a_dump_contains_only_the_rows_of_a_slice():
     column = ObjectColumn.from_rows([{"x": np.zeros(1000)} for _ in range(10)])
-    whole, part = (
+    full, part = (
         sum(memoryview(buffer).nbytes for buffer in piece.dump()[1]) for piece in (column, column.slice(2, 3))
     )
-    assert part < whole / 8
+    assert part < full / 8
     assert ObjectColumn.from_rows([{}] * 1000).dump()[1] == []
     assert ObjectColumn.from_rows([None] * 1000).dump()[1] == []
 
@@ -477,8 +477,8 @@ def test_damaged_arrow_is_rejected():
 @pytest.mark.parametrize("cut", [0, 1, 40, 200])
 def test_a_damaged_dump_is_rejected(cut):
     header, buffers = ObjectColumn.from_rows([{"a": i} for i in range(100)]).dump()
-    whole = bytes(memoryview(buffers[0]))
-    for damaged in (whole[:cut], b"\xff" * cut + whole[cut + 1 :] if cut else b""):
+    data = bytes(memoryview(buffers[0]))
+    for damaged in (data[:cut], b"\xff" * cut + data[cut + 1 :] if cut else b""):
         with pytest.raises(FormatError):
             ObjectColumn.load(header, [damaged], allow_pickle=True)
 

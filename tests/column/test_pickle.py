@@ -51,10 +51,10 @@ def test_protocol_5_carries_every_buffer_out_of_band(name):
 @pytest.mark.parametrize("name", COLUMNS)
 def test_copies_by_the_copy_module_share_no_memory(name):
     column = COLUMNS[name]
-    made = copy.deepcopy(column)
-    assert made.equals(column)
+    converted = copy.deepcopy(column)
+    assert converted.equals(column)
     if name in ("tensor", "ragged"):
-        array, source = (c.values if name == "tensor" else c.elements for c in (made, column))
+        array, source = (c.values if name == "tensor" else c.elements for c in (converted, column))
         assert not np.shares_memory(array, source)
         assert array.flags.writeable
 

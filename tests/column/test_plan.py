@@ -40,10 +40,10 @@ def test_columns_of_every_dtype_round_trip(kind: str) -> None:
     plan, rows, arrays = plan_of(a=VALUES[kind], b=np.zeros(ROWS))
     assert plan is not None
     assert plan.fits(arrays)
-    made = plan.write(arrays)
-    assert made.equals(rows, check_metadata=True)
-    made.validate(full=True)
-    back = plan.read(made)
+    result = plan.write(arrays)
+    assert result.equals(rows, check_metadata=True)
+    result.validate(full=True)
+    back = plan.read(result)
     assert back is not None
     assert back["a"].dtype == arrays["a"].dtype
     assert np.array_equal(back["a"], arrays["a"])

@@ -22,8 +22,8 @@ by_dtype = pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 
 def ragged(dtype="f4", lengths=(2, 0, 5, 1, 0, 3), trailing=(), seed=0):
     """Return rows of the given lengths, and their column."""
-    made = [rows(dtype, n, trailing, seed + i) for i, n in enumerate(lengths)]
-    return made, RaggedColumn.from_rows(made, "x")
+    result = [rows(dtype, n, trailing, seed + i) for i, n in enumerate(lengths)]
+    return result, RaggedColumn.from_rows(result, "x")
 
 
 def agree(column, expected):
@@ -47,8 +47,8 @@ def lists_of_rows(draw, least=0):
 
 
 @given(lists_of_rows(), st.data())
-def test_every_operation_agrees_with_a_list_of_arrays(made, data):
-    expected, column = made
+def test_every_operation_agrees_with_a_list_of_arrays(result, data):
+    expected, column = result
     n = len(expected)
     agree(column, expected)
     for _ in range(3):
@@ -134,15 +134,15 @@ def test_dump_contains_exactly_the_slice(dtype):
 
 def test_copies_are_aligned_and_share_no_memory():
     _, column = ragged()
-    for made in (
+    for result in (
         column.take(np.array([5, 2])),
         column.copy(),
         column.slice(2, 4).copy(),
         column.spread(9, np.arange(6)),
     ):
-        assert not np.shares_memory(made.elements, column.elements)
-        assert not np.shares_memory(made.offsets, column.offsets)
-        assert made.elements.ctypes.data % memory.ALIGNMENT == 0
+        assert not np.shares_memory(result.elements, column.elements)
+        assert not np.shares_memory(result.offsets, column.offsets)
+        assert result.elements.ctypes.data % memory.ALIGNMENT == 0
 
 
 @pytest.mark.parametrize("length", [3, 1000])
@@ -184,7 +184,7 @@ def test_from_rows_accepts_lists_without_loss():
 
 
 @pytest.mark.parametrize(
-    ("given_rows", "says"),
+    ("given_rows", "message"),
     [
         ([np.zeros(2), np.zeros((2, 2))], "one number of dimensions, got 1 and 2"),
         ([np.zeros(2), 3.0], "got a single float in row 1"),
@@ -195,8 +195,8 @@ def test_from_rows_accepts_lists_without_loss():
         ([["a"], [1]], "one dtype"),
     ],
 )
-def test_from_rows_errors_contain_the_column_name(given_rows, says):
-    with pytest.raises(ColumnTypeError, match=rf"column 'obs\.lidar' must have rows.*{says}"):
+def test_from_rows_errors_contain_the_column_name(given_rows, message):
+    with pytest.raises(ColumnTypeError, match=rf"column 'obs\.lidar' must have rows.*{message}"):
         RaggedColumn.from_rows(given_rows, "obs.lidar")
 
 
@@ -361,9 +361,9 @@ def test_rows_of_more_dimensions_are_padded_along_each() -> None:
     padded = RaggedColumn.from_rows(rows, "a").pad(np.nan)
     assert padded.shape == (3, 4, 5)
     assert padded.dtype == np.float64
-    for row, found in zip(rows, padded, strict=True):
-        assert found[: row.shape[0], : row.shape[1]].tolist() == row.tolist()
-        assert np.isnan(found).sum() == 20 - row.size
+    for row, actual in zip(rows, padded, strict=True):
+        assert actual[: row.shape[0], : row.shape[1]].tolist() == row.tolist()
+        assert np.isnan(actual).sum() == 20 - row.size
 
 
 def test_rows_are_written_by_rows_of_the_same_shape():

@@ -38,20 +38,20 @@ def column_of(rows, kind="array", dtype=None):
     return SampleBatch(x=column).to_torch()["x"] if kind == "tensor" else column
 
 
-def same(found, expected, *, exact=True):
-    found = found.numpy() if hasattr(found, "detach") else np.asarray(found)
+def same(actual, expected, *, exact=True):
+    actual = actual.numpy() if hasattr(actual, "detach") else np.asarray(actual)
     expected = np.asarray(expected)
-    assert found.shape == expected.shape
+    assert actual.shape == expected.shape
     if exact:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
     else:
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def same_rows(column, expected, *, exact=True):
     assert len(column) == len(expected)
-    for found, row in zip(column, expected, strict=True):
-        same(found, row, exact=exact)
+    for actual, row in zip(column, expected, strict=True):
+        same(actual, row, exact=exact)
 
 
 @st.composite
@@ -124,8 +124,8 @@ def test_padding_agrees_with_a_loop_and_back(case, side, multiple_of, spare):
     expected = np.full((len(rows), width), value, dtype)
     mask, positions = np.zeros((len(rows), width), bool), np.zeros((len(rows), width), np.int64)
     for i, row in enumerate(rows):
-        place = slice(width - len(row), width) if side == "left" else slice(len(row))
-        expected[i, place], mask[i, place], positions[i, place] = row, True, np.arange(len(row))
+        position = slice(width - len(row), width) if side == "left" else slice(len(row))
+        expected[i, position], mask[i, position], positions[i, position] = row, True, np.arange(len(row))
     how = {"side": side, "multiple_of": multiple_of, "length": length}
     padded = column.pad(value, **how)
     same(padded, expected)
@@ -144,10 +144,10 @@ def test_rows_of_more_dimensions_are_padded_and_unpadded(kind, side):
     rows = [np.arange(6.0).reshape(3, 2), np.zeros((0, 2)), np.ones((1, 2))]
     column = column_of(rows, kind)
     padded = column.pad(-1, side=side, length=4)
-    for found, row in zip(padded, rows, strict=True):
+    for actual, row in zip(padded, rows, strict=True):
         inside = slice(4 - len(row), 4) if side == "left" else slice(len(row))
-        same(found[inside], row)
-        assert int((found == -1).sum()) == 2 * (4 - len(row))
+        same(actual[inside], row)
+        assert int((actual == -1).sum()) == 2 * (4 - len(row))
     assert unpad(padded, [3, 0, 1], side=side).equals(column)
     assert unpad(padded, mask=column.mask(side=side, length=4)).equals(column)
     # Long rows, which are copied one by one, and rows whose other extents differ.
@@ -252,8 +252,8 @@ def test_slices_and_joins_agree_with_a_loop(case, seed):
     same(column[full].gather(pairs), np.array([r[p] for r, p in zip(among, pairs, strict=True)]).reshape(-1, 2))
     counts = [rng.integers(0, 4) if len(row) else 0 for row in rows]
     places = [rng.integers(0, max(len(row), 1), count) for row, count in zip(rows, counts, strict=True)]
-    found = column.gather(RaggedColumn.from_rows(places, "p", "i8"))
-    same_rows(found, [row[place] for row, place in zip(rows, places, strict=True)])
+    actual = column.gather(RaggedColumn.from_rows(places, "p", "i8"))
+    same_rows(actual, [row[position] for row, position in zip(rows, places, strict=True)])
 
 
 @by_kind
@@ -271,8 +271,8 @@ def test_rows_are_built_from_values_and_lengths(kind):
     same_rows(column, [values[:2], values[:0], values[2:]])
     assert np.shares_memory(np.asarray(column.elements), values)
     same_rows(cls.from_lengths(given_values[:0, 0], []), [])
-    for lengths, says in (([2, 3], "a sum of 5"), ([-1, 7], "-1 in row 0"), ([[6]], r"shape \(1, 1\)")):
-        with pytest.raises(ColumnLengthError, match=f"with a sum of 6, got {says}"):
+    for lengths, message in (([2, 3], "a sum of 5"), ([-1, 7], "-1 in row 0"), ([[6]], r"shape \(1, 1\)")):
+        with pytest.raises(ColumnLengthError, match=f"with a sum of 6, got {message}"):
             cls.from_lengths(given_values, lengths)
 
 
@@ -332,7 +332,7 @@ ids = column_of([[1, 2, 3], [4]])
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (lambda: ids.pad(side="middle"), ArgumentError, "side must be one of 'left', 'right'"),
         (lambda: ids.pad(length=2), ColumnLengthError, "length must be at least 3"),
@@ -375,8 +375,8 @@ ids = column_of([[1, 2, 3], [4]])
         (lambda: RaggedColumn.from_lengths(np.float64(1), [1]), ColumnTypeError, "values must have one dimension"),
     ],
 )
-def test_invalid_input_is_rejected(call, error, says):
-    with pytest.raises(error, match=says):
+def test_invalid_input_is_rejected(call, error, message):
+    with pytest.raises(error, match=message):
         call()
 
 

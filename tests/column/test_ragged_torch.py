@@ -75,9 +75,9 @@ def test_every_operation_agrees_with_a_list_of_tensors(dtype, shapes):
     agree(RaggedTorchColumn.concat([part, column], "x"), rows[1:4] + rows)
     empty = rows[0].new_empty((0,) * column.ndim)
     agree(part.spread(5, np.array([0, 2, 3])), [rows[1], empty, rows[2], rows[3], empty])
-    for made in (through_arrow(part), RaggedTorchColumn.load(*part.dump()), pickle.loads(pickle.dumps(part))):
-        agree(made, rows[1:4])
-        assert made.equals(part)
+    for restored in (through_arrow(part), RaggedTorchColumn.load(*part.dump()), pickle.loads(pickle.dumps(part))):
+        agree(restored, rows[1:4])
+        assert restored.equals(part)
 
 
 def through_arrow(column):
@@ -93,12 +93,12 @@ def test_padded_rows_have_the_largest_extents(dtype, shapes):
     padded = part.pad(1)
     widest = tuple(max(extents) for extents in zip(*shapes[1:], strict=True))
     assert (padded.dtype, tuple(padded.shape)) == (dtype, (3, *widest))
-    for found, row in zip(padded, rows[1:], strict=True):
+    for actual, row in zip(padded, rows[1:], strict=True):
         inside = tuple(slice(extent) for extent in row.shape)
-        assert same(found[inside], row)
-        outside = torch.ones(found.shape, dtype=torch.bool)
+        assert same(actual[inside], row)
+        outside = torch.ones(actual.shape, dtype=torch.bool)
         outside[inside] = False
-        assert all(value == 1 for value in np.array(found.tolist())[outside.numpy()])
+        assert all(value == 1 for value in np.array(actual.tolist())[outside.numpy()])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint64], ids=str)
@@ -115,9 +115,9 @@ def test_only_slices_and_rows_are_views():
     start = column.elements.data_ptr()
     assert column[1:].elements is column.elements
     assert column[0].data_ptr() == start
-    for made in (column.copy(), copy.deepcopy(column), column.take(np.arange(4)), column.spread(4, np.arange(4))):
-        assert made.elements.data_ptr() != start
-        assert not np.shares_memory(made.offsets, column.offsets)
+    for converted in (column.copy(), copy.deepcopy(column), column.take(np.arange(4)), column.spread(4, np.arange(4))):
+        assert converted.elements.data_ptr() != start
+        assert not np.shares_memory(converted.offsets, column.offsets)
 
 
 def test_arrays_and_nested_tensors_share_memory():
@@ -160,7 +160,7 @@ def test_keys():
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    ("other", "message"),
     [
         (ragged(torch.float64)[1], "one dtype"),
         (ragged(device="meta")[1], "one device"),
@@ -168,17 +168,17 @@ def test_keys():
     ],
     ids=["dtype", "device", "dimensions"],
 )
-def test_concat_errors_contain_the_column_name(other, says):
-    with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have {says}"):
+def test_concat_errors_contain_the_column_name(other, message):
+    with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have {message}"):
         RaggedTorchColumn.concat([ragged()[1], other], "obs.x")
 
 
 @by_shape
 def test_operations_keep_elements_on_their_device(shapes):
     rows, column = ragged(shapes=shapes, device="meta")
-    made = [column[1:], column.take(np.array([3, 0])), column.copy(), column.spread(6, np.arange(4))]
-    made.append(RaggedTorchColumn.concat([column, column], "x"))
-    assert all(one.elements.is_meta for one in made)
+    converted = [column[1:], column.take(np.array([3, 0])), column.copy(), column.spread(6, np.arange(4))]
+    converted.append(RaggedTorchColumn.concat([column, column], "x"))
+    assert all(item.elements.is_meta for item in converted)
     assert [tuple(row.shape) for row in column] == [tuple(row.shape) for row in rows]
     assert column[0].is_meta
     assert column.pad().is_meta

@@ -9,10 +9,10 @@ from samplebatch.column.arrow import Recent
 
 def test_a_value_is_created_once_and_the_oldest_is_evicted() -> None:
     recent = Recent[str, int](limit=2)
-    made: list[str] = []
+    created: list[str] = []
 
     def get(key: str) -> int:
-        return recent.get(key, lambda: (made.append(key), len(made))[1])
+        return recent.get(key, lambda: (created.append(key), len(created))[1])
 
     assert [get(key) for key in "abab"] == [1, 2, 1, 2]
     assert [get(key) for key in "cba"] == [3, 2, 4]

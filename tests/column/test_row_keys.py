@@ -20,21 +20,21 @@ def keys(draw):
 
 
 @given(keys())
-def test_resolves_to_what_numpy_selects(made):
-    n, key = made
+def test_resolves_to_what_numpy_selects(result):
+    n, key = result
     values = np.arange(n) * 10
     expected = values[np.array(key, np.intp) if isinstance(key, list) else key]
-    found = resolve(key, n)
-    if isinstance(found, tuple):
-        start, stop = found
+    actual = resolve(key, n)
+    if isinstance(actual, tuple):
+        start, stop = actual
         assert 0 <= start <= stop <= n
         assert values[start:stop].tolist() == expected.tolist()
-    elif isinstance(found, int):
-        assert 0 <= found < n
-        assert values[found] == expected
+    elif isinstance(actual, int):
+        assert 0 <= actual < n
+        assert values[actual] == expected
     else:
-        assert found.dtype == np.intp
-        assert values[found].tolist() == expected.tolist()
+        assert actual.dtype == np.intp
+        assert values[actual].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("key", [5, -6, [0, 5], np.array([-6]), np.uint8(200), 2**70])
@@ -46,10 +46,10 @@ def test_the_error_contains_rows_out_of_range(key):
 
 @pytest.mark.parametrize("key", [[0, 4, 2], [-5, 4], [-1]])
 def test_the_indices_are_a_copy(key):
-    given = np.array(key)
-    found = resolve(given, 5)
-    assert found.tolist() == [row % 5 for row in key]
-    assert not np.shares_memory(found, given)
+    original = np.array(key)
+    actual = resolve(original, 5)
+    assert actual.tolist() == [row % 5 for row in key]
+    assert not np.shares_memory(actual, original)
     with pytest.raises(RowIndexError, match=r"row 5 must be in \[-5, 5\)"):
         resolve(np.array([*key, 5]), 5)
 

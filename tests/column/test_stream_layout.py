@@ -57,19 +57,19 @@ def test_columns_are_viewed_without_copies(layout: StreamLayout) -> None:
     stream.flags.writeable = False
     assert head_of(stream) == layout.head
     assert layout.matches(stream)
-    found = layout.read(stream)
+    actual = layout.read(stream)
     for name, values in others.items():
-        assert found[name].dtype == values.dtype
-        assert np.array_equal(found[name], values)
-        assert np.shares_memory(found[name], stream)
-        assert not found[name].flags.writeable
+        assert actual[name].dtype == values.dtype
+        assert np.array_equal(actual[name], values)
+        assert np.shares_memory(actual[name], stream)
+        assert not actual[name].flags.writeable
 
 
 def test_columns_at_an_odd_address_are_copied(layout: StreamLayout) -> None:
     memory = np.empty(layout.nbytes + 1, np.uint8)
     layout.write(COLUMNS, memory[1:])
-    found = layout.read(memory[1:])
-    assert all(found[name].flags.aligned and np.array_equal(found[name], values) for name, values in COLUMNS.items())
+    actual = layout.read(memory[1:])
+    assert all(actual[name].flags.aligned and np.array_equal(actual[name], values) for name, values in COLUMNS.items())
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_only_slices_are_views(dtype, row_shape):
     assert column.values is values
     assert np.shares_memory(column.slice(1, 4).values, values) == bool(values.nbytes)
     indices = np.array([7, 0, 0, 3])
-    for made, expected in (
+    for result, expected in (
         (column.take(indices), values[indices]),
         (column.copy(), values),
         (column.slice(2, 7).copy(), values[2:7]),
@@ -108,9 +108,9 @@ def test_only_slices_are_views(dtype, row_shape):
             np.concatenate([values, values[3:5]]),
         ),
     ):
-        assert same(made.values, expected)
-        assert not np.shares_memory(made.values, values)
-        assert made.values.ctypes.data % memory.ALIGNMENT == 0
+        assert same(result.values, expected)
+        assert not np.shares_memory(result.values, values)
+        assert result.values.ctypes.data % memory.ALIGNMENT == 0
     assert len(column) == 8
     assert column.dtype == dtype
     assert column.row_shape == row_shape

@@ -18,22 +18,22 @@ ROWS = 3 * threads.WORTHWHILE // 8
 
 
 def test_every_job_runs_once() -> None:
-    seen: list[int] = []
-    threads.share([(1, lambda i=i: seen.append(i)) for i in range(500)])  # type: ignore[misc]
-    assert sorted(seen) == list(range(500))
+    recorded: list[int] = []
+    threads.share([(1, lambda i=i: recorded.append(i)) for i in range(500)])  # type: ignore[misc]
+    assert sorted(recorded) == list(range(500))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core has no helper")
 def test_the_helper_thread_runs_part_of_the_jobs() -> None:
-    seen = set()
+    observed = set()
     both = threading.Barrier(2, timeout=30)
 
     def job() -> None:
-        seen.add(threading.get_ident())
+        observed.add(threading.get_ident())
         both.wait()
 
     threads.share([(1, job), (1, job)])
-    assert len(seen) == 2
+    assert len(observed) == 2
 
 
 def test_an_error_in_a_job_is_raised_and_the_helper_thread_continues() -> None:
@@ -47,10 +47,10 @@ def test_an_error_in_a_job_is_raised_and_the_helper_thread_continues() -> None:
 
 
 def test_jobs_started_within_a_job_complete() -> None:
-    seen: list[int] = []
-    inner = [(1, lambda i=i: seen.append(i)) for i in range(10)]  # type: ignore[misc]
+    recorded: list[int] = []
+    inner = [(1, lambda i=i: recorded.append(i)) for i in range(10)]  # type: ignore[misc]
     threads.share([(1, lambda: threads.share(inner)) for _ in range(10)])
-    assert len(seen) == 100
+    assert len(recorded) == 100
 
 
 def test_several_threads_share_the_helper() -> None:
@@ -74,10 +74,10 @@ def test_several_threads_share_the_helper() -> None:
 def test_a_finished_job_retains_no_references() -> None:
     source = np.zeros(ROWS)
     copy = memory.copy_of(source)
-    gone = weakref.ref(source)
+    reference = weakref.ref(source)
     del source
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     assert copy.sum() == 0
 
 

@@ -98,13 +98,13 @@ def test_only_slices_are_views(dtype):
     assert column.to_torch() is tensor
     assert shared(column.slice(1, 4).values, tensor)
     indices = np.array([8, 0, 0])
-    for made, expected in (
+    for result, expected in (
         (column.take(indices), tensor[indices]),
         (column.copy(), tensor),
         (TorchColumn.concat([column, column.slice(0, 2)], "x"), torch.cat([tensor, tensor[:2]])),
     ):
-        assert same(made.values, expected)
-        assert not shared(made.values, tensor)
+        assert same(result.values, expected)
+        assert not shared(result.values, tensor)
     spread = column.slice(0, 2).spread(5, np.array([1, 3]))
     zeros = torch.zeros((1, 3), dtype=dtype)
     expected = torch.cat([zeros, tensor[:1], zeros, tensor[1:2], zeros])
@@ -154,7 +154,7 @@ def test_polars_and_duckdb_read_the_bits_of_bfloat16():
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    ("other", "message"),
     [
         (torch.zeros(2, 4), "row shape"),
         (torch.zeros(2, 3).double(), "dtype"),
@@ -162,8 +162,8 @@ def test_polars_and_duckdb_read_the_bits_of_bfloat16():
     ],
     ids=["shape", "dtype", "device"],
 )
-def test_concat_errors_contain_the_column_name(other, says):
-    with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have one {says} to be joined"):
+def test_concat_errors_contain_the_column_name(other, message):
+    with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have one {message} to be joined"):
         TorchColumn.concat([TorchColumn(torch.zeros(2, 3)), TorchColumn(other)], "obs.x")
 
 

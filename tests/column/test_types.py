@@ -78,8 +78,8 @@ def test_every_dtype_holds_itself(dtype):
 
 def test_common_dtype_is_one_of_its_arguments():
     for dtypes in itertools.permutations(ALL, 2):
-        found = types.common_dtype(list(dtypes))
-        assert found is None or (found in dtypes and all(types.holds(found, dtype) for dtype in dtypes))
+        actual = types.common_dtype(list(dtypes))
+        assert actual is None or (actual in dtypes and all(types.holds(actual, dtype) for dtype in dtypes))
     # NumPy would go to a third dtype, int16 or float64.
     assert types.common_dtype([np.dtype("i1"), np.dtype("u1")]) is None
     assert types.common_dtype([np.dtype("f4"), np.dtype("i8")]) is None
@@ -115,10 +115,10 @@ def test_dtype_names_round_trip(dtype):
 
 def test_torch_and_numpy_agree_both_ways():
     for dtype in types.NUMBERS:
-        found = types.torch_dtype(dtype)
-        assert found is not None
-        assert types.numpy_dtype(found) == dtype
-        assert torch.from_numpy(np.zeros(1, dtype)).dtype == found
+        actual = types.torch_dtype(dtype)
+        assert actual is not None
+        assert types.numpy_dtype(actual) == dtype
+        assert torch.from_numpy(np.zeros(1, dtype)).dtype == actual
     assert types.torch_dtype(np.dtype("M8[s]")) is None
     for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.complex32):
         assert types.numpy_dtype(dtype) is None

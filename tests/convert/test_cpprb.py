@@ -14,24 +14,24 @@ cpprb = pytest.importorskip("cpprb")
 
 def test_a_batch_is_restored() -> None:
     buffer = to_cpprb(two_episodes())
-    found = from_cpprb(buffer)
+    actual = from_cpprb(buffer)
     for name in two_episodes():
-        assert found[name].tolist() == two_episodes()[name].tolist()
-        assert found[name].dtype == two_episodes()[name].dtype
-    drawn = buffer.sample(20)
+        assert actual[name].tolist() == two_episodes()[name].tolist()
+        assert actual[name].dtype == two_episodes()[name].dtype
+    sample = buffer.sample(20)
     # Truncation is no termination: only the first episode's last step counts as done.
-    assert {tuple(row) for row in drawn["obs"][drawn["done"][:, 0] > 0].tolist()} <= {(2.0, 2.5)}
+    assert {tuple(row) for row in sample["obs"][sample["done"][:, 0] > 0].tolist()} <= {(2.0, 2.5)}
 
 
 def test_steps_of_a_full_buffer_are_in_time_order() -> None:
     buffer = cpprb.ReplayBuffer(4, {"obs": {"shape": 2}, "rew": {}, "done": {}, "act": {"dtype": np.int32}})
     for i in range(6):
         buffer.add(obs=[i, i], rew=i / 2, done=i == 4, act=i)
-    found = from_cpprb(buffer)
-    assert found["obs"].tolist() == [[i, i] for i in range(2, 6)]
-    assert found["rewards"].tolist() == [1, 1.5, 2, 2.5]
-    assert found["actions"].tolist() == [2, 3, 4, 5]
-    assert found["terminateds"].tolist() == [False, False, True, False]
+    actual = from_cpprb(buffer)
+    assert actual["obs"].tolist() == [[i, i] for i in range(2, 6)]
+    assert actual["rewards"].tolist() == [1, 1.5, 2, 2.5]
+    assert actual["actions"].tolist() == [2, 3, 4, 5]
+    assert actual["terminateds"].tolist() == [False, False, True, False]
 
 
 def test_unsupported_columns_are_rejected_with_the_name() -> None:

@@ -64,11 +64,11 @@ def test_a_written_file_is_read_exactly(tmp_path: Path) -> None:
     batch["infos"] = {"qpos": np.arange(10.0).reshape(5, 2)}
     batch["action_logp"] = np.arange(5.0)
     write_d4rl(batch, tmp_path / "a.hdf5")
-    found = read_d4rl(tmp_path / "a.hdf5")
-    assert set(found) == set(batch)
+    actual = read_d4rl(tmp_path / "a.hdf5")
+    assert set(actual) == set(batch)
     for path in batch.column_names:
-        assert found[path].tolist() == batch[path].tolist()
-        assert found[path].dtype == batch[path].dtype
+        assert actual[path].tolist() == batch[path].tolist()
+        assert actual[path].dtype == batch[path].dtype
 
 
 def test_the_end_of_an_unfinished_episode_is_a_timeout(tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ def test_compiled_functions_accept_batches_and_compile_once() -> None:
         return jax.tree.map(lambda column: column * 2, batch.select("obs", "rewards"))
 
     batch = two_episodes(nested=True)
-    found = double(batch)
-    assert isinstance(found, SampleBatch)
-    assert found["rewards"].tolist() == (batch["rewards"] * 2).tolist()
-    assert found["obs"]["pair"][1].tolist() == (batch["obs.pair.1"] * 2).tolist()
+    actual = double(batch)
+    assert isinstance(actual, SampleBatch)
+    assert actual["rewards"].tolist() == (batch["rewards"] * 2).tolist()
+    assert actual["obs"]["pair"][1].tolist() == (batch["obs.pair.1"] * 2).tolist()
     double(two_episodes(nested=True))
     assert traced == [5]
 

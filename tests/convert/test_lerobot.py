@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def info_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "meta/info.json").read_text())
-    return found
+    actual: dict[str, Any] = json.loads((folder / "meta/info.json").read_text())
+    return actual
 
 
 def change_info(folder: Path, **changed: Any) -> None:
@@ -78,22 +78,22 @@ def png(value: int, mode: str = "RGB") -> bytes:
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_batch_is_restored_exactly(tmp_path: Path, nested: bool) -> None:
     write_lerobot(two_episodes(nested=nested), tmp_path / "walk", fps=10)
-    found, expected = read_lerobot(tmp_path / "walk"), two_episodes(nested=nested)
-    assert found.select(*KEPT[1:]) == expected.select(*KEPT[1:])
+    actual, expected = read_lerobot(tmp_path / "walk"), two_episodes(nested=nested)
+    assert actual.select(*KEPT[1:]) == expected.select(*KEPT[1:])
     for name in ("obs.x", "obs.camera", "obs.pair.0", "obs.pair.1") if nested else ("obs",):
-        assert found[name].dtype == expected[name].dtype
-        assert np.array_equal(found[name], expected[name])
-    assert found["timestamp"].tolist() == np.array([0, 0.1, 0.2, 0, 0.1], np.float32).tolist()
-    assert "new_obs" not in found
+        assert actual[name].dtype == expected[name].dtype
+        assert np.array_equal(actual[name], expected[name])
+    assert actual["timestamp"].tolist() == np.array([0, 0.1, 0.2, 0, 0.1], np.float32).tolist()
+    assert "new_obs" not in actual
 
 
 def test_scalars_and_vectors_of_length_one_are_distinguished(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["obs"] = np.ones((5, 1), np.float32)
     write_lerobot(batch, tmp_path / "walk", fps=10)
-    found = read_lerobot(tmp_path / "walk")
-    assert found["obs"].shape == (5, 1)
-    assert found["actions"].shape == (5,)
+    actual = read_lerobot(tmp_path / "walk")
+    assert actual["obs"].shape == (5, 1)
+    assert actual["actions"].shape == (5,)
 
 
 def test_a_dataset_of_several_files_is_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_a_dataset_of_several_files_is_read_in_order(tmp_path: Path, monkeypatch
 
 
 def test_columns_are_selected_by_name_and_episodes_by_number(folder: Path) -> None:
-    found = read_lerobot(folder, columns=["action", "observation.state"], episodes=[1])
-    assert set(found) == {"obs", "actions", "eps_id", "t"}
-    assert found["obs"].tolist() == two_episodes()["obs"][3:].tolist()
+    actual = read_lerobot(folder, columns=["action", "observation.state"], episodes=[1])
+    assert set(actual) == {"obs", "actions", "eps_id", "t"}
+    assert actual["obs"].tolist() == two_episodes()["obs"][3:].tolist()
     with pytest.raises(ColumnNotFoundError, match="no column 'actions'; did you mean 'action'"):
         read_lerobot(folder, columns=["actions"])
     with pytest.raises(RowIndexError, match="episode 2 must be one of the dataset's 2 episodes"):
@@ -118,9 +118,9 @@ def test_columns_are_selected_by_name_and_episodes_by_number(folder: Path) -> No
 
 
 def test_a_done_flag_without_other_flags_becomes_dones(folder: Path) -> None:
-    found = read_lerobot(folder, columns=["next.done"])
-    assert found["dones"].tolist() == [False, False, True, False, True]
-    assert "terminateds" not in found
+    actual = read_lerobot(folder, columns=["next.done"])
+    assert actual["dones"].tolist() == [False, False, True, False, True]
+    assert "terminateds" not in actual
 
 
 def test_an_unfinished_episode_is_written_as_truncated(tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_data_are_read_with_the_features_of_the_lerobot_loader(tmp_path: Path) -
             features[name] = datasets.Sequence(length=about["shape"][0], feature=value)
         else:
             features[name] = datasets.Array2D(shape=tuple(about["shape"]), dtype=about["dtype"])
-    found = datasets.Dataset.from_parquet(
+    actual = datasets.Dataset.from_parquet(
         [str(tmp_path / "walk" / DATA)], features=datasets.Features(features), cache_dir=str(tmp_path / "cache")
     )
-    assert found[3]["observation.x"] == [10.0, 10.5]
-    assert np.shape(found[3]["observation.camera"]) == (4, 1)
-    assert found["next.done"][:] == [False, False, True, False, True]
-    assert found["index"][:] == list(range(5))
+    assert actual[3]["observation.x"] == [10.0, 10.5]
+    assert np.shape(actual[3]["observation.camera"]) == (4, 1)
+    assert actual["next.done"][:] == [False, False, True, False, True]
+    assert actual["index"][:] == list(range(5))
 
 
 def test_tasks_are_the_index_of_a_data_frame(folder: Path) -> None:
@@ -186,8 +186,8 @@ def test_metadata_of_episodes_and_dataset_are_correct(folder: Path) -> None:
     stats = json.loads((folder / "meta/stats.json").read_text())
     for key in ("mean", "std", "min", "max"):
         assert stats["next.reward"][key] == [pytest.approx(getattr(np, key)(two_episodes()["rewards"]))]
-        whole = getattr(np, key)(two_episodes()["obs"], axis=0).tolist()
-        assert stats["observation.state"][key] == pytest.approx(whole)
+        full = getattr(np, key)(two_episodes()["obs"], axis=0).tolist()
+        assert stats["observation.state"][key] == pytest.approx(full)
     assert stats["observation.state"]["count"] == [5]
     assert stats["observation.state"].keys() >= {"min", "std", "q01", "q10", "q50", "q90", "q99"}
 
@@ -197,10 +197,10 @@ def test_metadata_of_episodes_and_dataset_are_correct(folder: Path) -> None:
 
 def test_embedded_images_become_arrays(folder: Path) -> None:
     add_images(folder, [png(i) for i in range(5)], [2, 5, 3])
-    found = read_lerobot(folder)
-    assert found["obs.images.top"].shape == (5, 2, 5, 3)
-    assert found["obs.images.top"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
-    assert found["obs.state"].tolist() == two_episodes()["obs"].tolist()
+    actual = read_lerobot(folder)
+    assert actual["obs.images.top"].shape == (5, 2, 5, 3)
+    assert actual["obs.images.top"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert actual["obs.state"].tolist() == two_episodes()["obs"].tolist()
 
 
 def test_images_may_declare_channels_first(folder: Path) -> None:

@@ -61,11 +61,11 @@ def test_the_environment_that_a_dataset_names_is_not_imported(tmp_path: Path, mo
 
 def test_nested_observations_are_restored() -> None:
     dataset = write(two_episodes(nested=True), observation_space=NESTED)
-    found = from_minari(dataset)
+    actual = from_minari(dataset)
     for name in ("obs", "new_obs"):
-        assert found[name].keys() == NESTED.spaces.keys()
-        assert found[f"{name}.camera"].tolist() == two_episodes(nested=True)[f"{name}.camera"].tolist()
-        assert found[f"{name}.pair.1"].tolist() == two_episodes(nested=True)[f"{name}.pair.1"].tolist()
+        assert actual[name].keys() == NESTED.spaces.keys()
+        assert actual[f"{name}.camera"].tolist() == two_episodes(nested=True)[f"{name}.camera"].tolist()
+        assert actual[f"{name}.pair.1"].tolist() == two_episodes(nested=True)[f"{name}.pair.1"].tolist()
 
 
 def test_minari_reads_the_episodes_with_their_final_observations() -> None:
@@ -86,9 +86,9 @@ def test_infos_belong_to_their_steps() -> None:
     batch = two_episodes()
     batch["infos"] = [{"lives": i, "speed": i / 2} for i in range(5)]
     assert write(batch)[0].infos["lives"].tolist() == [0, 0, 1, 2]
-    found = from_minari(minari.load_dataset("line/test-v0"))
-    assert found["infos.lives"].tolist() == list(range(5))
-    assert found["infos"]["speed"].tolist() == [0, 0.5, 1, 1.5, 2]
+    actual = from_minari(minari.load_dataset("line/test-v0"))
+    assert actual["infos.lives"].tolist() == list(range(5))
+    assert actual["infos"]["speed"].tolist() == [0, 0.5, 1, 1.5, 2]
 
 
 def test_columns_that_minari_cannot_store_are_rejected_with_the_name() -> None:
@@ -122,10 +122,10 @@ def test_a_collector_and_its_buffer_are_written() -> None:
     dataset = to_minari(buffer, "pole/random-v0", env="CartPole-v1")
     assert dataset.total_episodes == 4
     assert dataset.total_steps == len(buffer) == report.n_collected_steps
-    found = from_minari(dataset)
-    assert np.array_equal(found["obs"], buffer[:].obs)
-    assert np.array_equal(found["new_obs"], buffer[:].obs_next)
-    assert isinstance(found, SampleBatch)
+    actual = from_minari(dataset)
+    assert np.array_equal(actual["obs"], buffer[:].obs)
+    assert np.array_equal(actual["new_obs"], buffer[:].obs_next)
+    assert isinstance(actual, SampleBatch)
 
 
 @pytest.mark.parametrize("random", [False, True])
@@ -138,21 +138,21 @@ def test_actions_are_written_in_the_unit_of_the_environment(random: bool, in_buf
     with Collector(steer, "Pendulum-v1", buffer, map_action="scale", seed=1, infos=False) as collector:
         recorded = collector.collect(n_step=50, random=random).batch
     dataset = to_minari(recorded if buffer is None else buffer, "pendulum/test-v0", env="Pendulum-v1")
-    found = from_minari(dataset)
-    assert found.action_unit == ActionUnit()
-    assert np.abs(found["actions"]).max() > 1.0
-    assert check_pendulum(found["obs"], found["actions"], found["new_obs"]) == len(found) == 50
+    actual = from_minari(dataset)
+    assert actual.action_unit == ActionUnit()
+    assert np.abs(actual["actions"]).max() > 1.0
+    assert check_pendulum(actual["obs"], actual["actions"], actual["new_obs"]) == len(actual) == 50
 
 
 def check_pendulum(obs: Any, act: Any, new_obs: Any) -> int:
     """Count the rows whose action leads from one observation to the other."""
     pendulum: Any = gymnasium.make("Pendulum-v1").unwrapped
     pendulum.reset(seed=0)
-    found = 0
+    actual = 0
     for before, action, after in zip(obs, act, new_obs, strict=True):
         pendulum.state = np.array([np.arctan2(before[1], before[0]), before[2]], np.float64)
-        found += np.allclose(pendulum.step(action)[0], after, atol=2e-5)
-    return found
+        actual += np.allclose(pendulum.step(action)[0], after, atol=2e-5)
+    return actual
 
 
 def test_actions_mapped_by_a_function_are_rejected() -> None:

@@ -89,15 +89,15 @@ def ray_tensors(values: np.ndarray, shape: Any = None) -> pa.Table:
 @pytest.mark.parametrize("dtype", ["f4", "u1", "?", "i8"])
 def test_tensors_are_read_without_ray(dtype: str) -> None:
     values = np.arange(24).reshape(4, 3, 2).astype(dtype)
-    found = SampleBatch.from_arrow(without_ray_types(ray_tensors(values)))["obs"]
-    assert found.dtype == values.dtype
-    assert found.tolist() == values.tolist()
+    actual = SampleBatch.from_arrow(without_ray_types(ray_tensors(values)))["obs"]
+    assert actual.dtype == values.dtype
+    assert actual.tolist() == values.tolist()
 
 
 def test_tensors_are_read_without_copies() -> None:
     table = ray_tensors(np.arange(24.0).reshape(4, 3, 2))
-    found = SampleBatch.from_arrow(without_ray_types(table))["obs"]
-    assert found.ctypes.data == table.column(0).chunk(0).flatten().buffers()[1].address
+    actual = SampleBatch.from_arrow(without_ray_types(table))["obs"]
+    assert actual.ctypes.data == table.column(0).chunk(0).flatten().buffers()[1].address
 
 
 @pytest.mark.parametrize("shape", [[3, 3], [], ["x"], [-1, -6], "x", {"a": 1}, [0]], ids=str)
@@ -138,5 +138,5 @@ def test_tensors_that_are_stored_in_another_way_are_rejected(storage: pa.Array, 
 
 def test_rows_of_one_dimension_may_vary() -> None:
     storage = pa.array([{"data": [1.0, 2.0], "shape": [2]}, {"data": [3.0], "shape": [1]}])
-    found = SampleBatch.from_arrow(without_ray_types(ray_column(storage, "arrow_variable_shaped_tensor")))["obs"]
-    assert [row.tolist() for row in found] == [[1, 2], [3]]
+    actual = SampleBatch.from_arrow(without_ray_types(ray_column(storage, "arrow_variable_shaped_tensor")))["obs"]
+    assert [row.tolist() for row in actual] == [[1, 2], [3]]

@@ -19,11 +19,13 @@ def test_episodes_are_restored(nested: bool, as_steps: bool) -> None:
     batch["action_logp"] = np.arange(5.0)
     episodes: Any = list(to_rlds(batch))
     if as_steps:
-        episodes = [{"steps": [_row(one["steps"], i) for i in range(len(one["steps"]["is_last"]))]} for one in episodes]
-    found = from_rlds(episodes).drop("discount")
-    assert set(found.column_names) == set(batch.column_names)
+        episodes = [
+            {"steps": [_row(item["steps"], i) for i in range(len(item["steps"]["is_last"]))]} for item in episodes
+        ]
+    actual = from_rlds(episodes).drop("discount")
+    assert set(actual.column_names) == set(batch.column_names)
     for path in batch.column_names:
-        assert found[path].tolist() == batch[path].tolist()
+        assert actual[path].tolist() == batch[path].tolist()
 
 
 def _row(values: Any, i: int) -> Any:

@@ -23,15 +23,15 @@ def observed(i: int, nested: bool) -> Any:
 
 
 def episode(*, nested: bool = False) -> SingleAgentEpisode:
-    made = SingleAgentEpisode(id_="7f")
-    made.add_env_reset(observed(0, nested), {"reset": True})
+    result = SingleAgentEpisode(id_="7f")
+    result.add_env_reset(observed(0, nested), {"reset": True})
     for i in range(3):
         logp = {"action_logp": np.float32(-i)}
-        made.add_env_step(
+        result.add_env_step(
             observed(i + 1, nested), i % 2, i / 2, {"lives": i}, terminated=i == 2, extra_model_outputs=logp
         )
-    made.t_started, made.t = 4, 7
-    return made
+    result.t_started, result.t = 4, 7
+    return result
 
 
 @pytest.mark.parametrize("numpy", [False, True], ids=["lists", "arrays"])
@@ -68,8 +68,8 @@ def test_the_lookback_is_omitted() -> None:
     source = SingleAgentEpisode(
         id_="a", observations=[0.0, 1.0, 2.0, 3.0], actions=[0, 1, 2], rewards=[0.0, 1.0, 2.0], len_lookback_buffer=2
     )
-    for given in (source, source.to_numpy()):
-        batch = from_rllib_episodes([given])
+    for value in (source, source.to_numpy()):
+        batch = from_rllib_episodes([value])
         assert batch["obs"].tolist() == [2.0]
         assert batch["actions"].tolist() == [2]
 
@@ -79,21 +79,21 @@ def test_steps_become_episodes_that_rllib_accepts(nested: bool) -> None:
     batch = two_episodes(nested=nested)
     batch["action_logp"] = np.arange(5.0)
     first, second = to_rllib_episodes(batch)
-    for made in (first, second):
-        made.validate()
-        assert made.is_numpy
+    for result in (first, second):
+        result.validate()
+        assert result.is_numpy
     assert first.is_terminated
     assert second.is_truncated
     assert len(first), len(second) == (3, 2)
     assert second.get_rewards().tolist() == [0.5, 1.5]
     assert first.get_extra_model_outputs("action_logp").tolist() == [0, 1, 2]
     assert first[1:].get_actions().tolist() == [1, 0]
-    found = from_rllib_episodes([first, second])
+    actual = from_rllib_episodes([first, second])
     for name in ("obs", "new_obs"):
         for path in batch.select(name).column_names:
-            assert found[path].tolist() == batch[path].tolist()
-    assert found["t"].tolist() == batch["t"].tolist()
-    assert found["eps_id"].tolist() == ["0", "0", "0", "1", "1"]
+            assert actual[path].tolist() == batch[path].tolist()
+    assert actual["t"].tolist() == batch["t"].tolist()
+    assert actual["eps_id"].tolist() == ["0", "0", "0", "1", "1"]
 
 
 def test_an_episode_is_restored_with_infos_and_time() -> None:
@@ -104,9 +104,9 @@ def test_an_episode_is_restored_with_infos_and_time() -> None:
 
 
 def test_other_objects_than_episodes_are_rejected() -> None:
-    for given in ([], [1], [episode(), MultiAgentEpisode()]):
+    for value in ([], [1], [episode(), MultiAgentEpisode()]):
         with pytest.raises(ColumnTypeError, match="episodes must contain at least one RLlib episode"):
-            from_rllib_episodes(given)
+            from_rllib_episodes(value)
     with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         to_rllib_episodes(two_episodes().drop("new_obs"))
     with pytest.raises(ColumnNotFoundError, match="column 't' must exist"):
@@ -131,24 +131,24 @@ def test_several_agents_become_a_batch_for_each_module() -> None:
     assert isinstance(batch, MultiAgentBatch)
     assert batch.count == 4
     assert set(batch.policy_batches) == {"pa", "pb"}
-    own = batch["pa"]
-    assert own["obs"].tolist() == [0, 2, 4]
-    assert own["new_obs"].tolist() == [2, 4, 5]
-    assert own["rewards"].tolist() == [0.75, 2.0, 3.0]
-    assert own["t"].tolist() == [0, 2, 3]
-    assert own["agent_id"].tolist() == ["a"] * 3
+    rows = batch["pa"]
+    assert rows["obs"].tolist() == [0, 2, 4]
+    assert rows["new_obs"].tolist() == [2, 4, 5]
+    assert rows["rewards"].tolist() == [0.75, 2.0, 3.0]
+    assert rows["t"].tolist() == [0, 2, 3]
+    assert rows["agent_id"].tolist() == ["a"] * 3
     assert batch["pb"]["t"].tolist() == [1]
     assert batch["pb"]["terminateds"].tolist() == [True]
 
 
 def test_several_agents_are_restored() -> None:
-    (made,) = to_rllib_episodes(from_rllib_episodes([turns()]))
-    made.validate()
-    assert made.id_ == "game"
-    assert made.is_terminated
-    assert len(made) == 4
-    assert made.module_for("b") == "pb"
-    again = from_rllib_episodes([made])
+    (restored,) = to_rllib_episodes(from_rllib_episodes([turns()]))
+    restored.validate()
+    assert restored.id_ == "game"
+    assert restored.is_terminated
+    assert len(restored) == 4
+    assert restored.module_for("b") == "pb"
+    again = from_rllib_episodes([restored])
     assert again == from_rllib_episodes([turns()])
 
 
@@ -157,8 +157,8 @@ def test_agents_that_continue_are_not_terminated() -> None:
         obs=np.arange(4.0), new_obs=np.arange(4.0) + 1, actions=[0, 1, 0, 1], rewards=np.ones(4),
         terminateds=[False, False, False, True], eps_id=[5] * 4, agent_index=[0, 0, 1, 1], t=[0, 1, 0, 1],
     )  # fmt: skip
-    (made,) = to_rllib_episodes(MultiAgentBatch({"shared": steps}, 2))
-    assert not made.is_done
-    assert made.agent_episodes[1].is_terminated
-    assert not made.agent_episodes[0].is_done
-    assert made.agent_episodes[0].get_observations().tolist() == [0, 1, 2]
+    (restored,) = to_rllib_episodes(MultiAgentBatch({"shared": steps}, 2))
+    assert not restored.is_done
+    assert restored.agent_episodes[1].is_terminated
+    assert not restored.agent_episodes[0].is_done
+    assert restored.agent_episodes[0].get_observations().tolist() == [0, 1, 2]

@@ -54,26 +54,26 @@ def read_by_rllib(path: Path, count: int) -> list[Any]:
     return batches
 
 
-def assert_same_values(found: SampleBatch, expected: SampleBatch) -> None:
-    assert set(found.column_names) == set(expected.column_names)
+def assert_same_values(actual: SampleBatch, expected: SampleBatch) -> None:
+    assert set(actual.column_names) == set(expected.column_names)
     for path in expected.column_names:
-        assert np.asarray(found[path]).tolist() == expected[path].tolist()
+        assert np.asarray(actual[path]).tolist() == expected[path].tolist()
 
 
 def test_json_of_rllib_is_read(tmp_path: Path) -> None:
     written_by_rllib(tmp_path, theirs(two_episodes()))
-    found = read_rllib_json(tmp_path)
-    assert isinstance(found, SampleBatch)
-    assert_same_values(found, two_episodes())
-    assert found["obs"].dtype == np.float32
+    actual = read_rllib_json(tmp_path)
+    assert isinstance(actual, SampleBatch)
+    assert_same_values(actual, two_episodes())
+    assert actual["obs"].dtype == np.float32
 
 
 def test_json_of_rllib_with_several_policies_is_read(tmp_path: Path) -> None:
     written_by_rllib(tmp_path, TheirMultiAgentBatch({"a": theirs(two_episodes()), "b": theirs(two_episodes()[:2])}, 5))
-    found = read_rllib_json(tmp_path)
-    assert isinstance(found, MultiAgentBatch)
-    assert found.count == 5
-    assert_same_values(found["b"], two_episodes()[:2])
+    actual = read_rllib_json(tmp_path)
+    assert isinstance(actual, MultiAgentBatch)
+    assert actual.count == 5
+    assert_same_values(actual["b"], two_episodes()[:2])
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
@@ -86,16 +86,16 @@ def test_rllib_reads_written_json(tmp_path: Path, nested: bool, compress: tuple[
     assert np.asarray(first["rewards"]).tolist() == batch["rewards"][:3].tolist()
     obs = first["obs"]["x"] if nested else first["obs"]
     assert np.asarray(obs).tolist() == (batch["obs.x"] if nested else batch["obs"])[:3].tolist()
-    found = read_rllib_json(tmp_path / "steps.json")
-    assert_same_values(found, batch)
+    actual = read_rllib_json(tmp_path / "steps.json")
+    assert_same_values(actual, batch)
 
 
 def test_several_policies_and_infos_are_restored_from_json(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["infos"] = [{"lives": i} for i in range(5)]
     write_rllib_json(MultiAgentBatch({"p": batch}, 5), tmp_path / "steps.json")
-    found = read_rllib_json(tmp_path)
-    assert found["p"]["infos"].tolist() == batch["infos"].tolist()
+    actual = read_rllib_json(tmp_path)
+    assert actual["p"]["infos"].tolist() == batch["infos"].tolist()
     (read,) = read_by_rllib(tmp_path / "steps.json", 1)
     assert read.count == 5
 
@@ -157,11 +157,11 @@ def test_objects_that_json_cannot_represent_are_rejected(tmp_path: Path) -> None
 def test_rows_of_parquet_are_restored(tmp_path: Path, nested: bool) -> None:
     batch = two_episodes(nested=nested)
     write_rllib_parquet(batch, tmp_path / "steps.parquet")
-    found = read_rllib_parquet(tmp_path)
+    actual = read_rllib_parquet(tmp_path)
     for path in batch.column_names:
         expected = batch[path] if path != "eps_id" else batch[path].astype(str)
-        assert np.asarray(found[path]).tolist() == expected.tolist()
-    assert np.asarray(found["obs.x" if nested else "obs"]).dtype == np.float32
+        assert np.asarray(actual[path]).tolist() == expected.tolist()
+    assert np.asarray(actual["obs.x" if nested else "obs"]).dtype == np.float32
 
 
 def test_nested_columns_of_rows_must_be_packed(tmp_path: Path) -> None:
@@ -187,15 +187,15 @@ def test_rllib_creates_episodes_from_written_rows(tmp_path: Path) -> None:
     rows = {name: np.array(table[name].to_pylist()) for name in table.column_names}
     learner = OfflinePreLearner.__new__(OfflinePreLearner)
     learner.config = AlgorithmConfig()
-    made = learner._map_to_episodes(
+    result = learner._map_to_episodes(
         rows, schema=SCHEMA, input_compress_columns=["obs", "new_obs"], is_multi_agent=False
     )["episodes"]
-    assert len(made) == 5
-    assert made[1].get_observations()[1].tolist() == two_episodes()["new_obs"][1].tolist()
+    assert len(result) == 5
+    assert result[1].get_observations()[1].tolist() == two_episodes()["new_obs"][1].tolist()
 
 
 def recorded() -> list[SingleAgentEpisode]:
-    made = []
+    created = []
     for k in range(2):
         episode = SingleAgentEpisode(id_=f"e{k}")
         episode.add_env_reset(np.array([k, 0], np.float32))
@@ -204,20 +204,20 @@ def recorded() -> list[SingleAgentEpisode]:
                 np.array([k, i + 1], np.float32), np.int64(i % 2), float(i), {"lives": i}, terminated=i == 2,
                 extra_model_outputs={"action_logp": np.float32(-i)},
             )  # fmt: skip
-        made.append(episode)
-    return made
+        created.append(episode)
+    return created
 
 
 def test_packed_episodes_of_rllib_are_read(tmp_path: Path) -> None:
     msgpack, numpy_in_msgpack = pytest.importorskip("msgpack"), pytest.importorskip("msgpack_numpy")
     rows = [msgpack.packb(episode.get_state(), default=numpy_in_msgpack.encode) for episode in recorded()]
     parquet.write_table(pa.table({"item": rows}), tmp_path / "a.parquet")
-    found = read_rllib_parquet(tmp_path)
-    assert found["obs"].tolist() == [[k, i] for k in range(2) for i in range(3)]
-    assert found["new_obs"][:, 1].tolist() == [1, 2, 3, 1, 2, 3]
-    assert found["action_logp"].tolist() == [0, -1, -2] * 2
-    assert found["eps_id"].tolist() == ["e0"] * 3 + ["e1"] * 3
-    assert found["infos"][1] == {"lives": 1}
+    actual = read_rllib_parquet(tmp_path)
+    assert actual["obs"].tolist() == [[k, i] for k in range(2) for i in range(3)]
+    assert actual["new_obs"][:, 1].tolist() == [1, 2, 3, 1, 2, 3]
+    assert actual["action_logp"].tolist() == [0, -1, -2] * 2
+    assert actual["eps_id"].tolist() == ["e0"] * 3 + ["e1"] * 3
+    assert actual["infos"][1] == {"lives": 1}
 
 
 def test_rllib_reads_written_episodes(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_rllib_reads_written_episodes(tmp_path: Path) -> None:
     )
     assert first.is_terminated
     assert second.get_observations().tolist() == [[10, 10.5], [11, 11.5], [12, 12.5]]
-    found = read_rllib_parquet(tmp_path)
-    assert found["rewards"].tolist() == two_episodes()["rewards"].tolist()
+    actual = read_rllib_parquet(tmp_path)
+    assert actual["rewards"].tolist() == two_episodes()["rewards"].tolist()
 
 
 def test_damaged_episodes_are_rejected(tmp_path: Path, mark: Path) -> None:

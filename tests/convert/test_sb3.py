@@ -46,17 +46,17 @@ def test_steps_are_ordered_environment_by_environment_in_time_order(steps: int, 
     options = {"optimize_memory_usage": optimize, "handle_timeout_termination": not optimize}
     batch = from_sb3(fill(buffers.ReplayBuffer(6 * n_envs, LINE, spaces.Discrete(2), "cpu", n_envs, **options), steps))
     first = max(0, steps - 6 + (optimize and steps >= 6))
-    seen = np.arange(first, steps)
+    observed = np.arange(first, steps)
     for e, part in enumerate(batch.split_by_episode("env_id")):
-        assert part["obs"][:, 0].tolist() == (100 * e + seen).tolist()
-        assert part["new_obs"][:, 0].tolist() == (100 * e + seen + 1).tolist()
-        assert part["actions"].tolist() == (seen % 2).tolist()
-        assert part["rewards"].tolist() == seen.tolist()
+        assert part["obs"][:, 0].tolist() == (100 * e + observed).tolist()
+        assert part["new_obs"][:, 0].tolist() == (100 * e + observed + 1).tolist()
+        assert part["actions"].tolist() == (observed % 2).tolist()
+        assert part["rewards"].tolist() == observed.tolist()
         truncates = e % 2 == 0 and not optimize
-        ends = (seen % 3 == 2).tolist()
+        ends = (observed % 3 == 2).tolist()
         assert part["truncateds" if truncates else "terminateds"].tolist() == ends
         assert not part["terminateds" if truncates else "truncateds"].any()
-        assert np.unique(part["eps_id"]).size == np.unique(seen // 3).size
+        assert np.unique(part["eps_id"]).size == np.unique(observed // 3).size
     assert np.unique(batch["env_id"]).size == n_envs
 
 
@@ -75,8 +75,8 @@ def test_dicts_and_shaped_actions() -> None:
     assert batch["actions"].shape == (4, 2, 3)
 
 
-@pytest.mark.parametrize("drawn", [False, True], ids=["fresh", "drawn from"])
-def test_rollout_buffers(drawn: bool) -> None:
+@pytest.mark.parametrize("sampled", [False, True], ids=["fresh", "drawn from"])
+def test_rollout_buffers(sampled: bool) -> None:
     import torch
 
     buffer = buffers.RolloutBuffer(4, LINE, spaces.Discrete(2), "cpu", n_envs=2)
@@ -87,7 +87,7 @@ def test_rollout_buffers(drawn: bool) -> None:
         buffer.add(observed(i, 2, LINE), actions, np.full(2, i, np.float32), starts, values, values / 2)
     buffer.compute_returns_and_advantage(torch.zeros(2), np.zeros(2))
     returns = buffer.returns.copy()
-    if drawn:
+    if sampled:
         next(buffer.get(3))
     batch = from_sb3(buffer)
     assert batch["obs"][:, 1].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
@@ -110,10 +110,10 @@ def test_a_replay_buffer_is_filled_and_sampled() -> None:
     batch = from_sb3(buffer)
     for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds"):
         assert batch[name].tolist() == two_episodes()[name].tolist()
-    drawn = buffer.sample(50)
-    assert set(drawn.dones.flatten().tolist()) == {0.0, 1.0}
+    sample = buffer.sample(50)
+    assert set(sample.dones.flatten().tolist()) == {0.0, 1.0}
     # Truncation is no termination: only the first episode's last step counts as done.
-    assert {tuple(row) for row in drawn.observations[drawn.dones.flatten() > 0].tolist()} == {(2.0, 2.5)}
+    assert {tuple(row) for row in sample.observations[sample.dones.flatten() > 0].tolist()} == {(2.0, 2.5)}
 
 
 def test_steps_are_distributed_over_environments() -> None:
@@ -189,7 +189,7 @@ def test_replay_buffers_store_scaled_actions() -> None:
     again = from_sb3(theirs)
     assert again.action_unit == ActionUnit("scale", np.float32(-2), np.float32(2))
     np.testing.assert_allclose(again.to_environment_actions()["actions"], steps["actions"])
-    kept = to_sb3_replay(again, LINE, torques, device="cpu")
-    np.testing.assert_array_equal(kept.actions, theirs.actions)
+    retained = to_sb3_replay(again, LINE, torques, device="cpu")
+    np.testing.assert_array_equal(retained.actions, theirs.actions)
     steps.action_unit = None
     np.testing.assert_array_equal(to_sb3_replay(steps, LINE, torques, device="cpu").actions[:, 0], steps["actions"])

@@ -105,9 +105,9 @@ def test_hindsight_samples_finished_episodes_of_many_environments(optimize: bool
     buffer = model.replay_buffer
     assert buffer.full
     data = buffer.sample(500)
-    own, relabelled = slice(0, 100), slice(100, 500)
+    ours, relabelled = slice(0, 100), slice(100, 500)
     stored = buffer.buffer[data.indices]
-    assert torch.equal(data.observations["desired_goal"][own], torch.as_tensor(stored.obs.desired_goal[own]))
+    assert torch.equal(data.observations["desired_goal"][ours], torch.as_tensor(stored.obs.desired_goal[ours]))
     achieved = data.next_observations["achieved_goal"]
     is_reached = (achieved == data.next_observations["desired_goal"]).all(1, keepdim=True)
     assert torch.equal(data.rewards[relabelled], is_reached[relabelled].float() - 1)
@@ -213,9 +213,9 @@ def test_a_saved_buffer_is_loaded_into_a_model(tmp_path: Path) -> None:
     again.learn(8)
     goals = train(sb3.DQN, BitFlippingEnv(n_bits=4), SB3HerReplayBuffer, policy="MultiInputPolicy")
     goals.save_replay_buffer(tmp_path / "goals")
-    held = len(goals.replay_buffer)
+    stored = len(goals.replay_buffer)
     goals.load_replay_buffer(tmp_path / "goals")
-    assert len(goals.replay_buffer) == held
+    assert len(goals.replay_buffer) == stored
     goals.replay_buffer.sample(10)
     with pytest.raises(ArgumentError, match="env must be set"):
         pickle.loads(pickle.dumps(goals.replay_buffer)).sample(1)

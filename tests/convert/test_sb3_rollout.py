@@ -76,10 +76,10 @@ def test_a_rollout_is_a_batch_that_shares_memory() -> None:
     buffer = fill(SB3RolloutBuffer(5, LINE, spaces.Discrete(3), "cpu", n_envs=2), 1, LINE)
     batch = buffer.to_sample_batch()
     assert np.shares_memory(batch["obs"], buffer.to_sample_batch()["obs"])
-    kept = batch["obs"].copy()
+    retained = batch["obs"].copy()
     buffer.reset()
     fill(buffer, 2, LINE)
-    assert np.array_equal(batch["obs"], kept)
+    assert np.array_equal(batch["obs"], retained)
 
 
 def test_unsupported_arguments_are_reported() -> None:

@@ -95,8 +95,8 @@ def test_rings_that_have_wrapped_are_distinguished() -> None:
 def test_a_buffer_without_next_observations_has_the_final_ones() -> None:
     steps = as_steps(buffer_of(two_episodes(), ReplayBuffer(8, ignore_obs_next=True)))
     # Nothing is made of what follows a termination, and nothing is kept of it.
-    kept = [0, 1, 3, 4]
-    assert steps.batch["new_obs"][kept].tolist() == two_episodes()["new_obs"][kept].tolist()
+    retained = [0, 1, 3, 4]
+    assert steps.batch["new_obs"][retained].tolist() == two_episodes()["new_obs"][retained].tolist()
 
 
 def test_other_objects_than_experience_are_rejected() -> None:
@@ -129,9 +129,9 @@ def test_the_error_lists_required_columns() -> None:
 
 def test_observations_of_an_episode_end_with_the_final_one() -> None:
     first = next(as_steps(two_episodes(nested=True)).episodes())
-    found = observations_of(first)
-    assert found["x"][:, 0].tolist() == [0, 1, 2, 3]
-    assert found["pair"][1].tolist() == [0.5, 1.5, 2.5, 3.5]
+    actual = observations_of(first)
+    assert actual["x"][:, 0].tolist() == [0, 1, 2, 3]
+    assert actual["pair"][1].tolist() == [0.5, 1.5, 2.5, 3.5]
 
 
 @given(obs=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=1, max_dims=3, min_side=2, max_side=5)))
@@ -147,11 +147,11 @@ def test_shared_and_copied_observations_are_the_same(obs: np.ndarray) -> None:
 
 def test_an_episode_shares_its_observations() -> None:
     obs = np.arange(4.0)
-    made = make_episode(7, obs, {"rewards": np.zeros(3)}, terminated=False, truncated=True)
-    assert np.shares_memory(made["obs"], obs)
-    assert np.shares_memory(made["new_obs"], obs)
-    assert made["truncateds"].tolist() == [False, False, True]
-    assert not made["terminateds"].any()
+    result = make_episode(7, obs, {"rewards": np.zeros(3)}, terminated=False, truncated=True)
+    assert np.shares_memory(result["obs"], obs)
+    assert np.shares_memory(result["new_obs"], obs)
+    assert result["truncateds"].tolist() == [False, False, True]
+    assert not result["terminateds"].any()
     with pytest.raises(ColumnLengthError, match="'rewards'"):
         make_episode(7, obs, {"rewards": np.zeros(4)}, terminated=False, truncated=True)
 
@@ -164,10 +164,10 @@ def test_every_conversion_writes_actions_of_the_environment(name: str, tmp_path:
     steps.action_unit = ActionUnit("scale", np.float32(-2), np.float32(6))
     buffer = ReplayBuffer(len(steps))
     buffer.extend(steps)
-    wanted = np.linspace(-2.0, 6.0, len(steps), dtype=np.float32)
+    expected = np.linspace(-2.0, 6.0, len(steps), dtype=np.float32)
     for source in (steps, buffer):
-        found = np.concatenate([np.ravel(part) for part in _written(name, source, tmp_path)])
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        actual = np.concatenate([np.ravel(part) for part in _written(name, source, tmp_path)])
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def _written(name: str, source: Any, folder: Path) -> Any:

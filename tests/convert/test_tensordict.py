@@ -28,17 +28,17 @@ def test_names_and_shapes_agree_with_torchrl() -> None:
 @pytest.mark.parametrize("column", ["obs", "new_obs", "rewards", "actions", "terminateds"])
 def test_memory_is_shared_in_both_directions(column: str) -> None:
     batch = two_episodes()
-    found = from_tensordict(to_tensordict(batch))[column]
-    assert found.data_ptr() == batch[column].ctypes.data
+    actual = from_tensordict(to_tensordict(batch))[column]
+    assert actual.data_ptr() == batch[column].ctypes.data
 
 
 def test_a_batch_is_restored() -> None:
     batch = two_episodes()
-    found = from_tensordict(to_tensordict(batch))
-    assert set(found) == set(batch)
+    actual = from_tensordict(to_tensordict(batch))
+    assert set(actual) == set(batch)
     for name in batch:
-        assert found[name].numpy().dtype == batch[name].dtype
-        assert np.array_equal(found[name].numpy(), batch[name])
+        assert actual[name].numpy().dtype == batch[name].dtype
+        assert np.array_equal(actual[name].numpy(), batch[name])
 
 
 def test_parts_of_observations_are_root_entries() -> None:
@@ -46,9 +46,9 @@ def test_parts_of_observations_are_root_entries() -> None:
     td = to_tensordict(batch)
     assert td["camera"].shape == td["next", "camera"].shape == (5, 4, 1)
     assert td["next", "pair", "1"].tolist() == batch["new_obs.pair.1"].tolist()
-    found = from_tensordict(td)
-    assert found["new_obs"].keys() == {"x", "camera", "pair"}
-    assert found["obs.pair.0"].tolist() == batch["obs.pair.0"].tolist()
+    actual = from_tensordict(td)
+    assert actual["new_obs"].keys() == {"x", "camera", "pair"}
+    assert actual["obs.pair.0"].tolist() == batch["obs.pair.0"].tolist()
 
 
 def test_parts_with_the_name_of_another_entry_are_rejected() -> None:
@@ -61,11 +61,11 @@ def test_objects_and_other_columns_are_included() -> None:
     batch = SampleBatch(obs=[[1.0], [2.0]], infos=[{"a": 1}, {}], name=["x", "y"], action_logp=[0.5, 1.0], extra=[1, 2])
     td = to_tensordict(batch)
     assert td["action_log_prob"].tolist() == [0.5, 1.0]
-    found = from_tensordict(td)
-    assert list(found["infos"]) == [{"a": 1}, {}]
-    assert list(found["name"]) == ["x", "y"]
-    assert found["extra"].tolist() == [1, 2]
-    assert found["action_logp"].tolist() == [0.5, 1.0]
+    actual = from_tensordict(td)
+    assert list(actual["infos"]) == [{"a": 1}, {}]
+    assert list(actual["name"]) == ["x", "y"]
+    assert actual["extra"].tolist() == [1, 2]
+    assert actual["action_logp"].tolist() == [0.5, 1.0]
 
 
 def test_rows_of_several_dimensions_are_streams() -> None:
@@ -73,10 +73,10 @@ def test_rows_of_several_dimensions_are_streams() -> None:
         {"observation": torch.arange(6.0).reshape(2, 3, 1), "next": {"done": torch.zeros(2, 3, 1, dtype=torch.bool)}},
         batch_size=[2, 3],
     )
-    found = from_tensordict(td)
-    assert found["env_id"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert found["obs"].data_ptr() == td["observation"].data_ptr()
-    assert found["dones"].shape == (6,)
+    actual = from_tensordict(td)
+    assert actual["env_id"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert actual["obs"].data_ptr() == td["observation"].data_ptr()
+    assert actual["dones"].shape == (6,)
 
 
 def test_a_tensordict_without_next_has_its_rewards_and_flags_in_the_root() -> None:

@@ -20,8 +20,8 @@ def reward(achieved: Any, desired: Any) -> Any:
 
 
 def goals(i: int, n: int) -> dict[str, Any]:
-    own = i + 100.0 * np.arange(n)
-    return {name: np.stack([own, own + 1], 1) for name in ("observation", "achieved_goal", "desired_goal")}
+    achieved = i + 100.0 * np.arange(n)
+    return {name: np.stack([achieved, achieved + 1], 1) for name in ("observation", "achieved_goal", "desired_goal")}
 
 
 PRIORITIES = {"alpha": 0.6, "beta": 0.4}
@@ -43,7 +43,7 @@ each = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def fill(buffer: Any, batch: Any, start: int, stop: int) -> list[Any]:
     """Add steps; return the result of `add` for each."""
     n = int(getattr(buffer, "buffer_num", 1)) - ("Cached" in type(buffer).__name__)
-    said = []
+    infos = []
     for i in range(start, stop):
         obs, following = (goals(k, n) for k in (i, i + 1))
         if "HER" not in type(buffer).__name__:
@@ -57,8 +57,8 @@ def fill(buffer: Any, batch: Any, start: int, stop: int) -> list[Any]:
             "obs_next": following,
             "info": {"lives": np.full(n, i)},
         }
-        said.append([np.asarray(part).tolist() for part in buffer.add(batch(values), buffer_ids=np.arange(n))])
-    return said
+        infos.append([np.asarray(part).tolist() for part in buffer.add(batch(values), buffer_ids=np.arange(n))])
+    return infos
 
 
 def assert_same(theirs: Any, ours: Any) -> None:

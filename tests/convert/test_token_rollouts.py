@@ -119,10 +119,10 @@ def test_verl_conversion_rejects_unsupported_values():
 def test_jagged_tensordict_round_trip():
     pytest.importorskip("tensordict")
     batch = SampleBatch(ids=[[1, 2], [3], []], text=["a", "b", "c"])
-    made = to_tensordict(batch)
-    assert made["ids"].is_nested
-    assert made["ids"].values().data_ptr() == batch["ids"].elements.ctypes.data
-    back = from_tensordict(made)
+    result = to_tensordict(batch)
+    assert result["ids"].is_nested
+    assert result["ids"].values().data_ptr() == batch["ids"].elements.ctypes.data
+    back = from_tensordict(result)
     assert lists(back["ids"]) == [[1, 2], [3], []]
     assert back["ids"].elements.data_ptr() == batch["ids"].elements.ctypes.data
     assert list(back["text"]) == ["a", "b", "c"]

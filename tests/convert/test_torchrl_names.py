@@ -15,12 +15,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "torchrl-names.md"
 
 
 def table() -> dict[str, str]:
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for names, verdict in re.findall(r"^\| (`.*?) \| (yes|differs|left out)\b.*\|$", PAGE.read_text(), re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", names):
-            assert name not in found, f"{name} is on the page twice"
-            found[name] = verdict
-    return found
+            assert name not in actual, f"{name} is on the page twice"
+            actual[name] = verdict
+    return actual
 
 
 def theirs() -> set[str]:

@@ -24,8 +24,8 @@ CONTEXT = multiprocessing.get_context("fork")
 Async = partial(AsyncEnvironments, start_method="fork")
 
 
-def ladders(lengths: list[int], kind: Any = gyms.Ladder, **given: Any) -> list[Any]:
-    return [partial(kind, n, length, **given) for n, length in enumerate(lengths)]
+def ladders(lengths: list[int], kind: Any = gyms.Ladder, **options: Any) -> list[Any]:
+    return [partial(kind, n, length, **options) for n, length in enumerate(lengths)]
 
 
 class Reluctant(gyms.Watched):
@@ -46,26 +46,26 @@ def test_the_end_of_an_episode_is_reported_before_the_next_one_starts() -> None:
     environments.reset()
     act, first = [np.zeros(1, int)], np.array([0])
     environments.send(first, act)
-    made = environments.recv()
-    assert (made.envs.tolist(), made.ended.tolist(), made.ready.tolist()) == ([0], [], [0])
+    result = environments.recv()
+    assert (result.envs.tolist(), result.ended.tolist(), result.ready.tolist()) == ([0], [], [0])
     environments.send(first, act)
-    made = environments.recv()
-    assert {name: column.tolist() for name, column in made.columns.items()} == {
+    result = environments.recv()
+    assert {name: column.tolist() for name, column in result.columns.items()} == {
         "new_obs": [[0, 0, 2]],
         "rewards": [2.0],
         "terminateds": [True],
         "truncateds": [False],
     }
-    assert made.step_infos == [{"step": 2, "name": "step 2"}]
-    assert made.ended.tolist() == [0]
-    assert (made.ready.tolist(), made.obs, made.infos) == ([], [], [])
+    assert result.step_infos == [{"step": 2, "name": "step 2"}]
+    assert result.ended.tolist() == [0]
+    assert (result.ready.tolist(), result.obs, result.infos) == ([], [], [])
     assert environments.under_way == 1
     gate.value = 1
-    made = environments.recv()
-    assert (made.envs.tolist(), made.columns, made.ended.tolist()) == ([], {}, [])
-    assert made.ready.tolist() == [0]
-    assert made.obs[0].tolist() == [[0, 1, 0]]
-    assert made.infos == [{"episode_number": 1}]
+    result = environments.recv()
+    assert (result.envs.tolist(), result.columns, result.ended.tolist()) == ([], {}, [])
+    assert result.ready.tolist() == [0]
+    assert result.obs[0].tolist() == [[0, 1, 0]]
+    assert result.infos == [{"episode_number": 1}]
     assert environments.under_way == 0
     environments.close()
 
@@ -91,29 +91,29 @@ def test_a_collector_accepts_async_environments_stepped_together() -> None:
     def stay(obs: Any) -> Any:
         return np.zeros(len(obs), int)
 
-    found = []
+    actual = []
     for env in (
         Async(ladders([2, 3, 1], says=True)),
         SyncVectorEnv(
-            [lambda n=n: gyms.Ladder(n, [2, 3, 1][n], says=True) for n in range(3)], autoreset_mode="SameStep"
+            [lambda n=n: gyms.Ladder(n, [2, 3, 1][n], message=True) for n in range(3)], autoreset_mode="SameStep"
         ),
     ):
         with Collector(stay, env) as collector:
             batch = collector.collect(n_step=30).batch
-            found.append({name: batch[name].tolist() for name in batch.column_names if name != "eps_id"})
-    assert found[0] == found[1]
+            actual.append({name: batch[name].tolist() for name in batch.column_names if name != "eps_id"})
+    assert actual[0] == actual[1]
 
 
 def test_returned_arrays_are_not_overwritten() -> None:
     environments = Async(ladders([5, 5], kind=gyms.Reusing))
-    begun, _ = environments.reset()
+    result, _ = environments.reset()
     environments.send(np.arange(2), [np.zeros(2, int)])
-    one = environments.recv(2)
+    first = environments.recv(2)
     environments.send(np.arange(2), [np.zeros(2, int)])
     environments.recv(2)
     environments.reset()
-    assert begun[0].tolist() == [[0, 0, 0], [1, 0, 0]]
-    assert one.columns["new_obs"].tolist() == one.obs[0].tolist() == [[0, 0, 1], [1, 0, 1]]
+    assert result[0].tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert first.columns["new_obs"].tolist() == first.obs[0].tolist() == [[0, 0, 1], [1, 0, 1]]
     environments.close()
 
 
@@ -125,9 +125,9 @@ def test_steps_that_are_in_progress_are_waited_for_before_a_reset() -> None:
     assert obs[0][:, 2].tolist() == [0, 0]
     episode = obs[0][0, 1]
     environments.send(np.array([0]), [np.zeros(1, int)])
-    made = environments.recv()
-    assert made.columns["new_obs"].tolist() == [[0, episode, 1]]
-    assert made.ended.tolist() == [0]
+    result = environments.recv()
+    assert result.columns["new_obs"].tolist() == [[0, episode, 1]]
+    assert result.ended.tolist() == [0]
     environments.close()
 
 
@@ -155,14 +155,14 @@ FOLDER = Path(package.__file__).parent
 
 def private_names(source: str) -> set[str]:
     """List the private attributes of other objects than `self`, `cls` and a base class that a module uses."""
-    found = set()
+    actual = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
-            found.add(node.attr)
+            actual.add(node.attr)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
-            found.add(ast.unparse(node.args[1]).strip("'"))
+            actual.add(ast.unparse(node.args[1]).strip("'"))
     # Named tuples have a public method of that name.
-    return {name for name in found if name.startswith("_") and not name.endswith("__")} - {"_replace"}
+    return {name for name in actual if name.startswith("_") and not name.endswith("__")} - {"_replace"}
 
 
 def test_no_private_name_of_gymnasium_is_used() -> None:

@@ -21,11 +21,11 @@ TRAINING: dict[str, Any] = {"terminal_on_life_loss": True, "clip_rewards": True}
 
 
 def names(env: Any) -> list[str]:
-    found = []
+    actual = []
     while isinstance(env, gymnasium.Wrapper):
-        found.append(type(env).__name__)
+        actual.append(type(env).__name__)
         env = env.env
-    return found
+    return actual
 
 
 def test_observations_are_stacked_grey_images() -> None:
@@ -115,9 +115,9 @@ def test_a_buffer_of_last_frames_rebuilds_the_observed_stacks() -> None:
             collector.collect(n_step=300)
     indices = np.arange(300)
     indices = np.concatenate([indices[:150], 300 + indices[:150]])
-    whole, frames = (buffer[indices] for buffer in buffers)
-    np.testing.assert_array_equal(whole.act, frames.act)
-    assert whole.terminated.sum() > 3
-    np.testing.assert_array_equal(whole.obs, frames.obs)
-    ends = whole.terminated | whole.truncated
-    np.testing.assert_array_equal(whole.obs_next[~ends], frames.obs_next[~ends])
+    full, frames = (buffer[indices] for buffer in buffers)
+    np.testing.assert_array_equal(full.act, frames.act)
+    assert full.terminated.sum() > 3
+    np.testing.assert_array_equal(full.obs, frames.obs)
+    ends = full.terminated | full.truncated
+    np.testing.assert_array_equal(full.obs_next[~ends], frames.obs_next[~ends])

@@ -32,7 +32,7 @@ def make_cart() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("env", "given", "count"),
+    ("env", "options", "count"),
     [
         ("CartPole-v1", {}, 1),
         ("CartPole-v1", {"num_envs": 3}, 3),
@@ -44,10 +44,10 @@ def make_cart() -> Any:
         ((make_cart,), {}, 1),
     ],
 )
-def test_environments_are_created_from_ids_and_functions(env: Any, given: dict[str, Any], count: int) -> None:
-    with Collector(PUSH, env, seed=1, **given) as collector:
+def test_environments_are_created_from_ids_and_functions(env: Any, options: dict[str, Any], count: int) -> None:
+    with Collector(PUSH, env, seed=1, **options) as collector:
         batch = collector.collect(n_step=10 * count).batch
-        assert [isinstance(one, gymnasium.Env) for one in collector.env] == [True] * count
+        assert [isinstance(item, gymnasium.Env) for item in collector.env] == [True] * count
     assert collector.num_envs == count
     assert np.unique(batch["env_id"]).tolist() == list(range(count))
 
@@ -70,7 +70,7 @@ def test_a_vector_environment_may_be_created_by_a_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "given", "message"),
+    ("env", "options", "message"),
     [
         ([make_cart, make_cart], {"num_envs": 3}, "num_envs must be 2, the number of environments in env, a list"),
         (gyms.Ladder(0), {"num_envs": 2}, "num_envs must be 1, the number of environments in env, a Ladder"),
@@ -78,9 +78,9 @@ def test_a_vector_environment_may_be_created_by_a_function() -> None:
         (make_cart, {"num_envs": 2.0}, r"num_envs must be a whole number from 1, got 2\.0"),
     ],
 )
-def test_a_wrong_number_of_environments_is_rejected(env: Any, given: dict[str, Any], message: str) -> None:
+def test_a_wrong_number_of_environments_is_rejected(env: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Collector(stay, env, **given)
+        Collector(stay, env, **options)
 
 
 class Wide(gyms.Ladder):
@@ -126,15 +126,15 @@ def test_incompatible_environments_are_rejected(envs: Any, message: str) -> None
 
 
 def test_a_failed_creation_closes_environments_created_before() -> None:
-    made: list[Any] = []
+    created: list[Any] = []
 
     def make() -> Any:
-        made.append(gyms.Ladder(0))
-        return made[-1]
+        created.append(gyms.Ladder(0))
+        return created[-1]
 
     with pytest.raises(EnvironmentSpecError, match="CartPoll"):
         as_environments([make, make, "CartPoll-v1"])
-    assert [env.closed for env in made] == [True, True]
+    assert [env.closed for env in created] == [True, True]
 
 
 # Resets
@@ -158,11 +158,11 @@ def test_every_environment_of_a_list_is_seeded() -> None:
 class Stuck(gyms.Ladder):
     """Raises in its second reset."""
 
-    def reset(self, **given: Any) -> Any:
+    def reset(self, **options: Any) -> Any:
         if len(self.resets) == 1:
             self.resets.append(None)
             raise OSError("the rope tore")
-        return super().reset(**given)
+        return super().reset(**options)
 
 
 def test_a_failed_reset_loses_no_step() -> None:
@@ -178,8 +178,8 @@ def test_a_failed_reset_loses_no_step() -> None:
 class Forgetful(gyms.Ladder):
     """Sees nothing after its first episode, or says it in another way."""
 
-    def reset(self, **given: Any) -> Any:
-        obs, info = super().reset(**given)
+    def reset(self, **options: Any) -> Any:
+        obs, info = super().reset(**options)
         return (obs, info) if self._episode == 0 else self.say(obs)
 
     def say(self, obs: Any) -> Any:
@@ -201,15 +201,15 @@ class Silent(Forgetful):
 
 
 @pytest.mark.parametrize(
-    ("kind", "must"),
+    ("kind", "requirement"),
     [
         (Forgetful, "column 'obs' must contain numbers, got a NoneType"),
         (Old, "reset must return 2 values, got a single ndarray"),
         (Silent, "column 'infos' must contain dicts, got a list"),
     ],
 )
-def test_values_of_resets_after_an_episode_are_checked(kind: type[Any], must: str) -> None:
-    match = f"^{must} from environment 1 in the reset after step 4$"
+def test_values_of_resets_after_an_episode_are_checked(kind: type[Any], requirement: str) -> None:
+    match = f"^{requirement} from environment 1 in the reset after step 4$"
     with (
         pytest.raises(EnvironmentSpecError, match=match),
         Collector(stay, [gyms.Ladder(0, 9), kind(1, 4)]) as collector,
@@ -252,9 +252,9 @@ def test_a_first_observation_of_a_wider_dtype_is_preserved() -> None:
 
     with Collector(stay, [gyms.Ladder(0, 9), Wider(1, 2)]) as collector:
         batch = collector.collect(n_step=8).batch
-    begun = (batch["env_id"] == 1) & (batch["t"] == 0)
+    started = (batch["env_id"] == 1) & (batch["t"] == 0)
     assert batch["obs"].dtype == np.float64
-    assert (batch["obs"][begun][1] != batch["obs"][begun][1].astype(np.float32)).all()
+    assert (batch["obs"][started][1] != batch["obs"][started][1].astype(np.float32)).all()
 
 
 def test_every_environment_is_rendered_and_closed() -> None:

@@ -64,7 +64,7 @@ def test_a_process_killed_in_a_step_is_reported_and_loses_no_steps(gate: Any) ->
     buffer = VectorReplayBuffer(300, 3)
     collector = Async(stay, env, buffer)
     collector.collect(n_step=20)
-    kept = len(buffer)
+    count = len(buffer)
     pid = processes_of(collector)[1].pid
     os.kill(pid, signal.SIGKILL)
     # On a busy machine the others could make all steps before the process has ended.
@@ -72,7 +72,7 @@ def test_a_process_killed_in_a_step_is_reported_and_loses_no_steps(gate: Any) ->
     for _ in range(2):
         with pytest.raises(WorkerError, match=r"environment 1 must reply .* its process \d+ was killed by SIGKILL"):
             collector.collect(n_step=1000)
-    assert len(buffer) >= kept
+    assert len(buffer) >= count
     assert not len(buffer.buffers[1])
     collector.close()
     assert are_gone(collector)
@@ -154,9 +154,9 @@ def test_a_failed_step_is_reported_and_the_environment_is_reset() -> None:
         batch = collector.collect(n_episode=3).batch
     assert are_gone(collector)
     # What was done before is kept, and the episode does not go on.
-    own = batch[batch["env_id"] == 1]
-    assert own["t"].tolist() == [*range(9), *range(50)]
-    assert (own["t"] == own["obs"][:, 2]).all()
+    rows = batch[batch["env_id"] == 1]
+    assert rows["t"].tolist() == [*range(9), *range(50)]
+    assert (rows["t"] == rows["obs"][:, 2]).all()
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, EOFError, BrokenPipeError])
@@ -206,7 +206,7 @@ def test_an_error_that_cannot_be_unpickled_is_reported_as_text() -> None:
     class Odd(Exception):
         """Cannot be unpickled."""
 
-        def __init__(self, one: int, two: int) -> None:
+        def __init__(self, first: int, two: int) -> None:
             super().__init__("odd")
 
     class Failing(gyms.Ladder):
@@ -304,8 +304,8 @@ def test_an_interrupt_of_the_process_group_ends_all_processes() -> None:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
-        said, errors = process.communicate(timeout=30)
-    assert said == "0\n", errors
+        output, errors = process.communicate(timeout=30)
+    assert output == "0\n", errors
     assert process.returncode == 0
 
 
@@ -368,10 +368,10 @@ def test_processes_of_an_unclosed_collector_end_at_exit(then: str, start_method:
 def test_processes_end_when_their_collector_is_deleted() -> None:
     collector = Async(stay, [lambda: gyms.Ladder(0, 9)] * 2)
     collector.collect(n_step=3)
-    own = processes_of(collector)
+    ours = processes_of(collector)
     del collector
     gc.collect()
-    assert not any(process.is_alive() for process in own)
+    assert not any(process.is_alive() for process in ours)
 
 
 def test_descriptors_are_closed_with_the_collector() -> None:

@@ -24,10 +24,10 @@ def vector() -> Any:
 def step(env: Any) -> list[Any]:
     """Step a Gymnasium environment, and reset it after an episode."""
     actions = np.zeros(env.action_space.shape, env.action_space.dtype)
-    found = env.step(actions if actions.shape else 0)
-    if not isinstance(env, SyncVectorEnv) and (found[2] or found[3]):
-        return [*found, env.reset()]
-    return [*found]
+    actual = env.step(actions if actions.shape else 0)
+    if not isinstance(env, SyncVectorEnv) and (actual[2] or actual[3]):
+        return [*actual, env.reset()]
+    return [*actual]
 
 
 @pytest.mark.parametrize("make", [lambda: gymnasium.make("CartPole-v1"), lambda: gymnasium.make("Pendulum-v1"), vector])

@@ -16,12 +16,12 @@ from samplebatch.env.registry import environment_kind
 from samplebatch.errors import EnvironmentSpecError
 
 
-def make_pool(name: str = "CartPole-v1", **given: Any) -> Any:
+def make_pool(name: str = "CartPole-v1", **options: Any) -> Any:
     envpool = pytest.importorskip("envpool")
     with warnings.catch_warnings():
         # Its spaces are made when they are first asked for, and of another dtype than they are given in.
         warnings.simplefilter("ignore")
-        pool = envpool.make(name, env_type="gymnasium", **{"num_envs": 3, "seed": 7, **given})
+        pool = envpool.make(name, env_type="gymnasium", **{"num_envs": 3, "seed": 7, **options})
         assert pool.observation_space is not None
     return pool
 
@@ -32,15 +32,15 @@ def lean(obs: Any) -> Any:
 
 def step_by_hand(pool: Any, steps: int) -> list[list[tuple[Any, ...]]]:
     """List the transitions of each environment: observations, reward, flags."""
-    found: list[list[tuple[Any, ...]]] = [[] for _ in range(len(pool))]
+    actual: list[list[tuple[Any, ...]]] = [[] for _ in range(len(pool))]
     obs, _ = pool.reset()
     ended = np.zeros(len(pool), bool)
     for _ in range(steps):
         new_obs, *outcome, _ = pool.step(lean(obs))
         for env in np.flatnonzero(~ended):
-            found[env].append((obs[env].tolist(), new_obs[env].tolist(), *(part[env].item() for part in outcome)))
+            actual[env].append((obs[env].tolist(), new_obs[env].tolist(), *(part[env].item() for part in outcome)))
         obs, ended = new_obs, outcome[1] | outcome[2]
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("max_episode_steps", [500, 20])
@@ -52,10 +52,10 @@ def test_transitions_agree_with_the_pool(max_episode_steps: int) -> None:
     names = ("obs", "new_obs", "rewards", "terminateds", "truncateds")
     assert np.unique(batch["env_id"]).tolist() == [0, 1, 2]
     for env, expected in enumerate(by_hand):
-        own = batch[np.asarray(batch["env_id"]) == env]
-        made = [*zip(*(np.asarray(own[name]).tolist() for name in names), strict=True)]
-        assert made == expected[: len(made)]
-        assert len(made) > 150
+        rows = batch[np.asarray(batch["env_id"]) == env]
+        result = [*zip(*(np.asarray(rows[name]).tolist() for name in names), strict=True)]
+        assert result == expected[: len(result)]
+        assert len(result) > 150
     assert batch["truncateds"].any() == (max_episode_steps == 20)
     assert batch["rewards"].dtype == np.float64
     # What it says of every step, other columns say.
@@ -74,10 +74,10 @@ def test_episodes_are_counted_and_buffers_filled() -> None:
 
 def test_infos_of_its_environments_are_preserved() -> None:
     pool = make_pool("FrozenLake-v1")
-    told = pool.reset()[1].keys() - {"env_id", "elapsed_step", "players"}
+    reported = pool.reset()[1].keys() - {"env_id", "elapsed_step", "players"}
     with Collector("random", pool, seed=1) as collector:
         infos = collector.collect(n_step=9).batch["infos"]
-    assert all(info.keys() == told for info in infos)
+    assert all(info.keys() == reported for info in infos)
 
 
 def test_a_wrapped_pool() -> None:
@@ -85,8 +85,8 @@ def test_a_wrapped_pool() -> None:
     assert isinstance(as_environments(wrapped), EnvPoolEnvironments)
     with Collector(lean, wrapped) as collector:
         stats = collector.collect(n_episode=4)
-    told = [info["episode"]["r"] for info in stats.batch["infos"] if "episode" in info]
-    assert sorted(told) == sorted(stats.returns)
+    reported = [info["episode"]["r"] for info in stats.batch["infos"] if "episode" in info]
+    assert sorted(reported) == sorted(stats.returns)
 
 
 def test_workers_create_pools() -> None:

@@ -18,9 +18,9 @@ from samplebatch.errors import EnvironmentSpecError
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
-def ladders(kind: type[Any], mode: str, lengths: list[int], **given: Any) -> Any:
+def ladders(kind: type[Any], mode: str, lengths: list[int], **options: Any) -> Any:
     makers = [
-        lambda number=number, length=length: kind(number, length, **given) for number, length in enumerate(lengths)
+        lambda number=number, length=length: kind(number, length, **options) for number, length in enumerate(lengths)
     ]
     return makers if mode == "List" else SyncVectorEnv(makers, autoreset_mode=mode)
 
@@ -53,17 +53,17 @@ def step_once(environments: Environments, actions: Any) -> Step:
 def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
     """Step, and list the transitions: (number, episode, step) before and after, and the rest."""
     obs, infos = environments.reset()
-    found = []
-    said = infos_to_rows(infos, environments.num_envs)
+    actual = []
+    reported = infos_to_rows(infos, environments.num_envs)
     for _ in range(steps):
-        before, said_before = obs[0], said
+        before, said_before = obs[0], reported
         step = step_once(environments, [np.zeros(environments.num_envs, int)])
         rows = infos_to_rows(step.infos, environments.num_envs)
         for row in range(environments.num_envs):
             if row not in step.autoreset:
                 over = row in step.ended
                 assert over == (step.terminateds[row] or step.truncateds[row])
-                found.append(
+                actual.append(
                     (
                         *before[row].tolist(),
                         *step.new_obs[0][row].tolist(),
@@ -74,45 +74,45 @@ def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
                         str(said_before[row]),
                     )
                 )
-        obs, said = step.obs, infos_to_rows(step.obs_infos, environments.num_envs)
-    return sorted(found)
+        obs, reported = step.obs, infos_to_rows(step.obs_infos, environments.num_envs)
+    return sorted(actual)
 
 
-def expected(lengths: list[int], counts: list[int], *, truncates: bool, says: bool) -> list[tuple[Any, ...]]:
-    found = []
+def expected(lengths: list[int], counts: list[int], *, truncates: bool, message: bool) -> list[tuple[Any, ...]]:
+    actual = []
     for number, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        for made in range(count):
-            episode, step = divmod(made, length)
+        for result in range(count):
+            episode, step = divmod(result, length)
             over = step + 1 == length
-            info = {"step": step + 1, "name": f"step {step + 1}"} if says else {}
-            before: dict[str, Any] = {"step": step, "name": f"step {step}"} if says else {}
-            if says and not step:
+            info = {"step": step + 1, "name": f"step {step + 1}"} if message else {}
+            before: dict[str, Any] = {"step": step, "name": f"step {step}"} if message else {}
+            if message and not step:
                 before = {"episode_number": episode}
             after = (number, episode, step + 1, 100.0 * number + step + 1)
             flags = (over and not truncates, over and truncates)
-            found.append((number, episode, step, *after, *flags, str(info), str(before)))
-    return sorted(found)
+            actual.append((number, episode, step, *after, *flags, str(info), str(before)))
+    return sorted(actual)
 
 
-@pytest.mark.parametrize("says", [False, True])
+@pytest.mark.parametrize("message", [False, True])
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("mode", [*MODES, "List"])
-def test_transitions_are_the_same_in_every_mode(mode: str, truncates: bool, says: bool) -> None:
+def test_transitions_are_the_same_in_every_mode(mode: str, truncates: bool, message: bool) -> None:
     lengths = [1, 3, 5]
-    environments = as_environments(ladders(gyms.Ladder, mode, lengths, truncates=truncates, says=says))
+    environments = as_environments(ladders(gyms.Ladder, mode, lengths, truncates=truncates, says=message))
     counts = [12] * 3
     if mode == "NextStep":
         counts = [12 - 12 // (length + 1) for length in lengths]
-    assert walk(environments, 12) == expected(lengths, counts, truncates=truncates, says=says)
+    assert walk(environments, 12) == expected(lengths, counts, truncates=truncates, message=message)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_environments_in_processes(mode: str) -> None:
-    makers = [lambda n=n: gyms.Ladder(n, 2 + n, truncates=True, says=True) for n in range(2)]
+    makers = [lambda n=n: gyms.Ladder(n, 2 + n, truncates=True, message=True) for n in range(2)]
     environments = as_environments(AsyncVectorEnv(makers, autoreset_mode=mode, context="fork"))
     counts = [6, 6] if mode != "NextStep" else [4, 5]
     try:
-        assert walk(environments, 6) == expected([2, 3], counts, truncates=True, says=True)
+        assert walk(environments, 6) == expected([2, 3], counts, truncates=True, message=True)
     finally:
         environments.close()
 
@@ -154,7 +154,7 @@ def test_a_single_environment(kind: type[Any]) -> None:
     env = kind(0, 3, truncates=True)
     environments = as_environments(env)
     assert environments.num_envs == 1
-    assert walk(environments, 8) == expected([3], [8], truncates=True, says=False)
+    assert walk(environments, 8) == expected([3], [8], truncates=True, message=False)
     environments.close()
     assert env.closed
 
@@ -186,9 +186,9 @@ def test_wrapped_and_custom_vector_environments() -> None:
     obs, _ = custom.reset(seeds=[5, 6, 7])
     again, _ = custom.reset(seeds=[5, 9, 9])
     assert obs[0].tolist() == again[0].tolist()
-    held = obs[0].copy()
+    stored = obs[0].copy()
     step_once(custom, [np.ones(3, int)])
-    assert (obs[0] == held).all()
+    assert (obs[0] == stored).all()
 
 
 def test_every_environment_is_seeded() -> None:
@@ -197,7 +197,7 @@ def test_every_environment_is_seeded() -> None:
     environments.reset(seeds=[3, 4], options={"level": 1})
     environments.reset(seeds=[3, 4], seed=8)
     environments.reset()
-    assert [one.resets for one in env.envs] == [  # type: ignore[attr-defined]
+    assert [item.resets for item in env.envs] == [  # type: ignore[attr-defined]
         [(3, {"level": 1}), (8, None), (None, None)],
         [(4, {"level": 1}), (9, None), (None, None)],
     ]
@@ -206,8 +206,8 @@ def test_every_environment_is_seeded() -> None:
 def test_a_missing_final_observation_is_rejected() -> None:
     class Forgetful(gymnasium.vector.VectorWrapper):
         def step(self, actions: Any) -> Any:
-            *rest, _ = super().step(actions)
-            return (*rest, {})
+            *others, _ = super().step(actions)
+            return (*others, {})
 
     environments = as_environments(Forgetful(ladders(gyms.Ladder, "SameStep", [1, 2])))
     environments.reset()
@@ -237,10 +237,10 @@ def test_infos_as_a_batch() -> None:
         "_deep": both,
         "_odd": both,
     }
-    made = batch_of(infos)
-    assert made.x.tolist() == [1, 2]
-    assert made.deep.y.shape == (2, 3)
-    assert sorted(made.__dict__) == ["_odd", "deep", "x"]
+    result = batch_of(infos)
+    assert result.x.tolist() == [1, 2]
+    assert result.deep.y.shape == (2, 3)
+    assert sorted(result.__dict__) == ["_odd", "deep", "x"]
     assert batch_of([{"x": 1}, {}]).x.tolist() == [1, 0]
     assert not batch_of([{}, {}]).__dict__
     assert infos_to_rows([{"x": 1}], 1) == [{"x": 1}]
@@ -257,8 +257,8 @@ class Silent(VectorEnv):
         self.single_observation_space, self.observation_space = inner.single_observation_space, inner.observation_space
         self.single_action_space, self.action_space = inner.single_action_space, inner.action_space
 
-    def reset(self, **given: Any) -> Any:
-        return self._inner.reset(**given)
+    def reset(self, **options: Any) -> Any:
+        return self._inner.reset(**options)
 
     def step(self, actions: Any) -> Any:
         return self._inner.step(actions)
@@ -270,8 +270,8 @@ def test_an_undeclared_autoreset_mode_is_next_step_with_a_warning() -> None:
         match=r"Silent must specify its autoreset mode in metadata\['autoreset_mode'\].*NEXT_STEP is assumed",
     ):
         environments = as_environments(Silent(ladders(gyms.Ladder, "NextStep", [2, 3])))
-    told = as_environments(ladders(gyms.Ladder, "NextStep", [2, 3]))
-    assert walk(environments, 12) == walk(told, 12)
+    reported = as_environments(ladders(gyms.Ladder, "NextStep", [2, 3]))
+    assert walk(environments, 12) == walk(reported, 12)
 
 
 def test_a_final_observation_contradicts_next_step_autoreset() -> None:

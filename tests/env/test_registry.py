@@ -96,9 +96,9 @@ if hasattr(pettingzoo, "make"):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_environment_is_created_by_name_in_any_process(name: str) -> None:
-    made = pickle.loads(pickle.dumps(environment_factory(name)))()
-    assert environment_kind(made) == KINDS[name]
-    made.close()
+    restored = pickle.loads(pickle.dumps(environment_factory(name)))()
+    assert environment_kind(restored) == KINDS[name]
+    restored.close()
 
 
 def test_a_function_must_create_an_environment() -> None:
@@ -111,9 +111,9 @@ def test_a_function_must_create_an_environment() -> None:
 
 
 def test_known_environments_lists_names_that_can_be_created() -> None:
-    known = known_environments()
-    assert {"mpe2/simple_tag_v3", "pettingzoo/classic/connect_four_v3", "CartPole-v1"} <= set(known)
-    assert len(known) == len(set(known))
+    names = known_environments()
+    assert {"mpe2/simple_tag_v3", "pettingzoo/classic/connect_four_v3", "CartPole-v1"} <= set(names)
+    assert len(names) == len(set(names))
 
 
 def test_modules_that_cannot_be_imported_report_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,23 +26,23 @@ def stay(obs: Any) -> Any:
 class Odd(gyms.Ladder):
     """Returns another value in its second step, or in the reset after its first episode."""
 
-    def __init__(self, place: int, value: Any, *, resets: bool = False) -> None:
+    def __init__(self, position: int, value: Any, *, resets: bool = False) -> None:
         super().__init__(1, 4)
-        self._place, self._value, self._resets_oddly = place, value, resets
+        self._position, self._value, self._resets_oddly = position, value, resets
 
     def step(self, action: Any) -> Any:
         step: list[Any] = list(super().step(action))
         if self._step == 2 and not self._resets_oddly:
-            step[self._place] = self._value
+            step[self._position] = self._value
         return tuple(step)
 
-    def reset(self, **given: Any) -> Any:
-        begun = super().reset(**given)
-        return (self._value, {}) if self._resets_oddly and self._episode else begun
+    def reset(self, **options: Any) -> Any:
+        result = super().reset(**options)
+        return (self._value, {}) if self._resets_oddly and self._episode else result
 
 
-def vector(*envs: Any, mode: Any = AutoresetMode.NEXT_STEP, **given: Any) -> SyncVectorEnv:
-    return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=mode, **given)
+def vector(*envs: Any, mode: Any = AutoresetMode.NEXT_STEP, **options: Any) -> SyncVectorEnv:
+    return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=mode, **options)
 
 
 CONVERTED = [
@@ -56,11 +56,13 @@ CONVERTED = [
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("place", "value", "must"), CONVERTED)
-def test_values_that_gymnasium_would_change_are_rejected(place: int, value: Any, must: str, mode: Any) -> None:
+@pytest.mark.parametrize(("position", "value", "requirement"), CONVERTED)
+def test_values_that_gymnasium_would_change_are_rejected(
+    position: int, value: Any, requirement: str, mode: Any
+) -> None:
     with (
-        pytest.raises(EnvironmentSpecError, match=f"^column {must}.* from environment 1 in step 2$"),
-        Collector(stay, vector(gyms.Ladder(0), Odd(place, value), mode=mode)) as collector,
+        pytest.raises(EnvironmentSpecError, match=f"^column {requirement}.* from environment 1 in step 2$"),
+        Collector(stay, vector(gyms.Ladder(0), Odd(position, value), mode=mode)) as collector,
     ):
         collector.collect(n_step=12)
 
@@ -76,24 +78,24 @@ def test_values_that_gymnasium_would_round_are_preserved(mode: Any) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_resets_are_checked_in_every_mode(mode: Any) -> None:
     where = "step 5" if mode == AutoresetMode.NEXT_STEP else "the reset after step 4"
-    must = f"^column 'obs' must contain numbers, got a NoneType from environment 1 in {where}$"
+    requirement = f"^column 'obs' must contain numbers, got a NoneType from environment 1 in {where}$"
     env = vector(gyms.Ladder(0, 9), Odd(0, None, resets=True), mode=mode)
-    with pytest.raises(EnvironmentSpecError, match=must), Collector(stay, env) as collector:
+    with pytest.raises(EnvironmentSpecError, match=requirement), Collector(stay, env) as collector:
         collector.collect(n_step=30)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("says", [False, True])
-def test_steps_agree_with_gymnasium(mode: Any, says: bool) -> None:
-    def made(env: Any) -> Any:
+@pytest.mark.parametrize("message", [False, True])
+def test_steps_agree_with_gymnasium(mode: Any, message: bool) -> None:
+    def create(env: Any) -> Any:
         with Collector(stay, env, seed=5) as collector:
             return [collector.collect(n_step=31).batch for _ in range(2)]
 
     def ladders() -> SyncVectorEnv:
-        return vector(*(gyms.Ladder(n, 2 + n, truncates=n == 1, says=says) for n in range(3)), mode=mode)
+        return vector(*(gyms.Ladder(n, 2 + n, truncates=n == 1, message=message) for n in range(3)), mode=mode)
 
     wrapped = gymnasium.wrappers.vector.TransformReward(ladders(), lambda reward: reward)
-    for ours, theirs in zip(made(ladders()), made(wrapped), strict=True):
+    for ours, theirs in zip(create(ladders()), create(wrapped), strict=True):
         assert list(ours) == list(theirs)
         for name in set(ours) - {"eps_id"}:
             assert ours[name].dtype == theirs[name].dtype
@@ -106,7 +108,7 @@ def test_seeds_and_options_are_passed_to_the_environments(mode: Any) -> None:
     environments = as_environments(env)
     environments.reset(seeds=[3, 4], options={"level": 1})
     environments.reset(seeds=[3, 4], seed=8)
-    assert [one.resets for one in env.envs] == [
+    assert [item.resets for item in env.envs] == [
         [(3, {"level": 1}), (8, None)],
         [(4, {"level": 1}), (9, None)],
     ]
@@ -121,15 +123,17 @@ def test_the_vector_environment_can_be_used_again(mode: Any) -> None:
     collector = Collector("random", env, seed=1)
     assert collector.env is env
     collector.collect(n_step=100)
-    for own in (env, fresh):
-        own.action_space.seed(3)
-    seen = [own.reset(seed=7)[0].tolist() for own in (env, fresh)]
-    assert seen[0] == seen[1]
+    for part in (env, fresh):
+        part.action_space.seed(3)
+    observed = [item.reset(seed=7)[0].tolist() for item in (env, fresh)]
+    assert observed[0] == observed[1]
     actions = [fresh.action_space.sample() for _ in range(8)]
-    stepped = [[own.step(action)[0].tolist() for action in actions] for own in (env, fresh)]
+    stepped = [[item.step(action)[0].tolist() for action in actions] for item in (env, fresh)]
     assert stepped[0] == stepped[1]
     # One generator each, which the collector let run on.
-    assert [one.bit_generator.state for one in env.np_random] == [one.bit_generator.state for one in fresh.np_random]
+    assert [item.bit_generator.state for item in env.np_random] == [
+        item.bit_generator.state for item in fresh.np_random
+    ]
     collector.close()
     assert env.closed
 
@@ -138,16 +142,16 @@ def test_environments_are_rendered_and_closed_by_the_vector_environment() -> Non
     env = vector(gyms.Ladder(0), gyms.Ladder(1))
     with Collector(stay, env) as collector:
         collector.collect(n_step=4, render=0.0)
-    assert [one.renders for one in env.envs] == [2, 2]
-    assert all(one.closed for one in env.envs)
+    assert [item.renders for item in env.envs] == [2, 2]
+    assert all(item.closed for item in env.envs)
 
 
 class Doubled(SyncVectorEnv):
     """Pays twice."""
 
     def step(self, actions: Any) -> Any:
-        obs, rewards, *rest = super().step(actions)
-        return obs, 2 * rewards, *rest
+        obs, rewards, *others = super().step(actions)
+        return obs, 2 * rewards, *others
 
 
 def test_vector_environments_with_overrides_are_stepped_together() -> None:

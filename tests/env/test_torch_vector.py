@@ -62,8 +62,8 @@ class Drift(VectorEnv):
             infos = {"final_obs": self.obs.clone(), "_final_obs": ends, "final_info": infos, "_final_info": ends}
             self._begin(ends)
         step = [self.obs, rewards, ends & ~last, ends & last, infos]
-        for place, value in self.odd.items():
-            step[place] = value
+        for position, value in self.odd.items():
+            step[position] = value
         return tuple(step)
 
 
@@ -103,7 +103,7 @@ def test_values_of_the_simulator_remain_tensors(mode: Any, stateful: bool) -> No
             assert batch["state_in_0"][:, 0].tolist() == batch["t"].tolist()
     steps = [SampleBatch({"t": batch["t"], "env_id": batch["env_id"]}) for batch in batches]
     for env in range(3):
-        t = np.concatenate([own["t"][own["env_id"] == env] for own in steps])
+        t = np.concatenate([part["t"][part["env_id"] == env] for part in steps])
         assert t.tolist() == [step % (3 + env) for step in range(len(t))]
 
 
@@ -121,9 +121,9 @@ def test_infos_belong_to_their_steps(mode: Any) -> None:
     with Collector(push, Drift(mode)) as collector:
         batch = collector.collect(n_step=60).batch
     ends = batch["terminateds"] | batch["truncateds"]
-    said = [info.get("level") for info in batch["infos"]]
+    infos = [info.get("level") for info in batch["infos"]]
     expected = [10 * (t + 1) if end else None for t, end in zip(batch["t"].tolist(), ends.tolist(), strict=True)]
-    assert said == expected
+    assert infos == expected
 
 
 def test_modules_batches_and_random_policies_act_on_tensors() -> None:
@@ -157,13 +157,13 @@ def test_observations_of_several_parts() -> None:
         def _see(self) -> Any:
             return {"who": self.obs[:, 0].long(), "place": self.obs[:, 2:]}
 
-        def reset(self, **given: Any) -> Any:
-            super().reset(**given)
+        def reset(self, **options: Any) -> Any:
+            super().reset(**options)
             return self._see(), {}
 
         def step(self, actions: Any) -> Any:
-            _, *rest = super().step(actions)
-            return self._see(), *rest
+            _, *others = super().step(actions)
+            return self._see(), *others
 
     with Collector(lambda obs: torch.ones(len(obs.who), 1), Seeing()) as collector:
         batch = collector.collect(n_step=30).batch
@@ -181,21 +181,21 @@ def test_buffers_store_arrays() -> None:
 
 
 def test_step_hooks_receive_tensors() -> None:
-    seen: list[Any] = []
+    recorded: list[Any] = []
 
     def look(decision: Any, transitions: Any) -> None:
-        seen.append(transitions.obs)
+        recorded.append(transitions.obs)
         transitions.twice = 2 * transitions.obs[:, 2]
 
     with Collector(push, Drift(), on_step_hook=look) as collector:
         batch = collector.collect(n_step=20).batch
     check_drift(batch)
-    assert all(isinstance(obs, torch.Tensor) for obs in seen)
+    assert all(isinstance(obs, torch.Tensor) for obs in recorded)
     assert torch.equal(batch["twice"], 2 * batch["obs"][:, 2])
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "message"),
+    ("position", "value", "message"),
     [
         (0, torch.zeros(2, 3), "'obs' must have 3 rows, got 2 in step 1"),
         (0, torch.zeros(3, 2), r"'obs' must have rows of shape \(3,\), got \(2,\) in step 1"),
@@ -204,9 +204,9 @@ def test_step_hooks_receive_tensors() -> None:
         (2, torch.tensor([0.0, 0.5, 1.0]), "'terminateds' must have dtype bool, got a value of float32 .* 1"),
     ],
 )
-def test_values_that_do_not_fit_are_rejected(place: int, value: Any, message: str) -> None:
+def test_values_that_do_not_fit_are_rejected(position: int, value: Any, message: str) -> None:
     env = Drift()
-    env.odd[place] = value
+    env.odd[position] = value
     with pytest.raises(EnvironmentSpecError, match=message), Collector(push, env) as collector:
         collector.collect(n_step=3)
 

@@ -27,17 +27,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="CASE", help="number of the first case")
     parser.add_argument("--seed", type=int, default=driver.SEED)
     parser.add_argument("--only", type=int, metavar="CASE", help="read one case here, and show all of its error")
-    asked = parser.parse_args()
-    targets = [TARGETS.get(name, name) for name in asked.targets] or list(TARGETS.values())
-    if asked.only is not None:
+    options = parser.parse_args()
+    targets = [TARGETS.get(name, name) for name in options.targets] or list(TARGETS.values())
+    if options.only is not None:
         if os.environ.get("PYTHONHASHSEED") != "0":
             # As the children have it: samples with sets depend on it.
             os.execve(sys.executable, [*sys.orig_argv], {**os.environ, "PYTHONHASHSEED": "0"})
-        _show(targets[0], asked.seed, asked.only)
+        _show(targets[0], options.seed, options.only)
         return
     for target in targets:
         start = time.monotonic()
-        outcomes, faults = driver.fuzz(target, asked.cases, asked.seed, asked.cases, asked.first)
+        outcomes, faults = driver.fuzz(target, options.cases, options.seed, options.cases, options.first)
         print(f"{target}: {dict(outcomes)} in {time.monotonic() - start:.0f} s", flush=True)
         kinds = Counter(re.sub(r"^.* case \d+: |0x[0-9a-f]+|\d+(?![\d\]]*\]| <)", "", fault) for fault in faults)
         first = {re.sub(r"^.* case \d+: |0x[0-9a-f]+|\d+(?![\d\]]*\]| <)", "", fault): fault for fault in faults[::-1]}

@@ -74,9 +74,9 @@ def read_cases(name: str, folder: str) -> None:
         seed, case = json.loads(line)
         rng = Random(f"{seed}/{case}")
         mutated = target.mutate(rng.choice(samples), rng)
-        place = _fresh(folder)
-        print(json.dumps(_outcome(target, mutated, place)), file=answers, flush=True)
-        shutil.rmtree(place)
+        position = _fresh(folder)
+        print(json.dumps(_outcome(target, mutated, position)), file=answers, flush=True)
+        shutil.rmtree(position)
 
 
 def _outcome(target: Any, mutated: Any, folder: Path) -> tuple[str, str]:
@@ -103,8 +103,8 @@ def _lacked_memory(error: BaseException | None) -> bool:
 
 def _told(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/samplebatch/" in frame.filename] or frames
-    where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in own[:-4:-1])
+    ours = [frame for frame in frames if "/samplebatch/" in frame.filename] or frames
+    where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in ours[:-4:-1])
     return f"{type(error).__name__}: {str(error)[:200]} [{where}]"
 
 

@@ -144,10 +144,10 @@ class Child:
 
     def _start(self) -> None:
         self.process = Reader(self.target, self.folder, self.log)
-        ready = self._answer(START_TIMEOUT_S)
-        if ready != "ready\n":
+        completed = self._answer(START_TIMEOUT_S)
+        if completed != "ready\n":
             raise AssertionError(
-                f"whole samples of {self.target} must be read, got {ready!r}: {self.log.read_text()[-3000:]}"
+                f"whole samples of {self.target} must be read, got {completed!r}: {self.log.read_text()[-3000:]}"
             )
 
     def _answer(self, timeout_s: float) -> str | None:

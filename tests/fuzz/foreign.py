@@ -49,13 +49,13 @@ class Foreign(FileTarget):
 
     def samples(self, folder: Path) -> list[Files]:
         folder.mkdir()
-        found = []
+        actual = []
         for number, (write, kind) in enumerate(self._sources):
             inside = folder / str(number)
             inside.mkdir()
             write(experience()[kind], inside / "data")
-            found.append(files_of(inside))
-        return found
+            actual.append(files_of(inside))
+        return actual
 
     def read(self, sample: Files, folder: Path) -> None:
         use_batch(self._read(written(sample, folder) / "data"))
@@ -80,10 +80,10 @@ class Packed(Foreign):
         places = list(PACKED.finditer(sample["data"]))
         if not places or rng.random() < 0.5:
             return mutate_files(sample, rng)
-        place, data = rng.choice(places), sample["data"]
-        value = mutate(lz4.frame.decompress(base64.b64decode(place[0])), rng)
+        position, data = rng.choice(places), sample["data"]
+        value = mutate(lz4.frame.decompress(base64.b64decode(position[0])), rng)
         packed = base64.b64encode(lz4.frame.compress(value))
-        return {"data": data[: place.start()] + packed + data[place.end() :]}
+        return {"data": data[: position.start()] + packed + data[position.end() :]}
 
 
 D4RL = Foreign(read_d4rl, (write_d4rl, 0))

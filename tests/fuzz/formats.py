@@ -115,14 +115,14 @@ class BatchFile(FileTarget):
 
     def samples(self, folder: Path) -> list[Files]:
         folder.mkdir()
-        made = []
+        created = []
         for batch in batches():
             self._write(batch, folder / "batch")
-            made.append({"batch": (folder / "batch").read_bytes()})
+            created.append({"batch": (folder / "batch").read_bytes()})
             with without_checksums():
                 self._write(batch, folder / "batch")
-            made.append({"batch": (folder / "batch").read_bytes()})
-        return made
+            created.append({"batch": (folder / "batch").read_bytes()})
+        return created
 
     def read(self, sample: Files, folder: Path) -> None:
         use_batch(self._read(written(sample, folder) / "batch"))
@@ -182,7 +182,7 @@ PARQUET_DATASET = DatasetFolder()
 def steps(n: int, make: Any = Batch, *, objects: bool = False) -> list[Any]:
     """Steps of n environments, of one without a leading axis if n is 0."""
     many = max(n, 1)
-    found = []
+    actual = []
     for i in range(14):
         batch = make(
             obs={"x": np.full((many, 3), i, np.float32), "image": np.full((many, 4, 4), i, np.uint8)},
@@ -195,28 +195,28 @@ def steps(n: int, make: Any = Batch, *, objects: bool = False) -> list[Any]:
         )
         if objects:
             batch.info.text = np.array(["a" * (i % 4)] * many, object)
-        found.append(batch if n else batch[0])
-    return found
+        actual.append(batch if n else batch[0])
+    return actual
 
 
 def buffers(**options: Any) -> list[Any]:
     """Buffers of several classes, partly filled and written over; with `storage`, in folders that lie there."""
     storage = options.pop("storage", None)
     objects = storage is None
-    made: list[tuple[Any, int]] = []
+    created: list[tuple[Any, int]] = []
 
     def kept(name: str) -> dict[str, Any]:
         return options if storage is None else {**options, "storage": f"{storage}/{name}"}
 
-    made.append((ReplayBuffer(20, **kept("plain")), 0))
-    made.append((VectorReplayBuffer(20, 2, stack_num=2, ignore_obs_next=True, **kept("vector")), 2))
-    made.append((PrioritizedVectorReplayBuffer(16, 2, alpha=0.6, beta=0.4, ignore_obs_next=True, **kept("prio")), 2))
+    created.append((ReplayBuffer(20, **kept("plain")), 0))
+    created.append((VectorReplayBuffer(20, 2, stack_num=2, ignore_obs_next=True, **kept("vector")), 2))
+    created.append((PrioritizedVectorReplayBuffer(16, 2, alpha=0.6, beta=0.4, ignore_obs_next=True, **kept("prio")), 2))
     if storage is None:
-        made.append((ReplayBuffer(10, compress="obs"), 0))
-    for buffer, n in made:
+        created.append((ReplayBuffer(10, compress="obs"), 0))
+    for buffer, n in created:
         for step in steps(n, objects=objects):
             buffer.add(step)
-    return [buffer for buffer, _ in made]
+    return [buffer for buffer, _ in created]
 
 
 def use_buffer(buffer: Any) -> None:
@@ -249,12 +249,12 @@ class BufferFile(FileTarget):
 
     def samples(self, folder: Path) -> list[Files]:
         folder.mkdir()
-        found = []
+        actual = []
         for buffer in self.made():
             with without_checksums():
                 self._write(buffer, folder / "buffer")
-            found.append({"buffer": (folder / "buffer").read_bytes()})
-        return found
+            actual.append({"buffer": (folder / "buffer").read_bytes()})
+        return actual
 
     def read(self, sample: Files, folder: Path) -> None:
         use_buffer(self._read(written(sample, folder) / "buffer"))
@@ -272,15 +272,15 @@ class TianshouBuffer(BufferFile):
         uncompile_tianshou()
         from tianshou import data
 
-        made = [
+        result = [
             (data.ReplayBuffer(20), 0),
             (data.VectorReplayBuffer(20, 2), 2),
             (data.PrioritizedVectorReplayBuffer(20, 2, alpha=0.6, beta=0.4), 2),
         ]
-        for buffer, n in made:
+        for buffer, n in result:
             for step in steps(n, data.Batch):
                 buffer.add(step)
-        return [buffer for buffer, _ in made]
+        return [buffer for buffer, _ in result]
 
 
 TIANSHOU_HDF5 = TianshouBuffer(lambda buffer, path: buffer.save_hdf5(str(path)), ReplayBuffer.load_hdf5)
@@ -391,12 +391,12 @@ class Hdf5(FileTarget):
             "tensor": bfloat16(3, 2),
             "inner": Batch(x=np.zeros((40, 30), np.uint8), lives=3),
         }
-        found = []
+        actual = []
         for compression in (None, "gzip"):
             with h5py.File(folder / "values", "w") as file:
                 to_hdf5(values, file, compression)
-            found.append({"values": (folder / "values").read_bytes()})
-        return found
+            actual.append({"values": (folder / "values").read_bytes()})
+        return actual
 
     def read(self, sample: Files, folder: Path) -> None:
         import h5py
@@ -445,11 +445,11 @@ class Compressed:
     def samples(self, folder: Path) -> list[Any]:
         frames = np.arange(40 * 12 * 12).reshape(40, 12, 12).astype(np.uint16) // 100
         column = CompressedColumn.compress(TensorColumn(frames), 7)
-        found = []
+        actual = []
         for part in (column, column.slice(3, 30), CompressedColumn.compress(TensorColumn(frames), bulk=True)):
             header, blocks = part.dump()
-            found.append((tuple(header), [bytes(block) for block in blocks]))
-        return found
+            actual.append((tuple(header), [bytes(block) for block in blocks]))
+        return actual
 
     def mutate(self, sample: Any, rng: Random) -> Any:
         header, blocks = sample

@@ -20,26 +20,26 @@ _TOKENS = (b"-1", b"0", b"1", b"1e400", b"NaN", b"99999999999999999999", b"null"
 
 def mutate(data: bytes, rng: Random) -> bytes:
     """Change bytes in one to three places."""
-    found = bytearray(data)
+    actual = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        rng.choice(_CHANGES)(found, rng)
-    return bytes(found)
+        rng.choice(_CHANGES)(actual, rng)
+    return bytes(actual)
 
 
 def mutate_files(files: Files, rng: Random) -> Files:
     """Change one of several files, the larger ones more often, or lose one, or swap two."""
     names = sorted(files)
-    found = dict(files)
-    drawn = rng.random()
-    if len(names) > 1 and drawn < 0.03:
-        del found[rng.choice(names)]
-    elif len(names) > 1 and drawn < 0.06:
+    actual = dict(files)
+    number = rng.random()
+    if len(names) > 1 and number < 0.03:
+        del actual[rng.choice(names)]
+    elif len(names) > 1 and number < 0.06:
         a, b = rng.sample(names, 2)
-        found[a], found[b] = found[b], found[a]
+        actual[a], actual[b] = actual[b], actual[a]
     else:
         (name,) = rng.choices(names, [64 + len(files[name]) for name in names])
-        found[name] = mutate(files[name], rng)
-    return found
+        actual[name] = mutate(files[name], rng)
+    return actual
 
 
 def _flip_bit(data: bytearray, rng: Random) -> None:
@@ -86,8 +86,10 @@ def _set_number(data: bytearray, rng: Random) -> None:
     at = rng.randrange(len(data) - width + 1)
     if rng.random() < 0.8:
         at -= at % width
-    held = int.from_bytes(data[at : at + width], "little")
-    number = rng.choice((rng.choice(_NUMBERS), held + 1, held - 1, held * 2, -1, held << 16, rng.getrandbits(62)))
+    stored = int.from_bytes(data[at : at + width], "little")
+    number = rng.choice(
+        (rng.choice(_NUMBERS), stored + 1, stored - 1, stored * 2, -1, stored << 16, rng.getrandbits(62))
+    )
     data[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
 
 
@@ -103,10 +105,10 @@ def _set_word(data: bytearray, rng: Random) -> None:
 
 
 def _replace(data: bytearray, pattern: re.Pattern[bytes], new: bytes, rng: Random) -> None:
-    found = list(pattern.finditer(bytes(data)))
-    if not found:
+    actual = list(pattern.finditer(bytes(data)))
+    if not actual:
         return
-    start, stop = rng.choice(found).span()
+    start, stop = rng.choice(actual).span()
     if rng.random() < 0.7:
         # Of the same length, so that nothing else in the file moves.
         new = new[: stop - start].ljust(stop - start)
@@ -127,13 +129,13 @@ _CHANGES: tuple[Callable[[bytearray, Random], None], ...] = (
 def mutate_tree(value: Any, rng: Random) -> Any:
     """Replace, drop or change one value somewhere in nested dicts, lists and arrays; what was given stays as it is."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
-        found = dict(value)
-        name = rng.choice(list(found))
+        actual = dict(value)
+        name = rng.choice(list(actual))
         if rng.random() < 0.05:
-            del found[name]
+            del actual[name]
         else:
-            found[name] = mutate_tree(found[name], rng)
-        return found
+            actual[name] = mutate_tree(actual[name], rng)
+        return actual
     if isinstance(value, (list, tuple)) and value and rng.random() < 0.8:
         items = list(value)
         at = rng.randrange(len(items))
@@ -148,14 +150,14 @@ def mutate_tree(value: Any, rng: Random) -> Any:
 
 
 def _mutate_array(array: np.ndarray[Any, Any], rng: Random) -> Any:
-    drawn = rng.randrange(5)
-    if drawn == 0 and array.ndim:
+    number = rng.randrange(5)
+    if number == 0 and array.ndim:
         return array[: rng.randrange(len(array) + 1)]
-    if drawn == 1:
+    if number == 1:
         return array.astype(rng.choice(("f4", "i8", "i1", "O", "c16", "U8")))
-    if drawn == 2:
+    if number == 2:
         return array[None]
-    if drawn == 3:
+    if number == 3:
         return np.concatenate([array, array]) if array.ndim else array
     raw = mutate(array.tobytes(), rng).ljust(array.nbytes, b"\0")[: array.nbytes]
     return np.frombuffer(raw, array.dtype).reshape(array.shape)

@@ -46,22 +46,22 @@ _FAILURE = "the service failed with"
 
 def encode(message: Message) -> bytes:
     """Encode a message of Protocol Buffers, all of whose fields are bytes, strings, messages or small numbers."""
-    found = bytearray()
+    actual = bytearray()
     for number, value in message:
         if isinstance(value, int):
-            found += _varint(number << 3) + _varint(value)
+            actual += _varint(number << 3) + _varint(value)
         else:
             raw = encode(value) if isinstance(value, list) else value
-            found += _varint(number << 3 | 2) + _varint(len(raw)) + raw
-    return bytes(found)
+            actual += _varint(number << 3 | 2) + _varint(len(raw)) + raw
+    return bytes(actual)
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    actual = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        actual.append(number & 127 | 128)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*actual, number])
 
 
 def path(*parts: str) -> Message:
@@ -175,18 +175,18 @@ class ReplayService:
 
     def mutate(self, sample: Call, rng: Random) -> Call:
         method, messages, refused = sample
-        drawn = rng.random()
-        found: list[Any] = list(messages)
-        at = rng.randrange(len(found))
-        if drawn < 0.05:
-            found.insert(rng.randrange(len(found) + 1), found[at])
-        elif drawn < 0.1 and len(found) > 1:
-            del found[at]
-        elif drawn < 0.2:
-            found[at] = mutate(encode(found[at]), rng)
+        number = rng.random()
+        actual: list[Any] = list(messages)
+        at = rng.randrange(len(actual))
+        if number < 0.05:
+            actual.insert(rng.randrange(len(actual) + 1), actual[at])
+        elif number < 0.1 and len(actual) > 1:
+            del actual[at]
+        elif number < 0.2:
+            actual[at] = mutate(encode(actual[at]), rng)
         else:
-            found[at] = _mutate_field(found[at], rng)
-        return method, found, refused
+            actual[at] = _mutate_field(actual[at], rng)
+        return method, actual, refused
 
     def read(self, sample: Call, folder: Path) -> None:
         method, messages, refused = sample
@@ -225,9 +225,9 @@ class ReplayService:
                     break
             return None
         except grpc.RpcError as error:
-            told: Any = error
-            late = told.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in told.details()
-            return None if late else str(told.details())
+            cause: Any = error
+            late = cause.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in cause.details()
+            return None if late else str(cause.details())
         finally:
             answers.cancel()
 

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 
-def _goal_space(place: Any) -> Any:
-    return Dict({"observation": place, "achieved_goal": place, "desired_goal": place})
+def _goal_space(position: Any) -> Any:
+    return Dict({"observation": position, "achieved_goal": position, "desired_goal": position})
 
 
 class PointReaching(gymnasium.Env[Any, Any]):
@@ -19,20 +19,20 @@ class PointReaching(gymnasium.Env[Any, Any]):
     observation_space = _goal_space(Box(-1.0, 1.0, (2,), np.float32))
     action_space = Box(-1.0, 1.0, (2,), np.float32)
 
-    def _seen(self) -> dict[str, Any]:
-        return {"observation": self._place, "achieved_goal": self._place, "desired_goal": self._goal}
+    def _observation(self) -> dict[str, Any]:
+        return {"observation": self._position, "achieved_goal": self._position, "desired_goal": self._goal}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._goal = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        self._place, self._steps = np.zeros(2, np.float32), 0
-        return self._seen(), {}
+        self._position, self._steps = np.zeros(2, np.float32), 0
+        return self._observation(), {}
 
     def step(self, action: Any) -> Any:
-        self._place = np.clip(self._place + 0.25 * np.asarray(action, np.float32), -1, 1)
+        self._position = np.clip(self._position + 0.25 * np.asarray(action, np.float32), -1, 1)
         self._steps += 1
-        reward = float(point_reward(self._place[None], self._goal[None])[0])
-        return self._seen(), reward, False, self._steps >= 12, {}
+        reward = float(point_reward(self._position[None], self._goal[None])[0])
+        return self._observation(), reward, False, self._steps >= 12, {}
 
 
 def point_reward(achieved: Any, desired: Any) -> Any:
@@ -50,7 +50,7 @@ class BitFlipping(gymnasium.Env[Any, Any]):
     observation_space = _goal_space(Box(0.0, 1.0, (BITS,), np.float32))
     action_space = Discrete(BITS)
 
-    def _seen(self) -> dict[str, Any]:
+    def _observation(self) -> dict[str, Any]:
         bits = self._bits.copy()
         return {"observation": bits, "achieved_goal": bits, "desired_goal": self._goal}
 
@@ -58,13 +58,13 @@ class BitFlipping(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         self._bits, self._goal = self.np_random.integers(0, 2, (2, self.BITS)).astype(np.float32)
         self._steps = 0
-        return self._seen(), {}
+        return self._observation(), {}
 
     def step(self, action: Any) -> Any:
         self._bits[action] = 1 - self._bits[action]
         self._steps += 1
         reward = float(bit_reward(self._bits[None], self._goal[None])[0])
-        return self._seen(), reward, reward == 0.0, self._steps >= self.BITS, {}
+        return self._observation(), reward, reward == 0.0, self._steps >= self.BITS, {}
 
 
 def bit_reward(achieved: Any, desired: Any) -> Any:

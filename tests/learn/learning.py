@@ -31,7 +31,7 @@ def random_steps(seed: int, steps: int, envs: int, actions: Any) -> list[Batch]:
     """Make steps of environments whose episodes end now and then, in both ways."""
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(steps + 1, envs, 3)).astype(np.float32)
-    made = []
+    created = []
     for i in range(steps):
         terminated, truncated = rng.random(envs) < 0.1, rng.random(envs) < 0.05
         if isinstance(actions, spaces.Discrete):
@@ -39,8 +39,8 @@ def random_steps(seed: int, steps: int, envs: int, actions: Any) -> list[Batch]:
         else:
             act = rng.normal(size=(envs, *actions.shape)).astype(np.float32)
         row = {"obs": obs[i], "act": act, "rew": rng.normal(size=envs), "obs_next": obs[i + 1]}
-        made.append(Batch(**row, terminated=terminated, truncated=truncated & ~terminated, info=Batch()))
-    return made
+        created.append(Batch(**row, terminated=terminated, truncated=truncated & ~terminated, info=Batch()))
+    return created
 
 
 def filled(
@@ -59,9 +59,9 @@ def parameters_of(module: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in module.parameters()]
 
 
-def assert_equal_parameters(own: nn.Module, other: nn.Module, atol: float = 0.0) -> None:
-    for one, two in zip(own.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=0.0 if not atol else 1e-5, atol=atol)
+def assert_equal_parameters(ours: nn.Module, other: nn.Module, atol: float = 0.0) -> None:
+    for first, second in zip(ours.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(first, second, rtol=0.0 if not atol else 1e-5, atol=atol)
 
 
 def assert_goes_on(algorithm: Any, fresh: Any, update: Any) -> None:

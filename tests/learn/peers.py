@@ -80,11 +80,11 @@ def run(algorithm: Any, buffer: Any, updates: int = 5) -> list[dict[str, float]]
     return losses
 
 
-def assert_learn_the_same(ours: Any, theirs: Any, own: Any, other: Any, networks: list[str]) -> None:
+def assert_learn_the_same(ours: Any, theirs: Any, part: Any, other: Any, networks: list[str]) -> None:
     """Check that losses and parameters agree after several updates, up to the rounding of float32."""
     before = deepcopy(ours.state_dict())
-    for one, two in zip(run(ours, own), run(theirs, other), strict=True):
-        assert one == pytest.approx({name: two[name] for name in one}, rel=1e-4, abs=1e-5)
+    for first, second in zip(run(ours, part), run(theirs, other), strict=True):
+        assert first == pytest.approx({name: second[name] for name in first}, rel=1e-4, abs=1e-5)
     for network in networks:
         mine, yours = ours.get_submodule(network).state_dict(), theirs.get_submodule(network).state_dict()
         assert mine.keys() == yours.keys()

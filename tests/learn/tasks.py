@@ -64,10 +64,10 @@ class Masked(Match):
     )
 
     def _show(self) -> Any:
-        shown = super()._show()
+        text = super()._show()
         self.mask = np.ones(3, np.int8)
         self.mask[(self.shown + 1 + int(self.np_random.integers(2))) % 3] = 0
-        return {"obs": shown, "mask": self.mask}
+        return {"obs": text, "mask": self.mask}
 
     def step(self, action: Any) -> Any:
         assert self.mask[action], "a forbidden choice"

@@ -93,7 +93,7 @@ def test_a_single_gradient_step_needs_no_old_log_probabilities(
     first, buffer = collected_by(is_recurrent)
     second, calls = deepcopy(first), []
     original = A2C._add_log_probabilities
-    monkeypatch.setattr(A2C, "_add_log_probabilities", lambda own, batch: calls.append(1) or original(own, batch))
+    monkeypatch.setattr(A2C, "_add_log_probabilities", lambda value, batch: calls.append(1) or original(value, batch))
     stats: Any = first.update(buffer)
     assert (stats.gradient_steps, stats.approx_kl.mean, calls) == (1, 0.0, [])
     batch, indices = second._sample_batch(buffer, 0)

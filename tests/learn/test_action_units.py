@@ -81,9 +81,9 @@ def test_rows_in_the_environment_unit_give_the_same_updates(
     name: str, kind: str, scaled: SampleBatch[Any], tmp_path: Path
 ) -> None:
     sources: list[Any] = []
-    for place, rows in enumerate((scaled, scaled.to_environment_actions())):
+    for position, rows in enumerate((scaled, scaled.to_environment_actions())):
         if kind == "dataset":
-            sources.append(Dataset(tmp_path / str(place)))
+            sources.append(Dataset(tmp_path / str(position)))
             sources[-1].extend(rows)
         else:
             sources.append(ReplayBuffer(64))
@@ -105,14 +105,14 @@ def test_rows_of_a_mixed_sampler_are_converted(scaled: SampleBatch[Any]) -> None
     buffer = ReplayBuffer(64)
     buffer.extend(scaled.to_environment_actions())
     algorithm = algorithm_of("SAC")
-    seen: list[Any] = []
+    recorded: list[Any] = []
     algorithm._preprocess_batch, original = (
-        lambda *given: seen.append(given[0]) or original(*given),
+        lambda *args: recorded.append(args[0]) or original(*args),
         (algorithm._preprocess_batch),
     )
     algorithm.update(MixedSampler({"one": buffer}), 16)
-    assert seen[0].action_unit == _SCALE
-    assert seen[0].act.abs().max() <= 1.0
+    assert recorded[0].action_unit == _SCALE
+    assert recorded[0].act.abs().max() <= 1.0
 
 
 def test_rows_are_converted_as_the_policy_maps_actions(scaled: SampleBatch[Any]) -> None:

@@ -73,7 +73,9 @@ def update_with_nan(
     if hasattr(algorithm, "process_buffer"):
         buffer = algorithm.process_buffer(buffer)
     for number in range(20):
-        before = {key: one.clone() for key, one in algorithm.state_dict().items() if isinstance(one, torch.Tensor)}
+        before = {
+            key: first.clone() for key, first in algorithm.state_dict().items() if isinstance(first, torch.Tensor)
+        }
         try:
             if isinstance(algorithm, OnPolicyAlgorithm):
                 algorithm.update(buffer, batch_size=60, repeat=1)
@@ -89,11 +91,11 @@ def test_a_loss_that_is_not_finite_stops_updates_before_weights_change(name: str
     algorithm, before, updates, error = update_with_nan(name, allow_nonfinite=False)
     assert error.startswith(f"a loss must be finite, got nan in update {updates + 1}; columns with such values: 'obs'")
     assert algorithm.updates == updates
-    for key, one in algorithm.state_dict().items():
-        if isinstance(one, torch.Tensor):
-            assert one.isfinite().all(), key
+    for key, first in algorithm.state_dict().items():
+        if isinstance(first, torch.Tensor):
+            assert first.isfinite().all(), key
             if "_steps" not in key and "ret_rms" not in key and "_old" not in key:
-                assert torch.equal(one, before[key]), key
+                assert torch.equal(first, before[key]), key
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
@@ -101,13 +103,13 @@ def test_a_loss_that_is_not_finite_stops_updates_before_weights_change(name: str
 def test_losses_that_are_not_finite_are_allowed_on_request(name: str, prioritized: bool) -> None:
     algorithm, _, updates, _ = update_with_nan(name, allow_nonfinite=True, prioritized=prioritized)
     assert updates == 20
-    assert not all(bool(one.isfinite().all()) for one in algorithm.parameters())
+    assert not all(bool(item.isfinite().all()) for item in algorithm.parameters())
 
 
 def test_priorities_that_are_not_finite_are_omitted_in_mixed_sources() -> None:
     algorithm, _, updates, _ = update_with_nan("td3", allow_nonfinite=True, prioritized=True, mixed=True)
     assert updates == 20
-    assert not all(bool(one.isfinite().all()) for one in algorithm.parameters())
+    assert not all(bool(item.isfinite().all()) for item in algorithm.parameters())
 
 
 def test_the_error_contains_the_path_of_a_nested_column() -> None:
@@ -117,7 +119,7 @@ def test_the_error_contains_the_path_of_a_nested_column() -> None:
             self.optim = self._create_optimizer(self.policy, AdamOptimizerFactory())
 
         def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
-            loss = sum(own.sum() for own in self.policy.parameters()) * batch.rew.sum()
+            loss = sum(parameter.sum() for parameter in self.policy.parameters()) * batch.rew.sum()
             self.optim.step(loss)
             return SimpleLossTrainingStats(loss=loss.item())
 
@@ -294,8 +296,8 @@ def test_a_state_of_another_network_size_is_rejected_without_loading() -> None:
     del state["policy.net.0.weight"]
     with pytest.raises(ArgumentError, match=r"'policy.net.0.weight' must have .* got no such parameter"):
         algorithm.load_state_dict(state)
-    for one, kept in zip(parameters_of(algorithm), before, strict=True):
-        torch.testing.assert_close(one, kept)
+    for first, retained in zip(parameters_of(algorithm), before, strict=True):
+        torch.testing.assert_close(first, retained)
 
 
 def test_an_empty_buffer_is_rejected_and_nothing_changes() -> None:

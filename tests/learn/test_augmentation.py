@@ -27,10 +27,10 @@ class Floats(nn.Module):
 def test_every_shifted_image_is_a_window_of_the_padded_image(is_last: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     images = torch.randint(0, 255, (40, 3, 9, 7)).to(dtype)
-    given = images.movedim(1, -1) if is_last else images
-    shifted = RandomShift(2)(given)
+    original = images.movedim(1, -1) if is_last else images
+    shifted = RandomShift(2)(original)
     assert shifted.dtype == dtype
-    assert shifted.shape == given.shape
+    assert shifted.shape == original.shape
     rows = (shifted.movedim(-1, 1) if is_last else shifted).numpy()
     padded = np.pad(images.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)), mode="edge")
     shifts = set()

@@ -48,11 +48,11 @@ def test_learns_the_actions_of_the_data(space: Any) -> None:
     for _ in range(300):
         algorithm.update(buffer, 128)
     with torch.no_grad():
-        found = algorithm.policy(Batch(obs=obs)).act.numpy()
+        actual = algorithm.policy(Batch(obs=obs)).act.numpy()
     if space is CHOICES:
-        assert (found == buffer.act).mean() > 0.95
+        assert (actual == buffer.act).mean() > 0.95
     else:
-        assert np.abs(found - buffer.act).mean() < 0.05
+        assert np.abs(actual - buffer.act).mean() < 0.05
 
 
 def test_masked_actions_are_not_selected() -> None:

@@ -67,23 +67,23 @@ def figures(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def parameters(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(folder / "final.pt", weights_only=True)
-    return found
+    actual: dict[str, Any] = torch.load(folder / "final.pt", weights_only=True)
+    return actual
 
 
-def assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
+def assert_same(first: Any, other: Any) -> None:
+    if isinstance(first, dict):
+        assert first.keys() == other.keys()
+        for name, value in first.items():
             assert_same(value, other[name])
-    elif isinstance(one, list | tuple):
-        for value, its in zip(one, other, strict=True):
+    elif isinstance(first, list | tuple):
+        for value, its in zip(first, other, strict=True):
             assert_same(value, its)
-    elif isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
+    elif isinstance(first, torch.Tensor):
+        assert first.dtype == other.dtype
+        assert torch.equal(first, other)
     else:
-        assert one == other
+        assert first == other
 
 
 @pytest.fixture(scope="module", params=["dqn", "on policy", "offline"])
@@ -98,22 +98,22 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def test_a_killed_training_resumes_with_the_same_figures(
     uninterrupted: tuple[str, Path], kill: str, tmp_path: Path
 ) -> None:
-    kind, whole = uninterrupted
+    kind, full = uninterrupted
     # Offline, a test is the only hook, and gradient steps of 16 rows are counted.
     died = run(kind, tmp_path, die_at=960 if kind == "offline" else 300) if kill == "in an epoch" else None
     assert died or run(kind, tmp_path, die_saving=3) == -signal.SIGKILL
     assert died in (None, -signal.SIGKILL)
     assert run(kind, tmp_path) == 0
     assert (tmp_path / "resumed.txt").read_text() == "in epoch 2, reset: None"
-    assert figures(tmp_path) == figures(whole)
-    assert_same(parameters(tmp_path), parameters(whole))
+    assert figures(tmp_path) == figures(full)
+    assert_same(parameters(tmp_path), parameters(full))
 
 
 def test_unsaveable_environments_are_reset_and_the_reason_reported(tmp_path: Path) -> None:
     assert run("unpicklable", tmp_path, die_at=300) == -signal.SIGKILL
     assert run("unpicklable", tmp_path) == 0
-    said = (tmp_path / "resumed.txt").read_text()
-    assert said == "in epoch 2, reset: TypeError: cannot pickle 'generator' object"
+    output = (tmp_path / "resumed.txt").read_text()
+    assert output == "in epoch 2, reset: TypeError: cannot pickle 'generator' object"
 
 
 def trainer(folder: Path | None = None, **options: Any) -> OffPolicyTrainer:
@@ -282,15 +282,15 @@ def test_a_training_stopped_within_an_epoch_resumes_in_that_epoch(tmp_path: Path
 
 
 def test_checkpoints_are_preserved_at_their_interval_and_at_the_end(tmp_path: Path) -> None:
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def look(epoch: int, *_: int) -> None:
-        seen.append(read_checkpoint(tmp_path, allow_pickle=True)["parts"]["counters"]["epoch"] if epoch > 2 else 0)
+        recorded.append(read_checkpoint(tmp_path, allow_pickle=True)["parts"]["counters"]["epoch"] if epoch > 2 else 0)
 
-    own = trainer(tmp_path, checkpoint_interval=2, save_checkpoint_fn=look)
-    own.params.max_epochs = 5
-    own.run()
-    assert seen == [0, 0, 2, 2, 4]
+    resumed = trainer(tmp_path, checkpoint_interval=2, save_checkpoint_fn=look)
+    resumed.params.max_epochs = 5
+    resumed.run()
+    assert recorded == [0, 0, 2, 2, 4]
     assert read_checkpoint(tmp_path, allow_pickle=True)["parts"]["counters"]["epoch"] == 5
 
 
@@ -336,21 +336,21 @@ def test_algorithms_of_the_library_resume_bit_for_bit(make: Any, tmp_path: Path)
         params = {"epoch_num_steps": 40, "collection_step_num_env_steps": 20, "batch_size": 10, "max_epochs": 2}
         return algorithm.create_trainer(kind(training_collector=collector, verbose=False, **params | options))
 
-    whole = library_trainer()
-    whole.run()
+    uninterrupted = library_trainer()
+    uninterrupted.run()
     library_trainer(max_epochs=1, checkpoint_dir=tmp_path).run()
     resumed = library_trainer()
     assert load_checkpoint(resumed, tmp_path, allow_pickle=True) is None
     assert resumed.run().train_step == 80
-    assert_same(resumed.algorithm.state_dict(), whole.algorithm.state_dict())
+    assert_same(resumed.algorithm.state_dict(), uninterrupted.algorithm.state_dict())
 
 
 def dataset(folder: Path) -> Dataset:
-    found = Dataset(folder, seed=3)
-    if not found.parts():
+    actual = Dataset(folder, seed=3)
+    if not actual.parts():
         with Collector("random", "CartPole-v1", seed=3) as collector:
-            found.extend(collector.collect(n_step=50).batch)
-    return found
+            actual.extend(collector.collect(n_step=50).batch)
+    return actual
 
 
 def mixed(folder: Path) -> MixedSampler:
@@ -369,13 +369,13 @@ def test_an_offline_training_resumes_with_the_same_draws(source: Any, tmp_path: 
         params = {"epoch_num_steps": 5, "batch_size": 7, "max_epochs": 2, "verbose": False} | options
         return OfflineTrainer(Cloning(), OfflineTrainerParams(buffer=source(tmp_path / "rows"), **params))
 
-    whole = offline_trainer()
-    whole.run()
+    uninterrupted = offline_trainer()
+    uninterrupted.run()
     offline_trainer(max_epochs=1, checkpoint_dir=tmp_path).run()
     resumed = offline_trainer()
     load_checkpoint(resumed, tmp_path)
     assert resumed.run().update_step == 10
-    assert_same(resumed.algorithm.state_dict(), whole.algorithm.state_dict())
+    assert_same(resumed.algorithm.state_dict(), uninterrupted.algorithm.state_dict())
 
 
 def test_rows_without_a_state_are_rejected_before_training(tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ def sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.iterdir()}
 
 
-def assert_equal_rows(one: Any, other: Any) -> None:
-    assert len(one) == len(other)
+def assert_equal_rows(first: Any, other: Any) -> None:
+    assert len(first) == len(other)
     for name in ("obs", "act", "rew", "done"):
-        np.testing.assert_array_equal(one[:][name], other[:][name])
+        np.testing.assert_array_equal(first[:][name], other[:][name])
 
 
 @needs_safe_torch

@@ -83,16 +83,16 @@ def test_the_soft_maximum_is_over_all_actions_of_a_row() -> None:
     batch, _ = algorithm._sample_batch(filled(actions=MEASURES), 6)
     with torch.no_grad(), policy_within_training_step(algorithm.policy):
         penalty_actions = algorithm._sample_penalty_actions(batch)
-        found = algorithm._soft_maximum(algorithm.critic, batch, penalty_actions)
+        actual = algorithm._soft_maximum(algorithm.critic, batch, penalty_actions)
         scores = []
         for actions, log_density, _ in penalty_actions:
             assert actions.shape == (24, 2)
             for row in range(6):
-                for one in range(4):
-                    value = algorithm.critic(batch.obs[row : row + 1], actions[[4 * row + one]]).item()
-                    scores.append((value - log_density[row, one].item()) / 0.5)
+                for item in range(4):
+                    value = algorithm.critic(batch.obs[row : row + 1], actions[[4 * row + item]]).item()
+                    scores.append((value - log_density[row, item].item()) / 0.5)
     by_row = np.array(scores).reshape(3, 6, 4).transpose(1, 0, 2).reshape(6, 12)
-    np.testing.assert_allclose(found.numpy(), 0.5 * logsumexp(by_row, 1), rtol=1e-5)
+    np.testing.assert_allclose(actual.numpy(), 0.5 * logsumexp(by_row, 1), rtol=1e-5)
     uniform, density, of_policy = penalty_actions[0]
     assert not of_policy
     assert ((uniform >= -2.0) & (uniform <= 1.0)).all()
@@ -106,9 +106,9 @@ def test_values_of_the_policys_actions_are_bounded_by_the_returns_of_the_data() 
     batch.calibration_returns = torch.full((5,), 100.0)
     with torch.no_grad(), policy_within_training_step(algorithm.policy):
         penalty_actions = algorithm._sample_penalty_actions(batch)
-        found = algorithm._soft_maximum(algorithm.critic, batch, penalty_actions)
+        actual = algorithm._soft_maximum(algorithm.critic, batch, penalty_actions)
     densities = torch.cat([density for _, density, _ in penalty_actions[1:]], 1)
-    torch.testing.assert_close(found, 100.0 + torch.logsumexp(-densities, 1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(actual, 100.0 + torch.logsumexp(-densities, 1), rtol=1e-5, atol=1e-4)
 
 
 def test_returns_for_calibration_are_discounted_to_the_end_of_each_episode() -> None:
@@ -118,8 +118,8 @@ def test_returns_for_calibration_are_discounted_to_the_end_of_each_episode() -> 
             {"obs": np.zeros(3), "act": np.zeros(2), "rew": 1.0, "terminated": i == 2, "truncated": i == 4}
             | {"obs_next": np.zeros(3)}
         )
-    found = make(gamma=0.5).process_buffer(buffer)
-    assert found is buffer
+    actual = make(gamma=0.5).process_buffer(buffer)
+    assert actual is buffer
     np.testing.assert_allclose(buffer[:].calibration_returns, [1.75, 1.5, 1.0, 1.5, 1.0, 1.0])
 
 
@@ -135,10 +135,10 @@ def test_values_of_actions_outside_the_data_are_penalized() -> None:
             algorithm.update(buffer, 0)
         rows = torch.as_tensor(buffer.obs[:40])
         with torch.no_grad():
-            known, unknown = (
+            inside, unknown = (
                 algorithm.critic(rows, torch.tensor([[a, 0.0]]).expand(40, 2)).mean().item() for a in (0.5, -0.9)
             )
-        margins.append(known - unknown)
+        margins.append(inside - unknown)
     assert margins[1] > margins[0] + 0.5
 
 
@@ -165,19 +165,19 @@ def test_rows_of_a_dataset_have_their_returns(is_processed: bool, tmp_path: Path
     algorithm, dataset = make(gamma=0.5), dataset_of_episodes(tmp_path / "rows")
     if is_processed:
         assert algorithm.process_buffer(dataset) is dataset
-    seen: list[Any] = []
+    recorded: list[Any] = []
     algorithm._update_with_batch, learn = (
-        lambda batch: (seen.append(batch), learn(batch))[1],
+        lambda batch: (recorded.append(batch), learn(batch))[1],
         algorithm._update_with_batch,
     )
     assert np.isfinite(algorithm.update(dataset, 0).critic1_loss)
     expected = [1 + 3 / 2 + 5 / 4, 2 + 4 / 2, 3 + 5 / 2, 4.0, 5.0, 6.0]
-    np.testing.assert_allclose(seen[0].calibration_returns, expected)
+    np.testing.assert_allclose(recorded[0].calibration_returns, expected)
     algorithm.update(dataset, 4)
-    assert set(seen[1].calibration_returns.tolist()) <= set(expected)
+    assert set(recorded[1].calibration_returns.tolist()) <= set(expected)
     dataset.extend(SampleBatch({name: dataset.read()[name][:1] for name in dataset.schema.names}))
     algorithm.update(dataset, 0)
-    assert len(seen[2].calibration_returns) == 7
+    assert len(recorded[2].calibration_returns) == 7
 
 
 def test_rows_without_returns_are_rejected_for_calibration() -> None:

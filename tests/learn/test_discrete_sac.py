@@ -65,9 +65,9 @@ def test_learns_the_same_as_tianshou(n_step: int, is_learned: bool) -> None:
         alpha=TheirAlpha(0.7, 0.0, peers.TheirAdam(lr=0.01)) if is_learned else 0.3,
         **options,
     )
-    own, other = peers.buffers(CHOICES)
-    for one, two in zip(peers.run(ours, own), peers.run(theirs, other), strict=True):
-        assert one == pytest.approx({name: two[name] for name in one}, rel=1e-4, abs=1e-5)
+    part, other = peers.buffers(CHOICES)
+    for first, second in zip(peers.run(ours, part), peers.run(theirs, other), strict=True):
+        assert first == pytest.approx({name: second[name] for name in first}, rel=1e-4, abs=1e-5)
     for network in NETWORKS:
         mine, yours = ours.get_submodule(network).parameters(), theirs.get_submodule(network).parameters()
         for parameter, expected in zip(mine, yours, strict=True):

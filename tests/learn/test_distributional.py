@@ -141,10 +141,10 @@ def test_the_loss_of_c51_agrees_with_its_formula_for_each_row(is_double: bool, n
         projected = np.zeros(ATOMS)
         for chance, atom in zip(softmax(old[best]), support, strict=True):
             value = float(rewards[row]) + float(discounts[row]) * atom
-            place = (min(max(value, -3.0), 3.0) + 3.0) / (support[1] - support[0])
-            below, above = int(np.floor(place)), int(np.ceil(place))
-            projected[below] += chance * (1.0 if below == above else above - place)
-            projected[above] += 0.0 if below == above else chance * (place - below)
+            position = (min(max(value, -3.0), 3.0) + 3.0) / (support[1] - support[0])
+            below, above = int(np.floor(position)), int(np.ceil(position))
+            projected[below] += chance * (1.0 if below == above else above - position)
+            projected[above] += 0.0 if below == above else chance * (position - below)
         assert projected.sum() == pytest.approx(1.0)
         chances = softmax(outputs(model, batch.obs[row])[int(batch.act[row])])
         losses.append(-(projected * np.log(chances)).sum())
@@ -163,8 +163,8 @@ def test_the_loss_of_qrdqn_agrees_with_its_formula_for_each_row(delta: float) ->
     losses = []
     for row in range(len(batch)):
         after = outputs(model, batch.obs_next[row])
-        kept = 0.9 * (not batch.terminated[row])
-        targets = float(batch.rew[row]) + kept * after[after.mean(1).argmax()]
+        retained = 0.9 * (not batch.terminated[row])
+        targets = float(batch.rew[row]) + retained * after[after.mean(1).argmax()]
         quantiles = outputs(model, batch.obs[row])[int(batch.act[row])]
         loss = 0.0
         for i, quantile in enumerate(quantiles):
@@ -240,11 +240,11 @@ def test_qrdqn_with_one_quantile_has_half_the_loss_of_dqn() -> None:
     from samplebatch.learn import DQN, DiscreteQLearningPolicy
 
     net, buffer = seeded(0, 3, 16, 4), filled()
-    one = qrdqn(deepcopy(net), target_update_freq=2)
+    first = qrdqn(deepcopy(net), target_update_freq=2)
     policy = DiscreteQLearningPolicy(model=deepcopy(net), action_space=CHOICES)
-    usual = DQN(policy=policy, optim=AdamOptimizerFactory(lr=0.01), target_update_freq=2, huber_loss_delta=1.0)
+    default = DQN(policy=policy, optim=AdamOptimizerFactory(lr=0.01), target_update_freq=2, huber_loss_delta=1.0)
     for _ in range(3):
-        losses = [algorithm.update(buffer, 0).loss for algorithm in (one, usual)]  # type: ignore[attr-defined]
+        losses = [algorithm.update(buffer, 0).loss for algorithm in (first, default)]  # type: ignore[attr-defined]
         assert losses[0] == pytest.approx(losses[1] / 2, rel=1e-4)
 
 

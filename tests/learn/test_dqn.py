@@ -212,7 +212,9 @@ def test_gradients_are_bounded() -> None:
     before = copy.deepcopy(net)
     algorithm = make(net, optim=TorchOptimizerFactory(torch.optim.SGD, lr=1.0), max_grad_norm=0.01)
     algorithm.update(filled(), 0)
-    moved = [(one - two).square().sum() for one, two in zip(net.parameters(), before.parameters(), strict=True)]
+    moved = [
+        (first - second).square().sum() for first, second in zip(net.parameters(), before.parameters(), strict=True)
+    ]
     assert torch.stack(moved).sum().sqrt().item() == pytest.approx(0.01, rel=1e-3)
 
 

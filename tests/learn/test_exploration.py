@@ -12,18 +12,18 @@ from samplebatch.learn import BaseNoise, ExponentialSchedule, GaussianNoise, Lin
 
 def test_gaussian_noise_has_the_given_mean_and_standard_deviation() -> None:
     torch.manual_seed(0)
-    drawn = GaussianNoise(mu=2.0, sigma=0.5)((20_000, 2))
-    assert drawn.mean() == pytest.approx(2.0, abs=0.02)
-    assert drawn.std() == pytest.approx(0.5, abs=0.02)
+    sampled = GaussianNoise(mu=2.0, sigma=0.5)((20_000, 2))
+    assert sampled.mean() == pytest.approx(2.0, abs=0.02)
+    assert sampled.std() == pytest.approx(0.5, abs=0.02)
 
 
 def test_ornstein_uhlenbeck_noise_has_its_stationary_deviation() -> None:
     torch.manual_seed(0)
     noise = OUNoise(mu=1.0, sigma=0.3, theta=0.5, dt=0.1)
-    drawn = np.array([noise((2000,)) for _ in range(200)])[-1]
+    sampled = np.array([noise((2000,)) for _ in range(200)])[-1]
     # sigma / sqrt(2 theta), for steps that are short enough
-    assert drawn.std() == pytest.approx(0.3 / np.sqrt(2 * 0.5), rel=0.1)
-    assert drawn.mean() == pytest.approx(1.0, abs=0.03)
+    assert sampled.std() == pytest.approx(0.3 / np.sqrt(2 * 0.5), rel=0.1)
+    assert sampled.mean() == pytest.approx(1.0, abs=0.03)
 
 
 def test_ornstein_uhlenbeck_noise_drifts_until_it_is_reset() -> None:

@@ -100,13 +100,13 @@ def test_targets_of_stale_steps_agree_with_vtrace(kind: Any) -> None:
 
 def test_appo_updates_like_ppo_for_steps_of_the_current_policy() -> None:
     options = {"gae_lambda": 1.0, "max_grad_norm": 0.5}
-    one, other = make(APPO, **options), make(PPO, **options)
-    for algorithm in (one, other):
+    first, other = make(APPO, **options), make(PPO, **options)
+    for algorithm in (first, other):
         torch.manual_seed(2)
         buffer = collected(algorithm)
         torch.manual_seed(3)
         algorithm.update(buffer, 16, 3)
-    assert_equal_parameters(one, other, atol=1e-5)
+    assert_equal_parameters(first, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +129,7 @@ def test_clip_thresholds_must_be_positive(kind: Any, name: str) -> None:
 def test_an_algorithm_resumes_from_its_state(kind: Any) -> None:
     algorithm, fresh = make(kind), make(kind)
     buffer = collected(algorithm)
-    assert_goes_on(algorithm, fresh, lambda own: own.update(buffer, 16, 2))
+    assert_goes_on(algorithm, fresh, lambda weights: weights.update(buffer, 16, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,7 +138,7 @@ def test_recurrent_policies_are_updated_in_sequences(kind: Any) -> None:
     buffer = collected(algorithm, Recall)
     before = parameters_of(algorithm)
     algorithm.update(buffer, 16, 1)
-    assert all(not torch.equal(one, two) for one, two in zip(before, parameters_of(algorithm), strict=True))
+    assert all(not torch.equal(first, second) for first, second in zip(before, parameters_of(algorithm), strict=True))
 
 
 def trainer(kind: Any, workers: RolloutWorkers, algorithm: Any, **options: Any) -> Any:
@@ -198,11 +198,11 @@ def test_an_asynchronous_training_of_inline_workers_resumes_exactly(tmp_path: An
     def run(epochs: int, folder: Any, load: Any = None) -> Any:
         algorithm = make(IMPALA)
         with workers_of(algorithm, "inline") as workers:
-            own = trainer(IMPALA, workers, algorithm, max_epochs=epochs, checkpoint_dir=folder)
+            resumed = trainer(IMPALA, workers, algorithm, max_epochs=epochs, checkpoint_dir=folder)
             if load is not None:
-                assert load_checkpoint(own, load, allow_pickle=True) is None
-            own.run()
-        return algorithm, own.counters.env_step
+                assert load_checkpoint(resumed, load, allow_pickle=True) is None
+            resumed.run()
+        return algorithm, resumed.counters.env_step
 
     intact, steps = run(2, tmp_path / "one")
     run(1, tmp_path / "other")
@@ -224,12 +224,12 @@ def test_fragments_older_than_max_lag_are_dropped_and_counted() -> None:
         # The 40 steps on their way are of version 1, and stale from here on.
         workers.publish(weights)
         newer = workers.receive(40)
-        rest = workers.receive()
+        remaining = workers.receive()
         facts, buffer = workers.worker_stats, workers.buffer
     assert (facts.stale_steps, facts.stale_fragments) == (40, 2)
     assert facts.versions.keys() == {1, 2}
     assert facts.versions[1] == 80
-    assert facts.versions[2] == newer.n_collected_steps + rest.n_collected_steps
+    assert facts.versions[2] == newer.n_collected_steps + remaining.n_collected_steps
     assert set(buffer.weights_version[buffer.sample_indices(0)].tolist()) == {1, 2}
 
 

@@ -128,21 +128,21 @@ def test_a_trainer_trains_on_policy() -> None:
 def test_independent_learners_resume_from_their_state() -> None:
     algorithm = MultiAgentOffPolicyAlgorithm(q_learners(1))
     buffer = filled(algorithm, SPEAKER_LISTENER)
-    everything = {role: len(own) for role, own in buffer.buffers.items()}
-    assert everything == {"speaker": 100, "listener": 100}
-    assert_goes_on(algorithm, MultiAgentOffPolicyAlgorithm(q_learners(2)), lambda one: one.update(buffer, 0))
+    all_rows = {role: len(part) for role, part in buffer.buffers.items()}
+    assert all_rows == {"speaker": 100, "listener": 100}
+    assert_goes_on(algorithm, MultiAgentOffPolicyAlgorithm(q_learners(2)), lambda first: first.update(buffer, 0))
 
 
 def test_noises_of_policies_resume_from_the_state_of_all() -> None:
     def drifting() -> MultiAgentPolicy:
         space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
-        made = {}
+        created = {}
         for policy_id in (1, "two"):
             noise = OUNoise(sigma=0.0, theta=0.5, mu=4.0, dt=1.0)
-            made[policy_id] = ContinuousDeterministicPolicy(
+            created[policy_id] = ContinuousDeterministicPolicy(
                 actor=torch.nn.Identity(), action_space=space, exploration_noise=noise
             )
-        return MultiAgentPolicy(made)
+        return MultiAgentPolicy(created)
 
     policies, fresh = drifting(), drifting()
     act = np.zeros((1, 2))

@@ -88,7 +88,7 @@ def _closeness(space: Any, action: Any, target: Any) -> float:
     if isinstance(space, spaces.Dict):
         return float(np.mean([_closeness(part, action[name], target[name]) for name, part in space.spaces.items()]))
     if isinstance(space, spaces.Tuple):
-        return float(np.mean([_closeness(*own) for own in zip(space.spaces, action, target, strict=True)]))
+        return float(np.mean([_closeness(*part) for part in zip(space.spaces, action, target, strict=True)]))
     if isinstance(space, spaces.Box):
         return float(1.0 - np.abs(action - target).mean())
     return float(np.mean(np.asarray(action) == target))
@@ -130,10 +130,10 @@ def test_probabilities_of_all_actions_add_up_to_one() -> None:
         torch.manual_seed(2)
         row = torch.randn(1, joint.output_dim)
         dist = joint(row.expand(len(actions), -1))
-        found = dist.log_prob(torch.tensor(actions))
-        assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
-        assert -(found.exp() * found).sum().item() == pytest.approx(dist.entropy()[0].item(), abs=1e-5)
-        assert dist.mode[0].tolist() == actions[int(found.argmax())]
+        actual = dist.log_prob(torch.tensor(actions))
+        assert actual.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+        assert -(actual.exp() * actual).sum().item() == pytest.approx(dist.entropy()[0].item(), abs=1e-5)
+        assert dist.mode[0].tolist() == actions[int(actual.argmax())]
 
 
 def test_masked_choices_and_bits_are_never_drawn() -> None:
@@ -189,8 +189,8 @@ def test_recorded_log_probabilities_belong_to_the_stored_actions(name: str) -> N
     collect(algorithm, SPACES[name], buffer, 40).close()
     batch, _ = buffer.sample(0, device="cpu")
     with torch.no_grad():
-        found = log_probability(algorithm.policy.distribution(batch)[0], batch.act)
-    torch.testing.assert_close(found, batch.action_logp, rtol=1e-4, atol=1e-4)
+        actual = log_probability(algorithm.policy.distribution(batch)[0], batch.act)
+    torch.testing.assert_close(actual, batch.action_logp, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["multi-discrete", "multi-binary", "dict"])
@@ -209,7 +209,7 @@ def test_algorithms_resume_and_policies_are_saved(name: str) -> None:
     algorithm, fresh = make(PPO, SPACES[name]), make(PPO, SPACES[name])
     buffer = VectorReplayBuffer(100, 4)
     collect(algorithm, SPACES[name], buffer, 40).close()
-    assert_goes_on(algorithm, fresh, lambda own: own.update(buffer, 16, 1))
+    assert_goes_on(algorithm, fresh, lambda weights: weights.update(buffer, 16, 1))
     file = io.BytesIO()
     torch.save(algorithm.policy, file)
     file.seek(0)

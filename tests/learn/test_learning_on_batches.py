@@ -45,8 +45,8 @@ def collected(policy: Any, steps: int = 60) -> SampleBatch:
         return batch
 
 
-def assert_alike(one: Any, other: Any) -> None:
-    for left, right in zip(parameters_of(one), parameters_of(other), strict=True):
+def assert_alike(first: Any, other: Any) -> None:
+    for left, right in zip(parameters_of(first), parameters_of(other), strict=True):
         torch.testing.assert_close(left, right, rtol=0.0, atol=0.0)
 
 
@@ -102,8 +102,8 @@ def test_several_policies_learn_on_a_batch_of_several(make: Any) -> None:
         batch = collector.collect(n_step=30).batch
     stats = algorithm.update(batch).get_loss_stats_dict()
     assert {name.partition("/")[0] for name in stats} == {"adversary", "agent"}
-    one = algorithm.policy["agent"].learn_on_batch(batch["agent"])
-    assert one["num_agent_steps_trained"] == len(batch["agent"])
+    first = algorithm.policy["agent"].learn_on_batch(batch["agent"])
+    assert first["num_agent_steps_trained"] == len(batch["agent"])
 
 
 def test_copies_of_a_policy_have_no_associated_algorithm() -> None:

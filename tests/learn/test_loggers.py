@@ -64,8 +64,8 @@ def train(logger: Any, epochs: int = 2) -> OnPolicyTrainer:
 def test_a_trainer_logs_every_kind_of_figure_with_its_steps() -> None:
     logger = Noting(training_interval=1, update_interval=1)
     train(logger)
-    told = {scope: [step for kind, step in logger.told if kind == scope] for scope, _ in logger.told}
-    assert told == {
+    reported = {scope: [step for kind, step in logger.told if kind == scope] for scope, _ in logger.told}
+    assert reported == {
         "test/env_step": [0, 100, 200],
         "training/env_step": [50, 100, 150, 200],
         "update/update_step": [1, 2, 3, 4],
@@ -128,11 +128,11 @@ def test_weights_and_biases_has_the_figures_by_name(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     logger = WandbLogger(project="cartpole", run_id="one", mode="offline", config={"lr": 1e-3}, update_interval=1)
     train(logger)
-    seen = dict(logger.run.summary)
+    observed = dict(logger.run.summary)
     logger.finalize()
-    assert seen["test/env_step"] == 200
-    assert (seen["update/loss"], seen["update/update_step"]) == (4.0, 4)
-    assert RETURNS in seen
+    assert observed["test/env_step"] == 200
+    assert (observed["update/loss"], observed["update/update_step"]) == (4.0, 4)
+    assert RETURNS in observed
     assert list(tmp_path.glob("wandb/offline-run-*-one"))
 
 
@@ -177,8 +177,8 @@ def test_a_log_has_a_curve_for_each_figure(tmp_path: Path) -> None:
 def test_a_log_can_be_queried_by_other_tools(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     train(TrainingLog(tmp_path / "log"))
-    found = polars.scan_parquet(str(tmp_path / "log" / "*.parquet")).filter(polars.col("name") == "update/loss")
-    assert found.collect()["value"].to_list() == [1, 2, 3, 4]
+    actual = polars.scan_parquet(str(tmp_path / "log" / "*.parquet")).filter(polars.col("name") == "update/loss")
+    assert actual.collect()["value"].to_list() == [1, 2, 3, 4]
 
 
 def test_an_ended_log_is_one_file(tmp_path: Path) -> None:

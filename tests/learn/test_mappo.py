@@ -72,7 +72,7 @@ def test_observations_of_a_step_are_concatenated_and_missing_agents_are_zero() -
 
 def test_advantages_use_values_of_the_observations_of_all_agents() -> None:
     algorithm, columns = pair(gamma=0.9, gae_lambda=0.8), two_lines(1)
-    made = algorithm._add_targets(MultiAgentBatch({"one": SampleBatch(columns)}, 6))["one"]
+    result = algorithm._add_targets(MultiAgentBatch({"one": SampleBatch(columns)}, 6))["one"]
     expected = []
     for agent in (0, 1):
         rows = np.flatnonzero(columns["agent_index"] == agent)
@@ -89,8 +89,8 @@ def test_advantages_use_values_of_the_observations_of_all_agents() -> None:
             advantages[row] = errors[row] + 0.9 * 0.8 * advantages[row + 1]
         expected.append((advantages[:-1], advantages[:-1] + values[0]))
     advantages, targets = (np.concatenate(parts) for parts in zip(*expected, strict=True))
-    np.testing.assert_allclose(made["advantages"], (advantages - advantages.mean()) / advantages.std(), rtol=1e-5)
-    np.testing.assert_allclose(made["value_targets"], (targets - targets.mean()) / targets.std(), rtol=1e-4)
+    np.testing.assert_allclose(result["advantages"], (advantages - advantages.mean()) / advantages.std(), rtol=1e-5)
+    np.testing.assert_allclose(result["value_targets"], (targets - targets.mean()) / targets.std(), rtol=1e-4)
 
 
 def test_the_order_of_rows_does_not_matter() -> None:
@@ -112,14 +112,14 @@ def test_the_first_step_follows_the_gradient_of_the_advantages() -> None:
     rows = algorithm._add_targets(batch)["one"]
     policy = algorithm.policy["one"]
     chances = policy(Batch(obs=columns["obs"])).dist.log_prob(torch.as_tensor(columns["actions"]))
-    wanted = torch.autograd.grad(-(chances * torch.as_tensor(rows["advantages"])).mean(), list(policy.parameters()))
+    expected = torch.autograd.grad(-(chances * torch.as_tensor(rows["advantages"])).mean(), list(policy.parameters()))
     fresh = pair(ent_coef=0.0)
     part = next(iter(fresh._add_targets(batch).minibatches(99, lockstep=True, device="cpu", floats=torch.float32)))
     loss, _, change = fresh._actor_losses(part)
     assert abs(float(change)) < 1e-6
-    found = torch.autograd.grad(loss, list(fresh.policy["one"].parameters()))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other.to(one), rtol=1e-4, atol=1e-6)
+    actual = torch.autograd.grad(loss, list(fresh.policy["one"].parameters()))
+    for first, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(first, other.to(first), rtol=1e-4, atol=1e-6)
 
 
 def test_updates_from_a_buffer_and_a_batch_agree() -> None:
@@ -137,7 +137,9 @@ def test_updates_from_a_buffer_and_a_batch_agree() -> None:
 
 def test_agents_with_different_spaces_have_separate_policies() -> None:
     observations, actions = spaces_of(SPEAKER_LISTENER)
-    policies = {name: actor(observations[place], actions[place]) for place, name in enumerate(("speaker", "listener"))}
+    policies = {
+        name: actor(observations[position], actions[position]) for position, name in enumerate(("speaker", "listener"))
+    }
     algorithm = MAPPO(policies=policies, critic=joint_critic(SPEAKER_LISTENER), optim=adam())
     with MultiAgentCollector(algorithm.policy, SPEAKER_LISTENER, num_envs=2, seed=1) as collector:
         stats = algorithm.update(collector.collect(n_step=50).batch, batch_size=25, repeat=2)

@@ -32,12 +32,12 @@ def modes(module: nn.Module) -> list[bool]:
 
 
 def test_set_training_changes_all_parts_like_torch() -> None:
-    walked, usual = network(), network()
+    walked, default = network(), network()
     for mode in (False, True):
         set_training(walked, mode)
-        usual.train(mode)
-        assert modes(walked) == modes(usual) == [mode] * 6
-    assert walked[2].told == usual[2].told == 2
+        default.train(mode)
+        assert modes(walked) == modes(default) == [mode] * 6
+    assert walked[2].told == default[2].told == 2
 
 
 def test_lagged_networks_are_always_in_evaluation_mode() -> None:
@@ -57,10 +57,10 @@ def test_a_policy_and_its_parts_are_set_to_a_mode() -> None:
 def test_tensors_of_a_module_are_listed_once_in_the_order_of_copies() -> None:
     module = network()
     other = copy.deepcopy(module)
-    for found, of_other, usual in zip(
+    for actual, of_other, default in zip(
         tensors_of(module), tensors_of(other), (module.parameters(), module.buffers()), strict=True
     ):
-        assert sorted(map(id, found)) == sorted(map(id, usual))
+        assert sorted(map(id, actual)) == sorted(map(id, default))
         names = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
         others = {id(tensor): name for name, tensor in [*other.named_parameters(), *other.named_buffers()]}
-        assert [names[id(tensor)] for tensor in found] == [others[id(tensor)] for tensor in of_other]
+        assert [names[id(tensor)] for tensor in actual] == [others[id(tensor)] for tensor in of_other]

@@ -40,7 +40,7 @@ def as_tensors(value: Any) -> Any:
     if isinstance(value, dict):
         return Batch({name: as_tensors(part) for name, part in value.items()})
     if isinstance(value, tuple):
-        return Batch({str(place): as_tensors(part) for place, part in enumerate(value)})
+        return Batch({str(position): as_tensors(part) for position, part in enumerate(value)})
     return torch.as_tensor(np.asarray(value))[None]
 
 
@@ -49,9 +49,9 @@ def test_observations_are_flattened_like_gymnasium(space: Any) -> None:
     space.seed(0)
     flatten = Flatten(space)
     for _ in range(5):
-        drawn = space.sample()
-        expected = np.asarray(spaces.flatten(space, drawn), np.float32)
-        np.testing.assert_allclose(flatten(as_tensors(drawn))[0].numpy(), expected, rtol=1e-6)
+        sample = space.sample()
+        expected = np.asarray(spaces.flatten(space, sample), np.float32)
+        np.testing.assert_allclose(flatten(as_tensors(sample))[0].numpy(), expected, rtol=1e-6)
     assert flatten.output_dim == len(expected)
 
 

@@ -203,11 +203,11 @@ def test_off_policy_updates_count_each_added_row_once(kind: str) -> None:
             algorithm.update(buffer, 16)
             algorithm.update(buffer, 16)
     algorithm.update(buffer, 16)
-    seen = np.concatenate([step.obs for step in steps]).astype(np.float64)
+    observed = np.concatenate([step.obs for step in steps]).astype(np.float64)
     statistics = algorithm.policy.obs_rms
     assert statistics.count.item() == 180
-    np.testing.assert_allclose(statistics.mean.numpy(), seen.mean(0), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(statistics.var.numpy(), seen.var(0), rtol=1e-9)
+    np.testing.assert_allclose(statistics.mean.numpy(), observed.mean(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(statistics.var.numpy(), observed.var(0), rtol=1e-9)
     buffer.reset()
     buffer.add(steps[0])
     algorithm.update(buffer, 4)

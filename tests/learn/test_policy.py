@@ -65,8 +65,8 @@ def test_actions_are_mapped_like_tianshou(method: Any, scaling: bool) -> None:
     ours, theirs = (make(BOX, None, scaling, method) for make in (lambda *a: Fixed([0.0, 0.0], *a), kind))
     act = np.linspace(-0.99, 0.99, 20, dtype=np.float32).reshape(10, 2)
     np.testing.assert_allclose(ours.map_action(act), theirs.map_action(act), rtol=1e-6)
-    taken = ours.map_action(act)
-    np.testing.assert_allclose(ours.map_action_inverse(taken), theirs.map_action_inverse(taken), rtol=1e-4, atol=1e-5)
+    mapped = ours.map_action(act)
+    np.testing.assert_allclose(ours.map_action_inverse(mapped), theirs.map_action_inverse(mapped), rtol=1e-4, atol=1e-5)
 
 
 def test_the_inverse_of_tanh_is_finite_at_the_bounds() -> None:
@@ -98,9 +98,9 @@ def test_compute_action_passes_one_observation_as_a_row() -> None:
     policy = Fixed([0.5, 0.5], BOX, action_scaling=True)
     act = policy.compute_action({"x": np.ones(3)}, {"lives": 2}, state="given")
     np.testing.assert_allclose(act, [1.0, 7.5])
-    (asked,) = policy.asked
-    assert asked.obs.x.shape == (1, 3)
-    assert asked.info.lives.tolist() == [2]
+    (requested,) = policy.asked
+    assert requested.obs.x.shape == (1, 3)
+    assert requested.info.lives.tolist() == [2]
     assert policy.given_states == ["given"]
 
 
@@ -145,8 +145,8 @@ CHOICE = spaces.Discrete(2)
 def test_nested_observations_get_the_dtype_of_the_parameters() -> None:
     policy = Fixed(0, CHOICE)
     policy.layer = nn.Linear(1, 1, dtype=torch.float64)
-    given = Batch(obs={"camera": np.zeros((1, 4, 4), np.uint8), "joints": np.ones((1, 2), np.float32)})
-    obs, mask = policy.observations(given)
+    original = Batch(obs={"camera": np.zeros((1, 4, 4), np.uint8), "joints": np.ones((1, 2), np.float32)})
+    obs, mask = policy.observations(original)
     assert mask is None
     assert obs.camera.dtype == torch.uint8
     assert obs.joints.dtype == torch.float64
@@ -174,10 +174,10 @@ def test_collectors_map_actions_and_store_the_unmapped_ones() -> None:
 
     env = gymnasium.make("Pendulum-v1")
     policy = Fixed([0.5], env.action_space, action_scaling=True)
-    seen = []
+    recorded = []
     step = env.unwrapped.step
-    env.unwrapped.step = lambda act: seen.append(float(act[0])) or step(act)  # type: ignore[method-assign, func-returns-value]
+    env.unwrapped.step = lambda act: recorded.append(float(act[0])) or step(act)  # type: ignore[method-assign, func-returns-value]
     with Collector(policy, env, seed=0) as collector:
         batch = collector.collect(n_step=2).batch
-    assert seen == [1.0, 1.0]
+    assert recorded == [1.0, 1.0]
     assert batch["actions"].tolist() == [[0.5], [0.5]]

@@ -100,8 +100,8 @@ def test_updates_agree_with_tianshou(options: dict[str, Any], actions: Any, monk
     buffer, their = filled(**STEPS, actions=actions), their_buffer("VectorReplayBuffer", **STEPS, actions=actions)
     same_order(monkeypatch)
     expected = update_theirs(theirs, 3, buffer=their, batch_size=32, repeat=2)
-    found = [ours.update(buffer, 32, 2).get_loss_stats_dict()["loss"] for _ in range(3)]
-    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    actual = [ours.update(buffer, 32, 2).get_loss_stats_dict()["loss"] for _ in range(3)]
+    assert actual == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert_equal_parameters(ours.policy, theirs.policy, atol=1e-4)
     assert_equal_parameters(ours.critic, theirs.critic, atol=1e-4)
 
@@ -232,12 +232,12 @@ def test_outputs_of_sequences_agree_with_collected_steps(kind: str, sequence_len
     algorithm, buffer = collected(kind, sequence_length)
     batch, indices = algorithm._sample_batch(buffer, 0)
     batch = algorithm._preprocess_batch(batch, buffer, indices)
-    seen = 0
+    observed = 0
     for rows, dist, values in algorithm._evaluate_minibatches(batch, 16):
-        seen += len(rows)
+        observed += len(rows)
         torch.testing.assert_close(log_probability(dist, rows.act), rows.logp_old)
         torch.testing.assert_close(values, rows.v_s)
-    assert seen == len(batch) == 60
+    assert observed == len(batch) == 60
 
 
 def test_sequences_do_not_cross_episode_boundaries() -> None:
@@ -311,7 +311,7 @@ def test_a_recurrent_update_changes_actor_and_critic() -> None:
     stats = algorithm.update(buffer, 16, 2)
     assert isinstance(stats, ActorCriticTrainingStats)
     assert stats.gradient_steps >= 8
-    assert all(not torch.equal(one, two) for one, two in zip(before, parameters_of(algorithm), strict=True))
+    assert all(not torch.equal(first, second) for first, second in zip(before, parameters_of(algorithm), strict=True))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

@@ -44,8 +44,8 @@ def test_updates_agree_with_tianshou(
     ours, buffer, their = make(net, **options), filled(**STEPS), their_buffer("VectorReplayBuffer", **STEPS)
     same_order(monkeypatch)
     expected = update_theirs(theirs, 3, buffer=their, batch_size=batch_size, repeat=2)
-    found = [ours.update(buffer, batch_size, 2).get_loss_stats_dict()["loss"] for _ in range(3)]
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    actual = [ours.update(buffer, batch_size, 2).get_loss_stats_dict()["loss"] for _ in range(3)]
+    assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert_equal_parameters(net, theirs.policy.actor.net, atol=2e-5)
 
 

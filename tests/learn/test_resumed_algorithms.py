@@ -69,8 +69,8 @@ ONLINE: dict[str, Any] = {"epoch_num_steps": 40, "collection_step_num_env_steps"
 
 
 def critics(env: Any) -> dict[str, Any]:
-    one, other = (ContinuousCritic.for_space(env.observation_space, env.action_space, [8]) for _ in range(2))
-    return {"policy_optim": adam(), "critic": one, "critic2": other, "critic_optim": adam()}
+    first, other = (ContinuousCritic.for_space(env.observation_space, env.action_space, [8]) for _ in range(2))
+    return {"policy_optim": adam(), "critic": first, "critic2": other, "critic_optim": adam()}
 
 
 def q_policy(obs: Any, act: Any) -> DiscreteQLearningPolicy:
@@ -254,20 +254,20 @@ def test_a_resumed_training_equals_an_uninterrupted_one(make: Any, tmp_path: Pat
         params.verbose = params.show_progress = False
         return algorithm.create_trainer(params), buffer
 
-    whole, rows = trainer(2)
-    whole.run()
-    drawn = torch.rand(3)
+    uninterrupted, rows = trainer(2)
+    uninterrupted.run()
+    sampled = torch.rand(3)
     trainer(1, tmp_path)[0].run()
     resumed, own_rows = trainer(2)
     assert load_checkpoint(resumed, tmp_path, allow_pickle=True) is None
     before = [tensor.clone() for tensor in resumed.algorithm.parameters()]
     resumed.run()
-    assert torch.equal(torch.rand(3), drawn)
+    assert torch.equal(torch.rand(3), sampled)
     assert any(not torch.equal(*pair) for pair in zip(before, resumed.algorithm.parameters(), strict=True))
-    assert_equal_parameters(resumed.algorithm, whole.algorithm)
+    assert_equal_parameters(resumed.algorithm, uninterrupted.algorithm)
     if len(rows):
-        for one, other in zip(indices_of(rows), indices_of(own_rows), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for first, other in zip(indices_of(rows), indices_of(own_rows), strict=True):
+            np.testing.assert_array_equal(first, other)
 
 
 def indices_of(buffer: Any) -> list[Any]:

@@ -82,21 +82,21 @@ def test_log_densities_account_for_squashed_actions() -> None:
     """A histogram of many samples agrees with the densities that the policy returns."""
     policy = make().policy
     with policy_within_training_step(policy), torch.no_grad():
-        found = policy(Batch(obs=np.zeros((200_000, 3), np.float32)))
-    first = found.act[:, 0].numpy()
-    (loc, scale) = (part[0, 0].item() for part in found.logits)
+        actual = policy(Batch(obs=np.zeros((200_000, 3), np.float32)))
+    first = actual.act[:, 0].numpy()
+    (loc, scale) = (part[0, 0].item() for part in actual.logits)
     counts, edges = np.histogram(first, bins=20, range=(-0.9, 0.9))
     middle = np.arctanh((edges[:-1] + edges[1:]) / 2)
     normal = np.exp(-(((middle - loc) / scale) ** 2) / 2) / (scale * math.sqrt(2 * math.pi))
     density = counts / len(first) / np.diff(edges)
     np.testing.assert_allclose(density, normal / (1 - np.tanh(middle) ** 2), rtol=0.1)
-    raw = np.arctanh(found.act[0].numpy().astype(np.float64))
-    mean, spread = (part[0].numpy() for part in found.logits)
+    raw = np.arctanh(actual.act[0].numpy().astype(np.float64))
+    mean, spread = (part[0].numpy() for part in actual.logits)
     by_hand = (
         -(((raw - mean) / spread) ** 2) / 2 - np.log(spread * math.sqrt(2 * math.pi)) - np.log(1 - np.tanh(raw) ** 2)
     )
-    assert found.log_prob.shape == (200_000, 1)
-    assert found.log_prob[0].item() == pytest.approx(by_hand.sum(), rel=1e-4)
+    assert actual.log_prob.shape == (200_000, 1)
+    assert actual.log_prob[0].item() == pytest.approx(by_hand.sum(), rel=1e-4)
 
 
 def test_evaluation_selects_the_mode_and_training_samples() -> None:

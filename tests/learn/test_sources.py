@@ -85,14 +85,14 @@ def td3() -> TD3:
 
 def steps_of(buffer: Any) -> SampleBatch:
     """Return the rows of a buffer in time order, under RLlib's names."""
-    held = buffer[:]
+    rows = buffer[:]
     return SampleBatch(
-        obs=held.obs,
-        new_obs=held.obs_next,
-        actions=held.act,
-        rewards=held.rew,
-        terminateds=held.terminated,
-        truncateds=held.truncated,
+        obs=rows.obs,
+        new_obs=rows.obs_next,
+        actions=rows.act,
+        rewards=rows.rew,
+        terminateds=rows.terminated,
+        truncateds=rows.truncated,
     )
 
 
@@ -140,7 +140,7 @@ def test_updates_are_the_same_from_every_source(make: Any, actions: Any, tmp_pat
     expected, untouched = make(), parameters_of(make())
     update(expected, buffer)
     pairs = zip(untouched, expected.parameters(), strict=True)
-    assert any((one != two).any() for one, two in pairs)
+    assert any((first != second).any() for first, second in pairs)
     for source in (dataset, nested, folder, foreign):
         algorithm = make()
         update(algorithm, source)
@@ -154,15 +154,15 @@ def test_updates_are_the_same_from_a_table_of_a_service(kind: Any) -> None:
     table = ReplayTable("replay", kind=kind, capacity=100, seed=3, **prioritized)
     rows = steps_of(filled())
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as remote:
-        found = []
+        actual = []
         for buffer in (local, remote):
             buffer.extend(rows)
             algorithm = q_learning()
             for _ in range(3):
                 algorithm.update(buffer, 8)
-            found.append(algorithm)
+            actual.append(algorithm)
     # Sums are rounded by how arrays lie in memory.
-    assert_equal_parameters(*found, atol=1e-6)
+    assert_equal_parameters(*actual, atol=1e-6)
 
 
 def test_rows_of_a_dataset_are_drawn_in_the_dtype_of_the_parameters(tmp_path: Path) -> None:
@@ -185,7 +185,9 @@ def test_an_offline_run_reads_a_folder_that_a_collector_wrote(tmp_path: Path) ->
     )
     algorithm.run_training(params)
     assert algorithm.updates == 6
-    assert any((one != two).any() for one, two in zip(before, algorithm.policy.model.parameters(), strict=True))
+    assert any(
+        (first != second).any() for first, second in zip(before, algorithm.policy.model.parameters(), strict=True)
+    )
 
 
 def test_windows_created_by_hooks_are_preserved(tmp_path: Path) -> None:

@@ -97,21 +97,21 @@ def test_every_second_update_changes_policy_and_lagged_networks() -> None:
 
 def test_the_second_critic_is_a_copy_with_separate_updates() -> None:
     algorithm = make()
-    for one, two in zip(algorithm.critic.parameters(), algorithm.critic2.parameters(), strict=True):
-        assert torch.equal(one, two)
-        assert one is not two
+    for first, second in zip(algorithm.critic.parameters(), algorithm.critic2.parameters(), strict=True):
+        assert torch.equal(first, second)
+        assert first is not second
     assert len(algorithm.state_dict()["_extra_state"]["optimizers"]) == 3
 
 
 def test_noise_of_targets_is_clipped() -> None:
     """With a large standard deviation, all noise is clipped to its bounds, so targets use the four corners."""
     algorithm = make(policy_noise=1e6, noise_clip=0.25)
-    asked: list[torch.Tensor] = []
-    algorithm._min_target_value = lambda obs, act: asked.append(act) or torch.zeros(len(act))  # type: ignore[method-assign, func-returns-value]
+    requested: list[torch.Tensor] = []
+    algorithm._min_target_value = lambda obs, act: requested.append(act) or torch.zeros(len(act))  # type: ignore[method-assign, func-returns-value]
     batch, _ = algorithm._sample_batch(filled(actions=MEASURES), 0)
     algorithm._target_q(batch)
     plain = algorithm.policy(Batch(obs=batch.obs_next)).act
-    torch.testing.assert_close((asked[0] - plain).abs(), torch.full_like(plain, 0.25))
+    torch.testing.assert_close((requested[0] - plain).abs(), torch.full_like(plain, 0.25))
 
 
 def test_continues_from_its_state_between_updates_of_the_policy() -> None:
@@ -157,8 +157,8 @@ def test_critics_that_share_a_body_step_in_turn() -> None:
                 parameter -= rate * slope
     algorithm._update_critics(batch)
     for critic, expected in zip((algorithm.critic, algorithm.critic2), by_hand, strict=True):
-        for found, wanted in zip(critic.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(found, wanted)
+        for actual, reference in zip(critic.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(actual, reference)
 
 
 def test_exploration_noise_keeps_the_dtype_of_actions() -> None:

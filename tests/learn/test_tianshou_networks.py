@@ -55,15 +55,15 @@ def assert_alike(theirs: nn.Module, network: nn.Module, *inputs: Any) -> None:
     ids=str,
 )
 def test_outputs_of_net_agree_with_tianshou(options: dict[str, Any]) -> None:
-    made = [kind(state_shape=(4,), action_shape=2, hidden_sizes=[8, 9], **options) for kind in (common.Net, Net)]
-    assert_alike(*made, OBS)
+    result = [kind(state_shape=(4,), action_shape=2, hidden_sizes=[8, 9], **options) for kind in (common.Net, Net)]
+    assert_alike(*result, OBS)
 
 
 def test_outputs_of_recurrent_networks_agree_with_tianshou() -> None:
-    made = [kind(layer_num=2, state_shape=(4,), action_shape=3) for kind in (common.Recurrent, Recurrent)]
-    assert_alike(*made, STEPS)
-    state = Batch(made[1](STEPS[:, 0])[1])
-    for expected, actual in zip(leaves(made[0](OBS, state)), leaves(made[1](OBS, state)), strict=True):
+    result = [kind(layer_num=2, state_shape=(4,), action_shape=3) for kind in (common.Recurrent, Recurrent)]
+    assert_alike(*result, STEPS)
+    state = Batch(result[1](STEPS[:, 0])[1])
+    for expected, actual in zip(leaves(result[0](OBS, state)), leaves(result[1](OBS, state)), strict=True):
         torch.testing.assert_close(actual, expected)
 
 
@@ -83,11 +83,11 @@ def test_outputs_of_recurrent_networks_agree_with_tianshou() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_outputs_of_heads_agree_with_tianshou(module: Any, name: str, options: dict[str, Any]) -> None:
-    made = [
+    result = [
         getattr(home, name)(preprocess_net=net(state_shape=4, hidden_sizes=[8]), **options)
         for home, net in ((module, common.Net), (ours, Net))
     ]
-    assert_alike(*made, OBS)
+    assert_alike(*result, OBS)
 
 
 def test_outputs_of_action_critics_agree_with_tianshou() -> None:

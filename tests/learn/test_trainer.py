@@ -47,9 +47,9 @@ def tianshou_counting() -> Any:
 
     class Theirs(algorithms.OffPolicyAlgorithm):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
-            own = Counting()
+            ours = Counting()
             super(algorithms.Algorithm, self).__init__()
-            self.policy, self.own = own.policy, own
+            self.policy, self.own = ours.policy, ours
 
         def _update_with_batch(self, batch: Any) -> Any:
             raise NotImplementedError
@@ -57,8 +57,8 @@ def tianshou_counting() -> Any:
         def process_buffer(self, buffer: Any) -> Any:
             return buffer
 
-        def update(self, buffer: Any, **given: Any) -> Any:
-            self.own.update(buffer, **given)
+        def update(self, buffer: Any, **options: Any) -> Any:
+            self.own.update(buffer, **options)
             return TheirStats()
 
     return Theirs()
@@ -98,14 +98,14 @@ def test_steps_updates_and_tests_agree_with_tianshou(case: str) -> None:
     trainer, params = TRAINERS[kind]
     own, other = Counting(), tianshou_counting()
     ours = trainer(own, params(**collectors(own.policy), **options)).run()
-    seen = getattr(theirs, trainer.__name__)(
+    observed = getattr(theirs, trainer.__name__)(
         other, getattr(theirs, params.__name__)(**collectors(other.policy), **options)
     ).run()
     assert own.updates
     assert own.updates == other.own.updates
     assert ours.gradient_step == len(own.updates)
-    names = [name for name in vars(seen) if name != "timing"]
-    assert {name: getattr(ours, name) for name in names} == {name: getattr(seen, name) for name in names}
+    names = [name for name in vars(observed) if name != "timing"]
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(observed, name) for name in names}
 
 
 def test_an_offline_trainer_updates_as_often_as_tianshou() -> None:
@@ -117,20 +117,20 @@ def test_an_offline_trainer_updates_as_often_as_tianshou() -> None:
     buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, obs_next=1, info={}))
     options = {"buffer": buffer, "max_epochs": 2, "epoch_num_steps": 5, "batch_size": 3, **QUIET}
     ours = OfflineTrainer(own, OfflineTrainerParams(**options)).run()
-    seen = theirs.OfflineTrainer(other, theirs.OfflineTrainerParams(**options)).run()
+    observed = theirs.OfflineTrainer(other, theirs.OfflineTrainerParams(**options)).run()
     assert own.updates == other.own.updates == [(1, 3, None, None)] * 10
-    assert (ours.update_step, ours.train_step) == (seen.update_step, seen.train_step) == (10, 0)
+    assert (ours.update_step, ours.train_step) == (observed.update_step, observed.train_step) == (10, 0)
 
 
 def test_any_object_with_reset_and_collect_is_a_test_collector() -> None:
     algorithm = Counting()
-    given = collectors(algorithm.policy)
+    original = collectors(algorithm.policy)
 
     class Wrapped:
-        reset, collect = given["test_collector"].reset, given["test_collector"].collect
+        reset, collect = original["test_collector"].reset, original["test_collector"].collect
 
     params = OffPolicyTrainerParams(
-        training_collector=given["training_collector"],
+        training_collector=original["training_collector"],
         test_collector=Wrapped(),
         max_epochs=1,
         epoch_num_steps=10,
@@ -141,10 +141,10 @@ def test_any_object_with_reset_and_collect_is_a_test_collector() -> None:
 
 def test_the_policy_is_in_training_mode_only_while_collecting() -> None:
     algorithm = Counting()
-    asked: list[set[bool]] = []
+    requested: list[set[bool]] = []
 
     def note(*_: int) -> None:
-        asked.append(set(algorithm.policy.asked))
+        requested.append(set(algorithm.policy.asked))
         algorithm.policy.asked.clear()
 
     params = OnPolicyTrainerParams(
@@ -158,7 +158,7 @@ def test_the_policy_is_in_training_mode_only_while_collecting() -> None:
     )
     OnPolicyTrainer(algorithm, params).run()
     note()
-    assert asked == [set(), {False}, {True}, {False}]
+    assert requested == [set(), {False}, {True}, {False}]
     assert not algorithm.policy.is_within_training_step
 
 
@@ -246,13 +246,13 @@ def test_lines_show_the_latest_return_if_no_episode_has_finished(
     )
     OnPolicyTrainer(algorithm, params).run()
     _, epoch, _ = capsys.readouterr().out.splitlines()
-    found = re.search(r"return (\S+),", epoch)
-    assert found is not None
-    assert 5.0 < float(found[1]) < 100.0
+    actual = re.search(r"return (\S+),", epoch)
+    assert actual is not None
+    assert 5.0 < float(actual[1]) < 100.0
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("options", "sentence"),
     [
         ({"max_epoch": 3}, "OffPolicyTrainerParams has no argument 'max_epoch'; did you mean 'max_epochs'?"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1, got 0"),
@@ -265,9 +265,9 @@ def test_lines_show_the_latest_return_if_no_episode_has_finished(
         ({"overlap": True}, "training_collector must be RolloutWorkers for overlap, got a Collector"),
     ],
 )
-def test_parameters_are_rejected_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
+def test_parameters_are_rejected_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
-        OffPolicyTrainerParams(**collectors(Counting().policy) | given)
+        OffPolicyTrainerParams(**collectors(Counting().policy) | options)
 
 
 @pytest.mark.parametrize("trainer", [OnPolicyTrainer, OffPolicyTrainer, OfflineTrainer])
@@ -312,8 +312,8 @@ def test_returns_are_reduced_before_the_score_is_computed() -> None:
 
 def test_losses_that_are_not_finite_stop_training() -> None:
     class Diverging(Counting):
-        def update(self, buffer: Any, **given: Any) -> Stats:
-            stats = super().update(buffer, **given)
+        def update(self, buffer: Any, **options: Any) -> Stats:
+            stats = super().update(buffer, **options)
             return stats if len(self.updates) != 2 else Stats(loss=np.nan)
 
     options = QUIET | {"epoch_num_steps": 300, "collection_step_num_env_steps": 100}

@@ -56,11 +56,11 @@ class Seeing(Counting):
         self.seen: list[list[float]] = []
         self.kept: list[float] = []
 
-    def update(self, buffer: Any, **given: Any) -> Stats:
+    def update(self, buffer: Any, **options: Any) -> Stats:
         rows, _ = buffer.sample(0)
         self.seen.append(sorted(set(rows.policy.updates.tolist())))
         self.kept.append(float(rows.obs.sum()))
-        return super().update(buffer, **given)
+        return super().update(buffer, **options)
 
 
 @pytest.fixture(params=["inline", pytest.param("process", marks=pytest.mark.long)])
@@ -128,14 +128,14 @@ def test_the_buffer_does_not_change_during_an_off_policy_update() -> None:
         OffPolicyTrainer(algorithm, params).run()
     assert [rows for rows, *_ in algorithm.updates] == [20] * 4 + [40] * 4 + [60] * 4
     assert algorithm.seen[::4] == [[0.0], [0.0], [0.0, 4.0]]
-    assert [len(set(algorithm.kept[place : place + 4])) for place in (0, 4, 8)] == [1, 1, 1]
+    assert [len(set(algorithm.kept[position : position + 4])) for position in (0, 4, 8)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_training_with_workers_is_resumed_exactly(overlap: bool, tmp_path: Path) -> None:
-    whole, cut, resumed = Seeing(), Seeing(), Seeing()
-    with workers(whole) as collector:
-        on_policy(whole, collector, overlap=overlap).run()
+    uninterrupted, cut, resumed = Seeing(), Seeing(), Seeing()
+    with workers(uninterrupted) as collector:
+        on_policy(uninterrupted, collector, overlap=overlap).run()
     with workers(cut) as collector:
         trainer = on_policy(cut, collector, overlap=overlap)
         trainer.reset()
@@ -145,8 +145,8 @@ def test_a_training_with_workers_is_resumed_exactly(overlap: bool, tmp_path: Pat
         trainer = on_policy(resumed, collector, overlap=overlap)
         assert load_checkpoint(trainer, tmp_path, allow_pickle=True) is None
         assert trainer.run().train_step == 80
-    assert cut.seen + resumed.seen == whole.seen
-    assert cut.kept + resumed.kept == whole.kept
+    assert cut.seen + resumed.seen == uninterrupted.seen
+    assert cut.kept + resumed.kept == uninterrupted.kept
 
 
 def test_algorithms_that_require_current_steps_reject_overlap() -> None:
@@ -163,7 +163,7 @@ def test_the_noise_state_of_each_worker_is_saved(backend: str) -> None:
         actor=seeded(0, 3, 1), action_space=box, exploration_noise=OUNoise(mu=1.0, sigma=0.0, theta=1.0)
     )
 
-    def made() -> RolloutWorkers:
+    def create() -> RolloutWorkers:
         return RolloutWorkers(
             policy,
             "Pendulum-v1",
@@ -175,8 +175,8 @@ def test_the_noise_state_of_each_worker_is_saved(backend: str) -> None:
             infos=False,  # type: ignore[arg-type]
         )
 
-    with made() as first, made() as second:
+    with create() as first, create() as second:
         first.collect(n_step=20)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
-        one, other = (np.asarray(own.collect(n_step=20).batch["actions"]) for own in (first, second))
-    assert np.array_equal(one, other)
+        left, other = (np.asarray(part.collect(n_step=20).batch["actions"]) for part in (first, second))
+    assert np.array_equal(left, other)

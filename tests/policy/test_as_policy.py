@@ -23,15 +23,15 @@ def batch(obs: Any = OBS) -> Batch:
 
 
 def test_a_callable_on_batches_is_called_on_the_batch_and_its_state() -> None:
-    seen = []
+    recorded = []
 
     def policy(batch: Batch, state: Any = None) -> Batch:
-        seen.append((batch, state))
+        recorded.append((batch, state))
         return Batch(act=[0, 1, 0], state=np.ones((3, 2)), policy=Batch(logp=np.zeros(3)))
 
-    given = batch()
-    decided = as_policy(policy)(given, "before")
-    assert seen == [(given, "before")]
+    original = batch()
+    decided = as_policy(policy)(original, "before")
+    assert recorded == [(original, "before")]
     assert decided["act"].tolist() == [0, 1, 0]
     assert decided["state"].shape == (3, 2)
     assert decided["policy"].logp.shape == (3,)
@@ -52,7 +52,7 @@ def test_a_callable_on_batches_is_called_on_the_batch_and_its_state() -> None:
         as_policy(lambda x: x[:, 0], takes="obs"),
         as_policy(lambda state: state[:, 0], takes="obs"),
         as_policy(lambda s: s[:, 0].long(), takes="tensor"),
-        as_policy(lambda *given: given[0][:, 0], takes="obs"),
+        as_policy(lambda *args: args[0][:, 0], takes="obs"),
         as_policy(functools.partial(np.take, indices=0, axis=1), takes="obs"),
     ],
 )
@@ -65,7 +65,7 @@ def test_functions_of_batches_and_of_observations(policy: Any) -> None:
     [
         *(
             (policy, "must have a parameter for the observations, .* got none; .*takes='obs'")
-            for policy in (lambda *given: given, lambda: 0, max)
+            for policy in (lambda *args: args, lambda: 0, max)
         ),
         (lambda obs, hidden: obs, r"parameter 'hidden' of a policy .*takes=\('obs', 'state'\)"),
         (lambda batch, info, *, epsilon: batch, "parameter 'epsilon' of a policy must be called 'info' or 'state'"),
@@ -115,7 +115,7 @@ def test_the_state_is_passed_by_name_or_as_takes_specifies(state: Any) -> None:
     def with_an_option(obs: Any, epsilon: float = 0.5) -> Any:
         return obs[:, 0] + epsilon
 
-    for policy in (by_name, *(as_policy(one, takes=("obs", "state")) for one in (by_place, by_place_alone))):
+    for policy in (by_name, *(as_policy(item, takes=("obs", "state")) for item in (by_place, by_place_alone))):
         decided = as_policy(policy)(batch(), state)
         assert decided["act"].tolist() == [0, 4, 8]
         assert decided["state"] is state
@@ -123,24 +123,24 @@ def test_the_state_is_passed_by_name_or_as_takes_specifies(state: Any) -> None:
 
 
 def test_infos_are_passed_by_name_or_as_takes_specifies() -> None:
-    given = Batch(obs=OBS, info=Batch(level=np.arange(3)))
-    seen: list[Any] = []
+    original = Batch(obs=OBS, info=Batch(level=np.arange(3)))
+    recorded: list[Any] = []
 
     def of_obs(obs: Any, info: Any) -> Any:
-        seen.append((obs, info, None))
+        recorded.append((obs, info, None))
         return obs[:, 0]
 
     def of_batch(batch: Any, info: Any, state: Any) -> Any:
-        seen.append((batch.obs, info, state))
+        recorded.append((batch.obs, info, state))
         return batch.obs[:, 0], state
 
-    def by_place(observations: Any, memory: Any, said: Any) -> Any:
-        seen.append((observations, said, memory))
+    def by_place(observations: Any, memory: Any, output: Any) -> Any:
+        recorded.append((observations, output, memory))
         return observations[:, 0], memory
 
     for policy in (of_obs, of_batch, as_policy(by_place, takes=("obs", "state", "info"))):
-        assert as_policy(policy)(given, "kept")["act"].tolist() == [0, 4, 8]
-    assert [(obs is OBS, info.level.tolist(), state) for obs, info, state in seen] == [
+        assert as_policy(policy)(original, "kept")["act"].tolist() == [0, 4, 8]
+    assert [(obs is OBS, info.level.tolist(), state) for obs, info, state in recorded] == [
         (True, [0, 1, 2], None),
         (True, [0, 1, 2], "kept"),
         (True, [0, 1, 2], "kept"),
@@ -329,19 +329,19 @@ def unbatched(actions: Any, row: int) -> Any:
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_random_actions_are_in_the_space_and_depend_only_on_the_seed(space: Any) -> None:
     before = space.np_random.bit_generator.state
-    drawn = RandomPolicy(space, seed=1)(batch(np.zeros((200, 2)))).act
+    sampled = RandomPolicy(space, seed=1)(batch(np.zeros((200, 2)))).act
     for row in range(200):
-        assert space.contains(unbatched(drawn, row))
+        assert space.contains(unbatched(sampled, row))
     again = RandomPolicy(space, seed=1).sample(200)
     other = RandomPolicy(space, seed=2).sample(200)
-    assert str(unbatched(drawn, slice(None))) == str(unbatched(again, slice(None)))
-    assert str(unbatched(drawn, slice(None))) != str(unbatched(other, slice(None)))
+    assert str(unbatched(sampled, slice(None))) == str(unbatched(again, slice(None)))
+    assert str(unbatched(sampled, slice(None))) != str(unbatched(other, slice(None)))
     assert space.np_random.bit_generator.state == before
 
 
 def test_random_actions_are_uniform() -> None:
-    drawn = RandomPolicy(spaces.Discrete(4, start=-2), seed=0).sample(8000)
-    assert np.allclose(np.unique(drawn, return_counts=True)[1] / 8000, 0.25, atol=0.02)
+    sample = RandomPolicy(spaces.Discrete(4, start=-2), seed=0).sample(8000)
+    assert np.allclose(np.unique(sample, return_counts=True)[1] / 8000, 0.25, atol=0.02)
     box = RandomPolicy(spaces.Box(-2.0, 6.0, (1,)), seed=0).sample(8000)
     assert abs(box.mean() - 2.0) < 0.1
     assert box.min() < -1.9

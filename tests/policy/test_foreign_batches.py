@@ -44,8 +44,8 @@ class Counting:
         hidden = np.ones((count, 1)) if state is None else _get(state, "hidden") + 1
         cell = torch.ones(count, 2) if state is None else _get(state, "cell") + 1
         act = np.zeros(count, np.int64)
-        made = {"hidden": hidden, "cell": cell}
-        return {"act": act, "state": self.make(made), "policy": tianshou.Batch(twice=2 * hidden)}
+        result = {"hidden": hidden, "cell": cell}
+        return {"act": act, "state": self.make(result), "policy": tianshou.Batch(twice=2 * hidden)}
 
 
 def _get(state: Any, name: str) -> Any:
@@ -73,8 +73,8 @@ def test_states_of_tianshou_are_stored_in_buffers_and_for_agents() -> None:
     assert len(steps) > 20
     for episode in steps.split_by_episode():
         for agent in np.unique(episode["agent_index"]):
-            own = episode[np.asarray(episode["agent_index"]) == agent]
-            hidden = own["state_in"]["hidden"][:, 0].tolist()
+            rows = episode[np.asarray(episode["agent_index"]) == agent]
+            hidden = rows["state_in"]["hidden"][:, 0].tolist()
             # One who comes back begins again.
             assert hidden[0] == 0
             assert all(after in (0, before + 1) for before, after in itertools.pairwise(hidden))
@@ -92,13 +92,13 @@ def test_a_recurrent_network_of_tianshou_continues_from_its_state() -> None:
 
     with Collector(policy, "CartPole-v1", num_envs=2, seed=3) as collector:
         batch = collector.collect(n_step=60).batch
-    for own in batch.split_by_episode():
+    for part in batch.split_by_episode():
         state = None
-        for row in range(len(own)):
+        for row in range(len(part)):
             if state is not None:
-                assert np.allclose(own["state_in"]["hidden"][row], state["hidden"][0])
-            act = policy(tianshou.Batch(obs=own["obs"][row : row + 1]), state)
-            assert act.act.tolist() == own["actions"][row : row + 1].tolist()
+                assert np.allclose(part["state_in"]["hidden"][row], state["hidden"][0])
+            act = policy(tianshou.Batch(obs=part["obs"][row : row + 1]), state)
+            assert act.act.tolist() == part["actions"][row : row + 1].tolist()
             state = act.state
 
 
@@ -137,13 +137,13 @@ class Several(arena.Relay):
     def observation_space(self, agent: str) -> Any:
         return spaces.Dict(seen=super().observation_space(agent))
 
-    def reset(self, *args: Any, **given: Any) -> Any:
-        seen, infos = super().reset(*args, **given)
-        return {agent: tianshou.Batch(seen=own) for agent, own in seen.items()}, infos
+    def reset(self, *args: Any, **options: Any) -> Any:
+        observations, infos = super().reset(*args, **options)
+        return {agent: tianshou.Batch(seen=part) for agent, part in observations.items()}, infos
 
     def step(self, actions: Any) -> Any:
-        seen, *rest = super().step(actions)
-        return ({agent: tianshou.Batch(seen=own) for agent, own in seen.items()}, *rest)
+        observations, *others = super().step(actions)
+        return ({agent: tianshou.Batch(seen=part) for agent, part in observations.items()}, *others)
 
 
 @pytest.mark.parametrize("policy", ["random", lambda obs: np.zeros(len(obs.seen), int)])
@@ -161,8 +161,8 @@ def test_observations_of_agents_may_be_tianshou_batches(policy: Any) -> None:
 def test_actions_of_several_parts_may_be_a_tianshou_batch() -> None:
     space = spaces.Dict(steer=spaces.Box(-1, 1, (2,)), gears=spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
     parts = tianshou.Batch(steer=np.zeros((3, 2)), gears={"0": np.zeros(3, int), "1": np.array([1, 1, 2])})
-    given = SimpleNamespace(obs=np.zeros((3, 1)))
+    original = SimpleNamespace(obs=np.zeros((3, 1)))
     for result in (parts, tianshou.Batch(act=parts)):
-        act = as_policy(lambda obs, result=result: result, space)(given)["act"]
+        act = as_policy(lambda obs, result=result: result, space)(original)["act"]
         assert act.steer.shape == (3, 2)
         assert act.gears["1"].tolist() == [1, 1, 2]

@@ -66,7 +66,7 @@ def run_both(scenario: Callable[[Batches], Any], missing: str = "error") -> tupl
     `missing` says what ours do with columns that only some batches have.
     """
     joining = {name: partial(getattr(OURS, name), missing=missing) for name in REPLACED[2:]}
-    found = []
+    actual = []
     for batches in (OURS._replace(**joining), theirs()):
         random.seed(7)
         np.random.seed(7)
@@ -77,8 +77,8 @@ def run_both(scenario: Callable[[Batches], Any], missing: str = "error") -> tupl
                 for replaced in REPLACED:
                     if hasattr(module, replaced):
                         patch.setattr(module, replaced, getattr(batches, replaced))
-            found.append(scenario(batches))
-    return found[0], found[1]
+            actual.append(scenario(batches))
+    return actual[0], actual[1]
 
 
 def plain(value: Any) -> Any:

@@ -63,10 +63,10 @@ class Leaf:
         if self.rows.dtype.kind in "SU":
             return column.kind == "text" and values.shape == expected.shape and values.tolist() == expected.tolist()
         if isinstance(values, torch.Tensor):
-            wanted = self.torch_dtype or self.rows.dtype.name
-            if str(values.dtype) != f"torch.{wanted}":
+            reference = self.torch_dtype or self.rows.dtype.name
+            if str(values.dtype) != f"torch.{reference}":
                 return False
-            values = values.contiguous().view(_bits(wanted)).numpy()
+            values = values.contiguous().view(_bits(reference)).numpy()
         elif self.kind == "torch":
             return False
         return (
@@ -190,17 +190,17 @@ class Oracle:
 
     def take(self, steps: np.ndarray) -> Oracle:
         """Gather steps: those that follow each other out of one sequence form one."""
-        made = replace(self, numbers=self.numbers[steps], width=None)
+        result = replace(self, numbers=self.numbers[steps], width=None)
         if self.sequences is not None:
             owner = np.repeat(np.arange(len(self.sequences)), [length for _, length in self.sequences])[steps]
-            made.sequences = []
+            result.sequences = []
             for i, sequence in enumerate(owner.tolist()):
                 if i and owner[i - 1] == sequence:
-                    state, length = made.sequences.pop()
-                    made.sequences.append((state, length + 1))
+                    state, length = result.sequences.pop()
+                    result.sequences.append((state, length + 1))
                 else:
-                    made.sequences.append((self.sequences[sequence][0], 1))
-        return made
+                    result.sequences.append((self.sequences[sequence][0], 1))
+        return result
 
     def take_sequences(self, chosen: list[int]) -> Oracle:
         bounds = self.bounds()
@@ -211,14 +211,14 @@ class Oracle:
     def cut(self, start: int, stop: int) -> Oracle:
         """Cut steps exactly; sequences without steps are not counted among those that it makes."""
         stop = max(start, stop)
-        made = replace(self, numbers=self.numbers[start:stop], width=None)
+        result = replace(self, numbers=self.numbers[start:stop], width=None)
         if self.sequences is not None:
-            made.sequences = [
+            result.sequences = [
                 (state, min(end, stop) - max(begin, start))
                 for state, begin, end in self.bounds()
                 if min(end, stop) > max(begin, start)
             ]
-        return made
+        return result
 
     def snapped(self, start: int, stop: int) -> Oracle:
         """Cut at the beginnings of sequences, at or before both ends."""
@@ -229,11 +229,11 @@ class Oracle:
         return replace(self.cut(start, stop), width=self.width)
 
     def padded_left(self, padding: int) -> Oracle:
-        made = replace(self, numbers=np.concatenate([np.zeros(padding, int), self.numbers]))
+        result = replace(self, numbers=np.concatenate([np.zeros(padding, int), self.numbers]))
         if self.sequences is not None:
-            (state, length), *rest = self.sequences or [(0, 0)]
-            made.sequences = [(state, length + padding), *rest]
-        return made
+            (state, length), *others = self.sequences or [(0, 0)]
+            result.sequences = [(state, length + padding), *others]
+        return result
 
     def joined(self, other: Oracle) -> Oracle:
         sequences = None if self.sequences is None else self.sequences + (other.sequences or [])
@@ -249,9 +249,9 @@ class Oracle:
         if self.sequences is None:
             return self
         states = np.asarray(batch["state_in_id"]).tolist()
-        found = list(zip(states, np.asarray(batch["seq_lens"]).tolist(), strict=True))
-        assert [part for part in found if part[1]] == [part for part in self.sequences if part[1]]
-        return replace(self, sequences=found)
+        actual = list(zip(states, np.asarray(batch["seq_lens"]).tolist(), strict=True))
+        assert [part for part in actual if part[1]] == [part for part in self.sequences if part[1]]
+        return replace(self, sequences=actual)
 
     def in_the_order_of(self, batch: SampleBatch) -> Oracle:
         """Adopt the order of a shuffled batch, after checking that it holds these rows, or sequences, and no others."""
@@ -270,11 +270,11 @@ class Oracle:
         ):
             rows = numbers[start : start + length].tolist()
             start += length
-            found = next(
+            actual = next(
                 i for i in left if bounds[i][0] == state and self.numbers[bounds[i][1] : bounds[i][2]].tolist() == rows
             )
-            left.remove(found)
-            order.append(found)
+            left.remove(actual)
+            order.append(actual)
         assert not left
         return self.take_sequences(order)
 
@@ -305,17 +305,17 @@ def batches(
         "eps_id": Leaf(np.concatenate([[0], np.sort(rng.integers(1, 5, n))]), "numpy"),
     }
     columns: dict[str, Any] = {name: leaf.given() for name, leaf in leaves.items()}
-    drawn = _Columns(draw, rng, kinds, forms)
+    sampled = _Columns(draw, rng, kinds, forms)
     for i in range(draw(st.integers(1, 6))):
-        columns[f"column {i}"] = drawn.column(n, f"column {i}", leaves)
+        columns[f"column {i}"] = sampled.column(n, f"column {i}", leaves)
     states: dict[str, Leaf] = {}
     if in_sequences:
         states["state_in_id"] = Leaf(np.arange(len(lengths) + 1), "numpy")
         columns["state_in_id"] = states["state_in_id"].given()
         if draw(st.booleans()):
-            columns["state_in_0"] = replace(drawn, kinds=kinds[:1]).column(len(lengths), "state_in_0", states)
+            columns["state_in_0"] = replace(sampled, kinds=kinds[:1]).column(len(lengths), "state_in_0", states)
         if declared and draw(st.booleans()):
-            columns["outcome"] = drawn.column(len(lengths), "outcome", states)
+            columns["outcome"] = sampled.column(len(lengths), "outcome", states)
         columns["seq_lens"] = np.array(lengths, draw(st.sampled_from([np.int32, np.int64])))
     updates = draw(st.sampled_from([None, 2.5]))
     names = draw(st.permutations(sorted(columns)))

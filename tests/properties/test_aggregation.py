@@ -75,7 +75,7 @@ class Stream:
 @st.composite
 def streams(draw: st.DrawFn, *, flat: bool = False) -> list[Stream]:
     uids, ids = count(), iter(draw(st.permutations(range(100, 130))))
-    found = []
+    actual = []
     for _ in range(draw(st.integers(1, 3))):
         steps: list[list[Step]] = []
         for _ in range(draw(st.integers(1, 3))):
@@ -84,8 +84,8 @@ def streams(draw: st.DrawFn, *, flat: bool = False) -> list[Stream]:
             for t in range(length):
                 acting = [0] if flat else sorted(draw(st.sets(st.integers(0, 2), min_size=1)))
                 steps.append([Step(next(uids), eps_id, t, agent, ended and t == length - 1) for agent in acting])
-        found.append(Stream(steps, draw(st.lists(st.integers(0, 20), max_size=5)), draw(st.booleans()), flat))
-    return found
+        actual.append(Stream(steps, draw(st.lists(st.integers(0, 20), max_size=5)), draw(st.booleans()), flat))
+    return actual
 
 
 @st.composite
@@ -103,20 +103,20 @@ def arrivals(draw: st.DrawFn, *, flat: bool = False) -> tuple[list[Stream], list
 
 def rows_of(batch: SampleBatch | MultiAgentBatch) -> dict[int, tuple[str, dict[str, Any]]]:
     """Return every row with its policy, by its number."""
-    found = {}
+    actual = {}
     for policy, steps in batch.as_multi_agent().items():
         for row in steps.rows():
-            assert row["uid"] not in found
-            found[int(row["uid"])] = (policy, row)
-    return found
+            assert row["uid"] not in actual
+            actual[int(row["uid"])] = (policy, row)
+    return actual
 
 
 def check_rows(sources: list[Stream], batches: list[SampleBatch | MultiAgentBatch]) -> None:
     """Check that every step came out once, under its policy, as it was."""
     expected = {row.uid: row for source in sources for step in source.steps for row in step}
-    found = [rows_of(batch) for batch in batches]
-    assert sorted(uid for rows in found for uid in rows) == sorted(expected)
-    for rows in found:
+    actual = [rows_of(batch) for batch in batches]
+    assert sorted(uid for rows in actual for uid in rows) == sorted(expected)
+    for rows in actual:
         for uid, (policy, row) in rows.items():
             step = expected[uid]
             assert policy == ("default_policy" if sources[0].flat else POLICIES[step.agent])
@@ -137,16 +137,16 @@ def run(
         aggregator.add(fragment)
         if drains[i % len(drains)]:
             full += aggregator.batches()
-        came, went = arrived[: i + 1], full
-        assert aggregator.env_steps == sum(b.env_steps() for b in came) - sum(b.env_steps() for b in went)
-        assert aggregator.agent_steps == sum(b.agent_steps() for b in came) - sum(b.agent_steps() for b in went)
+        received, went = arrived[: i + 1], full
+        assert aggregator.env_steps == sum(b.env_steps() for b in received) - sum(b.env_steps() for b in went)
+        assert aggregator.agent_steps == sum(b.agent_steps() for b in received) - sum(b.agent_steps() for b in went)
         assert (aggregator.nbytes > 0) == (aggregator.agent_steps > 0)
     full += aggregator.batches()
-    rest = aggregator.build_and_reset()
+    remaining = aggregator.build_and_reset()
     assert (aggregator.env_steps, aggregator.agent_steps, aggregator.nbytes) == (0, 0, 0)
     assert (aggregator.fragments, aggregator.episodes) == (0, 0)
-    assert sum(b.env_steps() for b in [*full, rest]) == sum(b.env_steps() for b in arrived)
-    return full, rest
+    assert sum(b.env_steps() for b in [*full, remaining]) == sum(b.env_steps() for b in arrived)
+    return full, remaining
 
 
 DRAINS = st.lists(st.booleans(), min_size=1, max_size=4)
@@ -156,50 +156,50 @@ SIZES = st.integers(1, 12)
 @settings(max_examples=80)
 @given(arrivals(), SIZES, st.sampled_from(["agent_steps", "env_steps"]), DRAINS)
 def test_environment_steps_are_not_split_and_none_is_lost(
-    drawn: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
+    example: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
 ) -> None:
-    sources, arrived = drawn
-    full, rest = run(Aggregator(size, mode), arrived, drains)
-    check_rows(sources, [*full, rest])
+    sources, arrived = example
+    full, remaining = run(Aggregator(size, mode), arrived, drains)
+    check_rows(sources, [*full, remaining])
     steps = {(step[0].eps_id, step[0].t): step for source in sources for step in source.steps}
-    for batch in [*full, rest]:
+    for batch in [*full, remaining]:
         parts = batch.timeslices(1)
         assert len(parts) == batch.count
         for part in parts:
             (key,) = {(int(row["eps_id"]), int(row["t"])) for _, row in rows_of(part).values()}
             assert sorted(rows_of(part)) == sorted(row.uid for row in steps[key])
     for i, batch in enumerate(full):
-        found = batch.agent_steps() if mode == "agent_steps" else batch.count
-        assert found <= size or batch.count == 1
+        actual = batch.agent_steps() if mode == "agent_steps" else batch.count
+        assert actual <= size or batch.count == 1
         # It was full: at least one step of what comes next would not have fitted.
-        following = ([*full, rest][i + 1]).timeslices(1)
+        following = ([*full, remaining][i + 1]).timeslices(1)
         sizes = [part.agent_steps() if mode == "agent_steps" else 1 for part in following]
-        assert found >= size or found + max(sizes) > size
+        assert actual >= size or actual + max(sizes) > size
 
 
 @settings(max_examples=60)
 @given(arrivals(), SIZES, DRAINS)
-def test_an_agents_steps_are_in_order(drawn: tuple[list[Stream], list[Any]], size: int, drains: list[bool]) -> None:
-    sources, arrived = drawn
+def test_an_agents_steps_are_in_order(example: tuple[list[Stream], list[Any]], size: int, drains: list[bool]) -> None:
+    sources, arrived = example
     if any(source.shuffled for source in sources):
         return
-    full, rest = run(Aggregator(size), arrived, drains)
-    seen: dict[tuple[int, int], list[int]] = {}
-    for batch in [*full, rest]:
+    full, remaining = run(Aggregator(size), arrived, drains)
+    observed: dict[tuple[int, int], list[int]] = {}
+    for batch in [*full, remaining]:
         for _, row in rows_of(batch).values():
-            seen.setdefault((int(row["eps_id"]), int(row["agent_index"])), []).append(int(row["t"]))
-    assert all(times == sorted(times) for times in seen.values())
+            observed.setdefault((int(row["eps_id"]), int(row["agent_index"])), []).append(int(row["t"]))
+    assert all(times == sorted(times) for times in observed.values())
 
 
 @settings(max_examples=80)
 @given(arrivals(), SIZES, st.sampled_from(["agent_steps", "env_steps"]), DRAINS)
 def test_unfinished_episodes_are_retained_until_they_end(
-    drawn: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
+    example: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
 ) -> None:
-    sources, arrived = drawn
+    sources, arrived = example
     aggregator = Aggregator(size, mode, complete_episodes=True)
-    full, rest = run(aggregator, arrived, drains)
-    check_rows(sources, [*full, rest])
+    full, remaining = run(aggregator, arrived, drains)
+    check_rows(sources, [*full, remaining])
     episodes: dict[int, list[Step]] = {}
     for source in sources:
         for step in source.steps:
@@ -209,8 +209,8 @@ def test_unfinished_episodes_are_retained_until_they_end(
         ids = {int(row["eps_id"]) for _, row in rows.values()}
         assert sorted(rows) == sorted(step.uid for eps_id in ids for step in episodes[eps_id])
         assert all(episodes[eps_id][-1].done for eps_id in ids)
-        found = len(rows) if mode == "agent_steps" else batch.count
-        assert found <= size or len(ids) == 1
+        actual = len(rows) if mode == "agent_steps" else batch.count
+        assert actual <= size or len(ids) == 1
         if not any(source.shuffled for source in sources):
             for steps in batch.policy_batches.values():
                 changes = np.flatnonzero(np.diff(steps["eps_id"]) | np.diff(steps["agent_index"]))
@@ -221,16 +221,16 @@ def test_unfinished_episodes_are_retained_until_they_end(
 @settings(max_examples=50)
 @given(arrivals(flat=True), SIZES, st.booleans(), DRAINS)
 def test_flat_fragments_become_flat_batches_of_the_exact_size(
-    drawn: tuple[list[Stream], list[Any]], size: int, complete: bool, drains: list[bool]
+    example: tuple[list[Stream], list[Any]], size: int, complete: bool, drains: list[bool]
 ) -> None:
-    sources, arrived = drawn
-    full, rest = run(Aggregator(size, complete_episodes=complete), arrived, drains)
-    check_rows(sources, [*full, rest])
+    sources, arrived = example
+    full, remaining = run(Aggregator(size, complete_episodes=complete), arrived, drains)
+    check_rows(sources, [*full, remaining])
     assert all(isinstance(batch, SampleBatch) for batch in full)
     if not complete:
         assert {len(batch) for batch in full} <= {size}
-        assert len(rest) < size
-        assert concat_samples([*full, rest]) == concat_samples(arrived) if len(rest) else True
+        assert len(remaining) < size
+        assert concat_samples([*full, remaining]) == concat_samples(arrived) if len(remaining) else True
 
 
 @settings(max_examples=40)
@@ -239,17 +239,17 @@ def test_flat_and_multi_agent_fragments_can_be_mixed(
     several: tuple[list[Stream], list[Any]], flat: tuple[list[Stream], list[Any]], size: int
 ) -> None:
     fragments = [fragment for pair in zip(several[1], flat[1], strict=False) for fragment in pair]
-    full, rest = run(Aggregator(size), fragments, [True])
-    came, went = concat_samples(fragments).as_multi_agent(), concat_samples([*full, rest]).as_multi_agent()
+    full, remaining = run(Aggregator(size), fragments, [True])
+    received, went = concat_samples(fragments).as_multi_agent(), concat_samples([*full, remaining]).as_multi_agent()
     assert {policy: sorted(steps["uid"]) for policy, steps in went.items()} == {
-        policy: sorted(steps["uid"]) for policy, steps in came.items()
+        policy: sorted(steps["uid"]) for policy, steps in received.items()
     }
 
 
 @settings(max_examples=40)
 @given(arrivals(), DRAINS)
-def test_without_a_size_everything_is_one_batch(drawn: tuple[list[Stream], list[Any]], drains: list[bool]) -> None:
-    _, arrived = drawn
-    full, rest = run(Aggregator(), arrived, drains)
+def test_without_a_size_everything_is_one_batch(example: tuple[list[Stream], list[Any]], drains: list[bool]) -> None:
+    _, arrived = example
+    full, remaining = run(Aggregator(), arrived, drains)
     assert not full
-    assert rest == concat_samples(arrived)
+    assert remaining == concat_samples(arrived)

@@ -24,9 +24,9 @@ class Chain(RuleBasedStateMachine):
     batch: SampleBatch
     oracle: Oracle
 
-    @initialize(drawn=batches(declared=True))
-    def start(self, drawn: tuple[SampleBatch, Oracle]) -> None:
-        self.batch, self.oracle = drawn
+    @initialize(example=batches(declared=True))
+    def start(self, example: tuple[SampleBatch, Oracle]) -> None:
+        self.batch, self.oracle = example
         self.behind: list[tuple[SampleBatch, Oracle]] = []
         # Views that nobody reads before the chain ends: they still have to cut their columns then.
         self.aside: list[tuple[SampleBatch, Oracle]] = []
@@ -80,8 +80,8 @@ class Chain(RuleBasedStateMachine):
     @rule(start=fractions, stop=fractions, how=st.sampled_from(["plain", "negative", "beyond", "open"]))
     def brackets(self, start: float, stop: float, how: str) -> None:
         first, last = self.row(start), self.row(stop)
-        whole = how == "open" and not first and last == len(self.oracle)
-        part = self.batch[:] if whole else self.batch[self.bound(first, how) : self.bound(last, how)]
+        is_complete = how == "open" and not first and last == len(self.oracle)
+        part = self.batch[:] if is_complete else self.batch[self.bound(first, how) : self.bound(last, how)]
         self.go_on(part, self.oracle.snapped(first, last))
 
     @rule(start=fractions, stop=fractions, how=st.sampled_from(["plain", "negative", "beyond"]))
@@ -109,8 +109,8 @@ class Chain(RuleBasedStateMachine):
         elif how == "negative":
             self.go_on(self.batch[(steps - n).tolist()], self.oracle.take(steps))
         else:
-            made = self.batch.take(steps) if how == "take" else self.batch[steps.tolist()]
-            self.go_on(made, self.oracle.take(steps))
+            result = self.batch.take(steps) if how == "take" else self.batch[steps.tolist()]
+            self.go_on(result, self.oracle.take(steps))
 
     @precondition(lambda self: self.oracle.sequences)
     @rule(picks=st.lists(fractions, max_size=5))
@@ -144,8 +144,8 @@ class Chain(RuleBasedStateMachine):
 
     def check_partition(self, parts: list[SampleBatch]) -> None:
         """Check that parts neither lose nor repeat a step."""
-        found = [number for part in parts for number in np.asarray(part["id"])[part.mask()].tolist()]
-        assert found == self.oracle.numbers.tolist()
+        actual = [number for part in parts for number in np.asarray(part["id"])[part.mask()].tolist()]
+        assert actual == self.oracle.numbers.tolist()
 
     # -- joins and order ----------------------------------------------------------------------------------------------
 
@@ -153,9 +153,9 @@ class Chain(RuleBasedStateMachine):
     @rule(start=fractions, stop=fractions)
     def join_with_a_part(self, start: float, stop: float) -> None:
         first, last = self.row(start), self.row(stop)
-        part, whole = self.batch[first:last], self.oracle
-        oracle = whole.snapped(first, last).with_empty_sequences_of(part)
-        self.go_on(concat_samples([self.batch, part]), whole.joined(oracle) if len(oracle) else whole)
+        part, full = self.batch[first:last], self.oracle
+        oracle = full.snapped(first, last).with_empty_sequences_of(part)
+        self.go_on(concat_samples([self.batch, part]), full.joined(oracle) if len(oracle) else full)
 
     @precondition(lambda self: len(self.oracle))
     @rule(size=st.integers(1, 6))
@@ -171,10 +171,10 @@ class Chain(RuleBasedStateMachine):
     @rule(size=st.integers(1, 8), shuffle=st.booleans(), seed=st.integers(0, 99))
     def minibatches(self, size: int, shuffle: bool, seed: int) -> None:
         parts = list(self.batch.minibatches(size, shuffle=shuffle, rng=seed))
-        found = [number for part in parts for number in np.asarray(part["id"])[part.mask()].tolist()]
-        assert sorted(found) == sorted(self.oracle.numbers.tolist())
+        actual = [number for part in parts for number in np.asarray(part["id"])[part.mask()].tolist()]
+        assert sorted(actual) == sorted(self.oracle.numbers.tolist())
         if not shuffle:
-            assert found == self.oracle.numbers.tolist()
+            assert actual == self.oracle.numbers.tolist()
         for part in parts:
             assert len(part) <= size or len(part["seq_lens"]) == 1
 
@@ -200,13 +200,13 @@ class Chain(RuleBasedStateMachine):
     @rule(keep=st.lists(st.booleans(), min_size=9, max_size=9), drop=st.booleans())
     def choose_columns(self, keep: list[bool], drop: bool) -> None:
         tops = [name for name in self.batch if name.startswith("column")]
-        gone = [name for name, kept in zip(tops, keep, strict=False) if not kept]
-        kept = [name for name in self.batch if name not in gone]
+        removed = [name for name, retained in zip(tops, keep, strict=False) if not retained]
+        remaining = [name for name in self.batch if name not in removed]
         oracle = self.oracle.copy()
         for name in list(oracle.leaves):
-            if name.split(".")[0] in gone:
+            if name.split(".")[0] in removed:
                 del oracle.leaves[name]
-        self.go_on(self.batch.drop(*gone) if drop else self.batch.select(*kept), oracle)
+        self.go_on(self.batch.drop(*removed) if drop else self.batch.select(*remaining), oracle)
 
     @rule()
     def assign(self) -> None:
@@ -217,18 +217,18 @@ class Chain(RuleBasedStateMachine):
         for name in list(self.oracle.leaves):
             if name.startswith(f"column {self.assigned % 8}."):
                 del self.oracle.leaves[name]
-        most = len(self.oracle.leaves["id"].rows)
-        self.oracle.leaves[f"column {self.assigned % 8}"] = Leaf(np.arange(most) * self.assigned, "numpy")
+        maximum = len(self.oracle.leaves["id"].rows)
+        self.oracle.leaves[f"column {self.assigned % 8}"] = Leaf(np.arange(maximum) * self.assigned, "numpy")
 
     @rule(pick=fractions)
     def delete(self, pick: float) -> None:
         tops = [name for name in self.batch if name.startswith("column")]
         if tops:
-            gone = tops[int(pick * (len(tops) - 1))]
-            del self.batch[gone]
+            removed = tops[int(pick * (len(tops) - 1))]
+            del self.batch[removed]
             self.oracle = self.oracle.copy()
             for name in list(self.oracle.leaves):
-                if name.split(".")[0] == gone:
+                if name.split(".")[0] == removed:
                     del self.oracle.leaves[name]
 
     # -- copies and other forms ---------------------------------------------------------------------------------------
@@ -268,19 +268,19 @@ class Chain(RuleBasedStateMachine):
             "join": lambda batch: concat_samples([batch]) if len(batch) else batch.copy(),
             "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
         }
-        made = makers[how](self.batch)
+        result = makers[how](self.batch)
         for name in self.batch.column_names:
             values = self.batch[name]
             if isinstance(values, np.ndarray) and values.dtype.kind not in "OT" and values.flags.writeable:
                 values.reshape(-1).view(np.uint8)[...] = 0x5A
         # Whatever else looked at that memory has lost its rows.
-        self.batch, self.behind, self.aside = made, [], []
+        self.batch, self.behind, self.aside = result, [], []
 
     @rule(protocol=st.integers(2, pickle.HIGHEST_PROTOCOL))
     def pickled(self, protocol: int) -> None:
-        made = pickle.loads(pickle.dumps(self.batch, protocol))
-        assert made == self.batch
-        self.go_on(made, self.oracle)
+        restored = pickle.loads(pickle.dumps(self.batch, protocol))
+        assert restored == self.batch
+        self.go_on(restored, self.oracle)
 
     @rule()
     def pickled_out_of_band(self) -> None:

@@ -22,9 +22,9 @@ ids = st.integers(0, 3)
 # -- cutting and joining ----------------------------------------------------------------------------------------------
 
 
-@given(drawn=batches(), cuts=st.lists(st.integers(0, 20), max_size=4))
-def test_consecutive_slices_neither_lose_nor_repeat_rows(drawn: Drawn, cuts: list[int]) -> None:
-    batch, oracle = drawn
+@given(example=batches(), cuts=st.lists(st.integers(0, 20), max_size=4))
+def test_consecutive_slices_neither_lose_nor_repeat_rows(example: Drawn, cuts: list[int]) -> None:
+    batch, oracle = example
     bounds = [0, *sorted(min(cut, len(batch)) for cut in cuts), len(batch)]
     for cut in (batch.__getitem__, lambda key: batch.slice(key.start, key.stop)):
         parts = [cut(slice(*pair)) for pair in itertools.pairwise(bounds)]
@@ -32,9 +32,9 @@ def test_consecutive_slices_neither_lose_nor_repeat_rows(drawn: Drawn, cuts: lis
         assert numbers == oracle.numbers.tolist()
 
 
-@given(drawn=batches(), size=st.integers(1, 8))
-def test_joining_the_parts_gives_the_batch(drawn: Drawn, size: int) -> None:
-    batch, oracle = drawn
+@given(example=batches(), size=st.integers(1, 8))
+def test_joining_the_parts_gives_the_batch(example: Drawn, size: int) -> None:
+    batch, oracle = example
     for parts in (batch.timeslices(size), batch.timeslices(num_slices=size), [batch, SampleBatch()]):
         joined = concat_samples(parts)
         if len(batch):
@@ -47,9 +47,9 @@ def test_joining_the_parts_gives_the_batch(drawn: Drawn, size: int) -> None:
             assert joined == SampleBatch()
 
 
-@given(drawn=batches(sequences=True), extra=st.integers(0, 3))
-def test_padding_and_cutting_again_is_the_identity(drawn: Drawn, extra: int) -> None:
-    batch, _ = drawn
+@given(example=batches(sequences=True), extra=st.integers(0, 3))
+def test_padding_and_cutting_again_is_the_identity(example: Drawn, extra: int) -> None:
+    batch, _ = example
     plain = batch.take_sequences(np.arange(len(batch["seq_lens"]))).slice(0, len(batch))
     padded = plain.copy().right_zero_pad((plain.max_seq_len or 0) + extra)
     assert padded.slice(0, len(padded)) == plain
@@ -57,18 +57,18 @@ def test_padding_and_cutting_again_is_the_identity(drawn: Drawn, extra: int) -> 
     assert again.slice(0, len(again)) == plain
 
 
-@given(drawn=batches(), data=st.data())
-def test_gathering_twice_equals_gathering_once(drawn: Drawn, data: st.DataObject) -> None:
-    batch, oracle = drawn
+@given(example=batches(), data=st.data())
+def test_gathering_twice_equals_gathering_once(example: Drawn, data: st.DataObject) -> None:
+    batch, oracle = example
     rows = st.lists(st.integers(0, max(len(batch) - 1, 0)), max_size=6 if len(batch) else 0)
     first = np.array(data.draw(rows), int)
     second = np.array(data.draw(st.lists(st.integers(0, max(len(first) - 1, 0)), max_size=6 if len(first) else 0)), int)
     oracle.take(first).take(second).check(batch.take(first).take(second))
 
 
-@given(drawn=batches(), row=st.integers(-30, 30))
-def test_only_rows_out_of_range_are_rejected(drawn: Drawn, row: int) -> None:
-    batch, oracle = drawn
+@given(example=batches(), row=st.integers(-30, 30))
+def test_only_rows_out_of_range_are_rejected(example: Drawn, row: int) -> None:
+    batch, oracle = example
     if -len(batch) <= row < len(batch):
         oracle.take(np.array([row])).check(batch.take([row]))
     else:
@@ -94,7 +94,7 @@ def test_joining_dtypes_never_loses_a_value(dtypes: list[str], seed: int) -> Non
     assert joined.dtype in {SampleBatch(a=array)["a"].dtype for array in arrays}
     # Python compares numbers of any kind exactly.
     pairs = zip(joined.tolist(), [value for array in arrays for value in array.tolist()], strict=True)
-    assert all(mine == given or (mine != mine and given != given) for mine, given in pairs)
+    assert all(mine == value or (mine != mine and value != value) for mine, value in pairs)
 
 
 # -- lockstep ---------------------------------------------------------------------------------------------------------
@@ -128,15 +128,15 @@ def test_lockstep_slices_agree_with_sorted_rows(
         batches_by_policy[policy] = batch
     steps = sorted({row[:2] for rows in policies.values() for row in rows})
     parts = MultiAgentBatch(batches_by_policy, len(steps)).timeslices(k)
-    wanted = [steps[i : i + k] for i in range(0, len(steps), k)]
-    assert [part.count for part in parts] == [len(group) for group in wanted]
-    for part, group in zip(parts, wanted, strict=True):
+    reference = [steps[i : i + k] for i in range(0, len(steps), k)]
+    assert [part.count for part in parts] == [len(group) for group in reference]
+    for part, group in zip(parts, reference, strict=True):
         expected = {
             policy: [row[3] for row in sorted(rows, key=lambda row: row[:3]) if row[:2] in group]
             for policy, rows in policies.items()
         }
-        found = {policy: batch["number"].tolist() for policy, batch in part.items()}
-        assert found == {policy: numbers for policy, numbers in expected.items() if numbers}
+        actual = {policy: batch["number"].tolist() for policy, batch in part.items()}
+        assert actual == {policy: numbers for policy, numbers in expected.items() if numbers}
 
 
 @given(policies=multi_agent(), k=st.integers(1, 5))
@@ -176,18 +176,18 @@ def listed(shift: int | str | list[int]) -> list[int]:
     return [shift] if isinstance(shift, int) else shift
 
 
-@given(drawn=batches(), shift=shifts, data=st.data())
+@given(example=batches(), shift=shifts, data=st.data())
 def test_a_view_contains_its_rows_and_zeros_before_the_first(
-    drawn: Drawn, shift: int | str | list[int], data: st.DataObject
+    example: Drawn, shift: int | str | list[int], data: st.DataObject
 ) -> None:
-    batch, oracle = drawn
+    batch, oracle = example
     if not len(batch):
         return
     index = data.draw(st.integers(-len(batch), len(batch) - 1))
-    made = batch.get_single_step_input_dict({"id": ViewRequirement(shift=shift)}, index)
+    inputs = batch.get_single_step_input_dict({"id": ViewRequirement(shift=shift)}, index)
     steps = [index % len(batch) + step for step in listed(shift)]
     rows = [int(oracle.numbers[step]) if step >= 0 else 0 for step in steps]
-    assert made["id"].tolist() == (rows if isinstance(shift, int) else [rows])
+    assert inputs["id"].tolist() == (rows if isinstance(shift, int) else [rows])
     last = batch.get_single_step_input_dict({"id": ViewRequirement(shift=shift)})
     steps = [min(len(batch) + step, len(batch) - 1) for step in listed(shift)]
     rows = [int(oracle.numbers[step]) if step >= 0 else 0 for step in steps]
@@ -232,8 +232,8 @@ def test_a_batch_restores_any_tree(tree: Any) -> None:
     batch = SampleBatch(a=[1, 2], obs=value)
     assert plain(batch["obs"]) == plain(value)
     expected = plain(arrays_sliced(value))
-    for made in (batch[1:], batch.take([1]), concat_samples([batch[1:], SampleBatch()])):
-        assert plain(made["obs"]) == expected
+    for result in (batch[1:], batch.take([1]), concat_samples([batch[1:], SampleBatch()])):
+        assert plain(result["obs"]) == expected
     assert plain(SampleBatch.from_arrow(batch.to_arrow())["obs"]) == plain(value)
 
 

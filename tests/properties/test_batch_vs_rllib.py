@@ -103,9 +103,9 @@ def assert_all_same(mine: list[SampleBatch], theirs: list[Any]) -> None:
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-@given(drawn=batches(kinds=WITH_INFOS, declared=True), start=st.integers(0, 12), stop=st.integers(1, 20))
-def test_brackets(rllib: SimpleNamespace, drawn: Drawn, start: int, stop: int) -> None:
-    batch, oracle = drawn
+@given(example=batches(kinds=WITH_INFOS, declared=True), start=st.integers(0, 12), stop=st.integers(1, 20))
+def test_brackets(rllib: SimpleNamespace, example: Drawn, start: int, stop: int) -> None:
+    batch, oracle = example
     # A stop of 0 is RLlib's fault: it means the whole batch there. A start beyond the end is an error with sequences.
     assume(start <= len(batch))
     theirs = theirs_of(rllib, batch)
@@ -119,11 +119,11 @@ def test_brackets(rllib: SimpleNamespace, drawn: Drawn, start: int, stop: int) -
 
 
 @given(
-    drawn=batches(kinds=WITH_INFOS, sequences=True, padded=False, min_rows=1, forms=("flat",), declared=True),
+    example=batches(kinds=WITH_INFOS, sequences=True, padded=False, min_rows=1, forms=("flat",), declared=True),
     data=st.data(),
 )
-def test_slice_with_states(rllib: SimpleNamespace, drawn: Drawn, data: st.DataObject) -> None:
-    batch, _ = drawn
+def test_slice_with_states(rllib: SimpleNamespace, example: Drawn, data: st.DataObject) -> None:
+    batch, _ = example
     # Left out: padded batches, whose padding RLlib takes for steps; sequences without steps, which it counts by chance;
     # empty ranges, of which it makes a sequence of length 0; ends beyond the last step, after which it has no seq_lens.
     start = data.draw(st.integers(0, len(batch) - 1))
@@ -133,12 +133,12 @@ def test_slice_with_states(rllib: SimpleNamespace, drawn: Drawn, data: st.DataOb
 
 
 @given(
-    drawn=batches(kinds=ARRAYS, sequences=True, padded=False, min_rows=1, forms=("flat",)),
+    example=batches(kinds=ARRAYS, sequences=True, padded=False, min_rows=1, forms=("flat",)),
     padding=st.integers(1, 3),
     data=st.data(),
 )
-def test_slice_with_a_negative_start(rllib: SimpleNamespace, drawn: Drawn, padding: int, data: st.DataObject) -> None:
-    batch, _ = drawn
+def test_slice_with_a_negative_start(rllib: SimpleNamespace, example: Drawn, padding: int, data: st.DataObject) -> None:
+    batch, _ = example
     # Without sequences RLlib counts a negative start from the end, which its documentation does not say. It cannot pad
     # nested columns.
     plain = batch.drop("state_in_id")
@@ -146,10 +146,10 @@ def test_slice_with_a_negative_start(rllib: SimpleNamespace, drawn: Drawn, paddi
     assert_same(plain.slice(-padding, stop), theirs_of(rllib, plain).slice(-padding, stop))
 
 
-@given(drawn=batches(kinds=WITH_INFOS, sequences=True, padded=False, min_rows=1, forms=("flat",)), data=st.data())
-def test_slice_with_given_states(rllib: SimpleNamespace, drawn: Drawn, data: st.DataObject) -> None:
+@given(example=batches(kinds=WITH_INFOS, sequences=True, padded=False, min_rows=1, forms=("flat",)), data=st.data())
+def test_slice_with_given_states(rllib: SimpleNamespace, example: Drawn, data: st.DataObject) -> None:
     # RLlib takes the number of keys of a nested column for that of its rows.
-    batch, oracle = drawn
+    batch, oracle = example
     bounds = oracle.bounds()
     first = data.draw(st.integers(0, len(bounds) - 1))
     last = data.draw(st.integers(first, len(bounds) - 1))
@@ -160,9 +160,9 @@ def test_slice_with_given_states(rllib: SimpleNamespace, drawn: Drawn, data: st.
     assert_same(renamed.slice(start, stop, first, last + 1), expected)
 
 
-@given(drawn=batches(kinds=WITH_INFOS, declared=True), size=st.integers(1, 12))
-def test_timeslices(rllib: SimpleNamespace, drawn: Drawn, size: int) -> None:
-    batch, _ = drawn
+@given(example=batches(kinds=WITH_INFOS, declared=True), size=st.integers(1, 12))
+def test_timeslices(rllib: SimpleNamespace, example: Drawn, size: int) -> None:
+    batch, _ = example
     theirs = theirs_of(rllib, batch)
     # RLlib never ends where the size does not divide the rows, and more slices than rows give it the whole batch.
     if len(batch) % size == 0:
@@ -171,10 +171,10 @@ def test_timeslices(rllib: SimpleNamespace, drawn: Drawn, size: int) -> None:
         assert_all_same(batch.timeslices(num_slices=size), theirs.timeslices(num_slices=size))
 
 
-@given(drawn=batches(kinds=WITH_INFOS, sequences=False, min_rows=1), data=st.data())
-def test_split_by_episode(rllib: SimpleNamespace, drawn: Drawn, data: st.DataObject) -> None:
+@given(example=batches(kinds=WITH_INFOS, sequences=False, min_rows=1), data=st.data())
+def test_split_by_episode(rllib: SimpleNamespace, example: Drawn, data: st.DataObject) -> None:
     # RLlib fails on batches without steps.
-    batch, _ = drawn
+    batch, _ = example
     flags = st.lists(st.booleans(), min_size=len(batch), max_size=len(batch)).map(np.array)
     batch["terminateds"] = data.draw(flags)
     if data.draw(st.booleans()):
@@ -187,10 +187,10 @@ def test_split_by_episode(rllib: SimpleNamespace, drawn: Drawn, data: st.DataObj
     assert batch.is_single_trajectory() == theirs.is_single_trajectory()
 
 
-@given(drawn=batches(kinds=WITH_INFOS, sequences=True, padded=False, min_rows=1, declared=True))
-def test_split_by_episode_of_sequences(rllib: SimpleNamespace, drawn: Drawn) -> None:
+@given(example=batches(kinds=WITH_INFOS, sequences=True, padded=False, min_rows=1, declared=True))
+def test_split_by_episode_of_sequences(rllib: SimpleNamespace, example: Drawn) -> None:
     # RLlib cuts at the beginning of sequences even where an episode ends inside one, and takes padding for steps.
-    batch, oracle = drawn
+    batch, oracle = example
     batch["eps_id"] = np.repeat([state // 2 for state, _ in oracle.sequences or []], batch["seq_lens"])
     assert_all_same(batch.split_by_episode(), theirs_of(rllib, batch).split_by_episode())
 
@@ -199,13 +199,13 @@ def test_split_by_episode_of_sequences(rllib: SimpleNamespace, drawn: Drawn) -> 
 
 
 @given(
-    drawn=batches(kinds=ARRAYS, sequences=True, padded=False, forms=("flat", "flat", "dict"), declared=True),
+    example=batches(kinds=ARRAYS, sequences=True, padded=False, forms=("flat", "flat", "dict"), declared=True),
     extra=st.integers(0, 3),
 )
-def test_right_zero_pad(rllib: SimpleNamespace, drawn: Drawn, extra: int) -> None:
+def test_right_zero_pad(rllib: SimpleNamespace, example: Drawn, extra: int) -> None:
     # RLlib loses rows where the width is too small, and takes padding for steps where there is some already. It cannot
     # pad tuples, or objects in nested columns, and makes a list of others.
-    batch, _ = drawn
+    batch, _ = example
     batch["objects"] = np.fromiter(({"step": i} for i in range(len(batch))), object, len(batch))
     theirs = theirs_of(rllib, batch)
     width = (batch.max_seq_len or 0) + extra
@@ -215,22 +215,22 @@ def test_right_zero_pad(rllib: SimpleNamespace, drawn: Drawn, extra: int) -> Non
     assert_same(batch.drop("objects"), theirs)
 
 
-@given(drawn=batches(kinds=WITH_INFOS, padded=False))
-def test_rows(rllib: SimpleNamespace, drawn: Drawn) -> None:
+@given(example=batches(kinds=WITH_INFOS, padded=False))
+def test_rows(rllib: SimpleNamespace, example: Drawn) -> None:
     # RLlib takes states by the number of the step, not of its sequence, and padding for steps.
-    batch, _ = drawn
+    batch, _ = example
     batch = batch.drop(*[name for name in batch if name.startswith("state_in")])
     mine, theirs = list(batch.rows()), list(theirs_of(rllib, batch).rows())
     assert len(mine) == len(theirs)
-    for one, other in zip(mine, theirs, strict=True):
-        assert set(one) == set(other)
-        assert all(each(one[name], plain) == each(other[name], plain) for name in one if name != "seq_lens")
-        assert one.get("seq_lens") == other.get("seq_lens")
+    for first, other in zip(mine, theirs, strict=True):
+        assert set(first) == set(other)
+        assert all(each(first[name], plain) == each(other[name], plain) for name in first if name != "seq_lens")
+        assert first.get("seq_lens") == other.get("seq_lens")
 
 
-@given(drawn=batches(kinds=ARRAYS))
-def test_columns_and_sizes(rllib: SimpleNamespace, drawn: Drawn) -> None:
-    batch, _ = drawn
+@given(example=batches(kinds=ARRAYS))
+def test_columns_and_sizes(rllib: SimpleNamespace, example: Drawn) -> None:
+    batch, _ = example
     theirs = theirs_of(rllib, batch)
     names = [*batch][::-1]
     for mine, other in zip(batch.columns(names), theirs.columns(names), strict=True):
@@ -244,19 +244,19 @@ def test_columns_and_sizes(rllib: SimpleNamespace, drawn: Drawn) -> None:
     assert_same(batch.copy(shallow=True), theirs.copy(shallow=True))
 
 
-@given(drawn=batches(kinds=ARRAYS, min_rows=1, forms=("flat", "flat", "dict")), bulk=st.booleans())
-def test_compress_and_decompress(rllib: SimpleNamespace, drawn: Drawn, bulk: bool) -> None:
+@given(example=batches(kinds=ARRAYS, min_rows=1, forms=("flat", "flat", "dict")), bulk=st.booleans())
+def test_compress_and_decompress(rllib: SimpleNamespace, example: Drawn, bulk: bool) -> None:
     # RLlib cannot tell the kind of a column that has no rows when it decompresses it, and compresses no tuples.
-    batch, _ = drawn
+    batch, _ = example
     theirs = theirs_of(rllib, batch)
     columns = {name for name in batch if name.startswith("column")}
     theirs.compress(bulk=bulk, columns=columns).decompress_if_needed(columns)
     assert_same(batch.compress(bulk=bulk, columns=columns).decompress_if_needed(columns), theirs)
 
 
-@given(drawn=batches(kinds=WITH_INFOS, sequences=False, min_rows=1), data=st.data())
-def test_single_steps(rllib: SimpleNamespace, drawn: Drawn, data: st.DataObject) -> None:
-    batch, _ = drawn
+@given(example=batches(kinds=WITH_INFOS, sequences=False, min_rows=1), data=st.data())
+def test_single_steps(rllib: SimpleNamespace, example: Drawn, data: st.DataObject) -> None:
+    batch, _ = example
     batch = batch.rename({"id": "actions", "eps_id": "rewards", "column 0": "obs"})
     batch["new_obs"] = np.arange(len(batch)) + 0.5
     batch["state_out_0"] = np.arange(len(batch))[:, None]
@@ -275,11 +275,11 @@ def test_single_steps(rllib: SimpleNamespace, drawn: Drawn, data: st.DataObject)
     other = theirs_of(rllib, batch)
     assert_same(batch.get_single_step_input_dict(mine), other.get_single_step_input_dict(theirs))
     index = data.draw(st.integers(-len(batch), len(batch) - 1))
-    wanted = {"obs": make[0]()}, {"obs": make[1]()}
+    expected = {"obs": make[0]()}, {"obs": make[1]()}
     # RLlib cannot take one row of a nested column.
     if not isinstance(batch["obs"], (dict, tuple)):
         assert_same(
-            batch.get_single_step_input_dict(wanted[0], index), other.get_single_step_input_dict(wanted[1], index)
+            batch.get_single_step_input_dict(expected[0], index), other.get_single_step_input_dict(expected[1], index)
         )
 
 
@@ -287,15 +287,17 @@ def test_single_steps(rllib: SimpleNamespace, drawn: Drawn, data: st.DataObject)
 
 
 @given(
-    drawn=batches(kinds=WITH_INFOS, declared=True), cuts=st.lists(st.integers(0, 12), max_size=3), known=st.booleans()
+    example=batches(kinds=WITH_INFOS, declared=True),
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+    all_counted=st.booleans(),
 )
-def test_concat_samples(rllib: SimpleNamespace, drawn: Drawn, cuts: list[int], known: bool) -> None:
-    batch, _ = drawn
+def test_concat_samples(rllib: SimpleNamespace, example: Drawn, cuts: list[int], all_counted: bool) -> None:
+    batch, _ = example
     parts = [batch[cut:] for cut in cuts] + [batch]
     assume(any(map(len, parts)))
     for i, part in enumerate(parts):
         # Where no batch knows, RLlib answers 0, and we None.
-        part.num_grad_updates = 2.0 * i if known or i == len(parts) - 1 else None
+        part.num_grad_updates = 2.0 * i if all_counted or i == len(parts) - 1 else None
     mine = ours.concat_samples([SampleBatch(), *parts])
     theirs = rllib.concat_samples([rllib.SampleBatch(), *(theirs_of(rllib, part) for part in parts)])
     assert mine.num_grad_updates == pytest.approx(theirs.num_grad_updates)
@@ -303,9 +305,9 @@ def test_concat_samples(rllib: SimpleNamespace, drawn: Drawn, cuts: list[int], k
     assert_same(mine, theirs)
 
 
-@given(one=batches(kinds=(("i4",),)), other=batches(kinds=(("i4",),)))
-def test_batches_that_rllib_does_not_join_are_not_joined(rllib: SimpleNamespace, one: Drawn, other: Drawn) -> None:
-    pair = [drawn[0].select("id", *(["seq_lens"] if "seq_lens" in drawn[0] else [])) for drawn in (one, other)]
+@given(first=batches(kinds=(("i4",),)), other=batches(kinds=(("i4",),)))
+def test_batches_that_rllib_does_not_join_are_not_joined(rllib: SimpleNamespace, first: Drawn, other: Drawn) -> None:
+    pair = [sampled[0].select("id", *(["seq_lens"] if "seq_lens" in sampled[0] else [])) for sampled in (first, other)]
     # Both skip batches without steps. RLlib joins one without sequences and one with them if they come in this order.
     assume(all(map(len, pair)) and not ("seq_lens" in pair[1] and "seq_lens" not in pair[0]))
     try:
@@ -322,16 +324,16 @@ def test_batches_that_rllib_does_not_join_are_not_joined(rllib: SimpleNamespace,
 policies = st.lists(st.sampled_from(["p", "q", "default_policy"]), unique=True, max_size=3)
 
 
-@given(drawn=batches(kinds=WITH_INFOS), mix=st.lists(st.none() | policies, min_size=1, max_size=4), data=st.data())
+@given(example=batches(kinds=WITH_INFOS), mix=st.lists(st.none() | policies, min_size=1, max_size=4), data=st.data())
 def test_concat_samples_of_flat_and_multi_agent_batches(
-    rllib: SimpleNamespace, drawn: Drawn, mix: list[list[str] | None], data: st.DataObject
+    rllib: SimpleNamespace, example: Drawn, mix: list[list[str] | None], data: st.DataObject
 ) -> None:
-    whole, _ = drawn
-    whole.num_grad_updates = 1.0
+    full, _ = example
+    full.num_grad_updates = 1.0
     mine: list[Any] = []
     theirs: list[Any] = []
     for names in mix:
-        part = whole[data.draw(st.integers(0, max(len(whole) - 1, 0))) :]
+        part = full[data.draw(st.integers(0, max(len(full) - 1, 0))) :]
         if names is None:
             mine.append(part)
             theirs.append(theirs_of(rllib, part))
@@ -339,11 +341,11 @@ def test_concat_samples_of_flat_and_multi_agent_batches(
             mine.append(MultiAgentBatch(dict.fromkeys(names, part), 3))
             theirs.append(rllib.MultiAgentBatch({name: theirs_of(rllib, part) for name in names}, 3))
     for join in ("concat_samples", "concat_samples_into_ma_batch"):
-        one, other = getattr(ours, join)(mine), getattr(rllib, join)(theirs)
-        if isinstance(one, SampleBatch):
-            assert_same(one, other)
+        first, other = getattr(ours, join)(mine), getattr(rllib, join)(theirs)
+        if isinstance(first, SampleBatch):
+            assert_same(first, other)
         else:
-            assert_same_policies(one, other)
+            assert_same_policies(first, other)
 
 
 def assert_same_policies(mine: MultiAgentBatch, theirs: Any) -> None:
@@ -377,28 +379,28 @@ def test_multi_agent_timeslices(rllib: SimpleNamespace, rows: list[tuple[int, in
             infos=np.fromiter(({"row": i} for i in number.tolist()), object),
         )
     theirs = rllib.MultiAgentBatch({policy: theirs_of(rllib, batch) for policy, batch in mine.items()}, 5)
-    found, expected = MultiAgentBatch(mine, 5).timeslices(k), theirs.timeslices(k)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.count == other.count
-        assert set(one.policy_batches) == set(other.policy_batches)
-        for policy, batch in one.items():
+    actual, expected = MultiAgentBatch(mine, 5).timeslices(k), theirs.timeslices(k)
+    assert len(actual) == len(expected)
+    for first, other in zip(actual, expected, strict=True):
+        assert first.count == other.count
+        assert set(first.policy_batches) == set(other.policy_batches)
+        for policy, batch in first.items():
             assert {*batch, "unroll_id"} == set(other[policy].keys())
             for name in batch:
                 assert plain(batch[name]) == plain(other[policy][name]), name
 
 
-@given(drawn=batches(kinds=ARRAYS), names=policies)
-def test_policies(rllib: SimpleNamespace, drawn: Drawn, names: list[str]) -> None:
-    batch, _ = drawn
+@given(example=batches(kinds=ARRAYS), names=policies)
+def test_policies(rllib: SimpleNamespace, example: Drawn, names: list[str]) -> None:
+    batch, _ = example
     mine = dict.fromkeys(names, batch)
     theirs = {name: theirs_of(rllib, batch) for name in names}
     assert_same_policies(MultiAgentBatch(mine, 3).copy(), rllib.MultiAgentBatch(theirs, 3).copy())
     assert MultiAgentBatch(mine, 3).size_bytes() == rllib.MultiAgentBatch(theirs, 3).size_bytes()
-    one, other = MultiAgentBatch.wrap_as_needed(mine, 3), rllib.MultiAgentBatch.wrap_as_needed(theirs, 3)
-    if isinstance(one, SampleBatch):
-        assert_same(one, other)
+    first, other = MultiAgentBatch.wrap_as_needed(mine, 3), rllib.MultiAgentBatch.wrap_as_needed(theirs, 3)
+    if isinstance(first, SampleBatch):
+        assert_same(first, other)
     else:
-        assert_same_policies(one, other)
+        assert_same_policies(first, other)
     assert_same_policies(batch.as_multi_agent(), theirs_of(rllib, batch).as_multi_agent())
     assert list(batch.as_multi_agent("walker")) == list(theirs_of(rllib, batch).as_multi_agent("walker").policy_batches)

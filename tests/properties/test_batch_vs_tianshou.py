@@ -311,10 +311,10 @@ def test_chains_of_operations(plan: Plan, operations: list[Operation]) -> None:
                 event(f"{name}: {type(error).__name__} there")
                 theirs = before
                 continue
-            found = work(ours, Batch)
+            actual = work(ours, Batch)
         event(f"{name}: the same")
-        assert plain(found) == plain(expected), name
-        ours, theirs = found, expected
+        assert plain(actual) == plain(expected), name
+        ours, theirs = actual, expected
         if has_no_rows(theirs) or has_wrapped_object(theirs):
             # There, columns without rows are taken for reserved names by whatever comes next, and the array of no
             # dimension that an ellipsis makes of an object stays one until then.

@@ -126,24 +126,24 @@ class BufferMachine(RuleBasedStateMachine):
         storage: dict[str, Any] = {}
         if in_a_folder and form in ("plain", "vector") and kind not in ("objects", "ragged") and len(options) == 3:
             storage["storage"] = self.folder / "buffer"
-        given: dict[str, Any] = options | ({"alpha": ALPHA, "beta": BETA} if prioritized else {})
+        arguments: dict[str, Any] = options | ({"alpha": ALPHA, "beta": BETA} if prioritized else {})
         plain: Any = PrioritizedReplayBuffer if prioritized else ReplayBuffer
         if form == "plain":
             sizes = sizes[:1]
-            self.buf = plain(sizes[0], **given, **storage)
+            self.buf = plain(sizes[0], **arguments, **storage)
         elif form == "vector":
             sizes = [sizes[0]] * len(sizes)
             vector: Any = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
-            self.buf = vector(sum(sizes), len(sizes), **given, **storage)
+            self.buf = vector(sum(sizes), len(sizes), **arguments, **storage)
         elif form == "manager":
             manager: Any = PrioritizedReplayBufferManager if prioritized else ReplayBufferManager
-            self.buf = manager([plain(size, **given) for size in sizes])
+            self.buf = manager([plain(size, **arguments) for size in sizes])
         else:
-            self.buf = CachedReplayBuffer(plain(sizes[0], **given), len(sizes), 5)
+            self.buf = CachedReplayBuffer(plain(sizes[0], **arguments), len(sizes), 5)
             sizes = [sizes[0]] + [5] * len(sizes)
         self.form, self.kind, self.options, self.in_a_folder = form, kind, options, bool(storage)
-        made = CachedOracle if form == "cached" else Oracle
-        self.oracle = made(sizes, stack_num=stack_num, ignore_obs_next=ignore_obs_next)
+        result = CachedOracle if form == "cached" else Oracle
+        self.oracle = result(sizes, stack_num=stack_num, ignore_obs_next=ignore_obs_next)
         self.envs = len(sizes) - (form == "cached")
         self.source = Source()
         self.priorities = Priorities() if prioritized else None
@@ -168,11 +168,11 @@ class BufferMachine(RuleBasedStateMachine):
         new = [self.source.step(env, data.draw(REWARDS), data.draw(ENDS), extra=extra) for env in envs]
         rows = batch_of(new, self.kind)
         if envs == list(range(self.envs)) and self.form != "plain":
-            found = self.buf.add(rows)
+            actual = self.buf.add(rows)
         else:
-            found = self.buf.add(rows, buffer_ids=data.draw(st.sampled_from([list, np.array]))(envs))
+            actual = self.buf.add(rows, buffer_ids=data.draw(st.sampled_from([list, np.array]))(envs))
         scramble(rows)
-        self.returned.append((found, self.oracle.add(new, envs)))
+        self.returned.append((actual, self.oracle.add(new, envs)))
         self.entered(new)
 
     @precondition(lambda self: self.form == "plain")
@@ -180,9 +180,9 @@ class BufferMachine(RuleBasedStateMachine):
     def add_one(self, rew: float, end: str) -> None:
         new = self.source.step(0, rew, end)
         rows = batch_of([new], self.kind)
-        found = self.buf.add(rows[0])
+        actual = self.buf.add(rows[0])
         scramble(rows)
-        self.returned.append((found, self.oracle.add([new], [0])))
+        self.returned.append((actual, self.oracle.add([new], [0])))
         self.entered([new])
 
     @precondition(lambda self: self.started)
@@ -226,8 +226,8 @@ class BufferMachine(RuleBasedStateMachine):
             source.add([s], [0])
         if not count:
             return
-        found = self.buf.update(other)
-        assert found.tolist() == self.oracle.update(source)
+        actual = self.buf.update(other)
+        assert actual.tolist() == self.oracle.update(source)
         self.entered(source.rings[0].steps)
 
     @rule(keep_statistics=st.booleans())
@@ -254,8 +254,8 @@ class BufferMachine(RuleBasedStateMachine):
     def index(self, data: st.DataObject, form: Any) -> None:
         indices = data.draw(st.lists(st.sampled_from(self.oracle.indices()), min_size=1, max_size=6))
         self.rows_are_those_of(self.buf[form(indices)], indices)
-        one = self.buf[indices[0]]
-        assert same(one.act, np.asarray(self.buf[[indices[0]]].act)[0])
+        first = self.buf[indices[0]]
+        assert same(first.act, np.asarray(self.buf[[indices[0]]].act)[0])
 
     @precondition(lambda self: len(self.oracle))
     @rule(n=st.integers(0, 9))
@@ -270,13 +270,13 @@ class BufferMachine(RuleBasedStateMachine):
         expected = self.oracle.indices()
         if self.options["sample_avail"] and self.oracle.stack_num > 1:
             expected = self.oracle.whole_stacks()
-        found: list[int] = []
+        actual: list[int] = []
         for rows, indices in self.buf.minibatches(size, shuffle=shuffle, drop_last=drop_last):
-            assert len(indices) == size or (not drop_last and len(found) + len(indices) == len(expected))
+            assert len(indices) == size or (not drop_last and len(actual) + len(indices) == len(expected))
             self.rows_are_those_of(rows, indices.tolist())
-            found += indices.tolist()
-        assert len(found) == len(expected) // size * size if drop_last else sorted(found) == sorted(expected)
-        assert shuffle or found == expected[: len(found)]
+            actual += indices.tolist()
+        assert len(actual) == len(expected) // size * size if drop_last else sorted(actual) == sorted(expected)
+        assert shuffle or actual == expected[: len(actual)]
 
     @precondition(lambda self: len(self.oracle))
     @rule(n_step=st.integers(1, 4))
@@ -295,26 +295,30 @@ class BufferMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.oracle))
     @rule(unfinished=st.booleans())
     def episodes(self, unfinished: bool) -> None:
-        expected = [rows for rows, ended, whole in self.oracle.episodes() if whole and (ended or unfinished)]
-        found, indices = self.buf.sample_episodes(0, unfinished=unfinished)
+        expected = [
+            rows for rows, ended, is_complete in self.oracle.episodes() if is_complete and (ended or unfinished)
+        ]
+        actual, indices = self.buf.sample_episodes(0, unfinished=unfinished)
         assert [part.tolist() for part in indices] == expected
         if self.priorities is None:
-            for episode, rows in zip(found, expected, strict=True):
+            for episode, rows in zip(actual, expected, strict=True):
                 self.rows_are_those_of(episode, rows)
 
     @precondition(lambda self: len(self.oracle))
     @rule(length=st.integers(1, 5), burn_in=st.integers(0, 4))
     def sequences(self, length: int, burn_in: int) -> None:
         burn_in = min(burn_in, length - 1)
-        given = self.oracle.indices()
-        batch, indices = self.buf.get_sequences(given, length, burn_in=burn_in)
-        known = {index: (rows, i) for rows, _, _ in self.oracle.episodes() for i, index in enumerate(rows)}
-        for row, index in enumerate(given):
-            rows, i = known[index]
+        requested = self.oracle.indices()
+        batch, indices = self.buf.get_sequences(requested, length, burn_in=burn_in)
+        valid = {index: (rows, i) for rows, _, _ in self.oracle.episodes() for i, index in enumerate(rows)}
+        for row, index in enumerate(requested):
+            rows, i = valid[index]
             expected = rows[max(i - burn_in, 0) :][:length]
             assert indices[row].tolist() == expected + [-1] * (length - len(expected))
         assert batch.mask.tolist() == (indices >= 0).tolist()
-        places = np.array([{i: place for place, i in enumerate(given)}.get(i, 0) for i in indices.ravel().tolist()])
+        places = np.array(
+            [{i: position for position, i in enumerate(requested)}.get(i, 0) for i in indices.ravel().tolist()]
+        )
         assert same(batch.act[batch.mask], act_of(self.oracle.newest())[places[batch.mask.ravel()]])
 
     def numbers(self, indices: Any) -> list[int]:
@@ -323,7 +327,7 @@ class BufferMachine(RuleBasedStateMachine):
         return [of[i] for i in np.asarray(indices).tolist()]
 
     def rows_are_those_of(self, rows: Any, indices: list[int]) -> None:
-        places = {index: place for place, index in enumerate(self.oracle.indices())}
+        places = {index: position for position, index in enumerate(self.oracle.indices())}
         assert set(indices) <= set(places)
         self.oracle.check_rows(rows, self.kind, [places[index] for index in indices])
         if self.priorities is not None:
@@ -380,7 +384,7 @@ class BufferMachine(RuleBasedStateMachine):
                 self.buf.close()
                 self.buf = type(self.buf).open(self.folder / "buffer")
             return
-        drawn = self.buf._rng.bit_generator.state
+        generator_state = self.buf._rng.bit_generator.state
         if how == "state":
             self.buf.load_state_dict(self.buf.state_dict())
         elif how == "arrow":
@@ -390,7 +394,7 @@ class BufferMachine(RuleBasedStateMachine):
         elif self.kind not in ("objects", "ragged"):
             self.buf.save_hdf5(str(self.folder / "buffer.hdf5"))
             self.replace(type(self.buf).load_hdf5(str(self.folder / "buffer.hdf5")))
-        assert self.buf._rng.bit_generator.state == drawn
+        assert self.buf._rng.bit_generator.state == generator_state
 
     def replace(self, buf: ReplayBuffer) -> None:
         if self.in_a_folder:
@@ -409,8 +413,8 @@ class BufferMachine(RuleBasedStateMachine):
             return
         self.oracle.check(self.buf, self.kind)
         # What was returned earlier must not have changed since.
-        for found, expected in self.returned[-8:]:
-            assert [part.tolist() for part in found] == expected
+        for actual, expected in self.returned[-8:]:
+            assert [part.tolist() for part in actual] == expected
         if self.priorities is not None:
             indices = self.oracle.indices()
             weights = [self.priorities.of[number] for number in self.numbers(indices)]

@@ -174,10 +174,10 @@ class Pair:
             batch = library.Batch(given_rows, copy=True)
             return plain(buf.add(batch[0]) if single else buf.add(batch, buffer_ids=ids))
 
-        found, expected = add(samplebatch, self.ours), add(tianshou, self.theirs)
+        actual, expected = add(samplebatch, self.ours), add(tianshou, self.theirs)
         # There, `update` leaves the start of the running episode where it was.
-        assert found[:3] == expected[:3]
-        assert self.updated or found[3] == expected[3]
+        assert actual[:3] == expected[:3]
+        assert self.updated or actual[3] == expected[3]
         self.started = True
 
     def update(self) -> None:
@@ -189,8 +189,8 @@ class Pair:
             rows = self.rows.make([9], [end])
             ours.add(samplebatch.Batch(rows, copy=True)[0])
             theirs.add(tianshou.Batch(rows, copy=True)[0])
-        found, expected = plain(self.ours.update(ours)), plain(self.theirs.update(theirs))
-        assert found == expected
+        actual, expected = plain(self.ours.update(ours)), plain(self.theirs.update(theirs))
+        assert actual == expected
         self.started = self.updated = True
         self.rows.current.clear()
 
@@ -232,14 +232,14 @@ class Pair:
         """Return the indices of all rows, also where only whole stacks are sampled."""
         before = self.theirs.stack_num
         parts = getattr(self.theirs, "buffers", [self.theirs])
-        found = []
+        actual = []
         offset = 0
         for part in parts:
             part.stack_num = 1
-            found += (part.sample_indices(0) + offset).tolist()
+            actual += (part.sample_indices(0) + offset).tolist()
             part.stack_num = before
             offset += part.maxsize
-        return found
+        return actual
 
     def rows_of(self, buf: Any, index: Any) -> dict[str, Any]:
         """Index a buffer, and leave out the next observations that Tianshou has wrong."""

@@ -71,7 +71,7 @@ class Stage:
                 infos.get(agent, {}), AGENTS.index(agent),
             )  # fmt: skip
         self.steps += 1
-        flags = [{agent: agent in gone for agent in acting} for gone in (terminated, truncated)]
+        flags = [{agent: agent in removed for agent in acting} for removed in (terminated, truncated)]
         return observations, rewards, *flags, infos
 
     def close(self) -> None:
@@ -80,29 +80,29 @@ class Stage:
 
 def rows_of(batch: MultiAgentBatch) -> dict[int, tuple[Any, ...]]:
     """Return the rows of a batch as the stage notes them."""
-    found = {}
+    actual = {}
     for policy, steps in batch.policy_batches.items():
         columns = [steps[name].tolist() for name in ("obs", "new_obs", "actions", "rewards", "terminateds")]
         columns += [steps[name].tolist() for name in ("truncateds", "infos", "agent_index")]
-        for seen, after, action, reward, terminated, truncated, info, agent in zip(*columns, strict=True):
-            assert seen[0] not in found
-            assert seen[1] == after[1] == agent
+        for observed, after, action, reward, terminated, truncated, info, agent in zip(*columns, strict=True):
+            assert observed[0] not in actual
+            assert observed[1] == after[1] == agent
             assert AGENTS[agent].startswith(policy)
-            found[int(seen[0])] = (int(after[0]), action, reward, terminated, truncated, info, agent)
-    return found
+            actual[int(observed[0])] = (int(after[0]), action, reward, terminated, truncated, info, agent)
+    return actual
 
 
 def check_order(batch: MultiAgentBatch) -> None:
     """Check that the rows of each agent in an environment are contiguous, by episode, in time order."""
     for steps in batch.policy_batches.values():
         keys = list(zip(steps["env_id"].tolist(), steps["agent_index"].tolist(), strict=True))
-        changes = [key for place, key in enumerate(keys) if not place or keys[place - 1] != key]
+        changes = [key for position, key in enumerate(keys) if not position or keys[position - 1] != key]
         assert len(changes) == len(set(changes))
         assert len(set(zip(steps["eps_id"].tolist(), keys, steps["t"].tolist(), strict=True))) == len(steps)
         for key in set(changes):
-            own = steps[[place for place, other in enumerate(keys) if other == key]]
-            assert (np.diff(own["obs"][:, 0]) > 0).all()
-            assert (np.diff(own["t"])[np.diff(own["eps_id"]) == 0] > 0).all()
+            rows = steps[[position for position, other in enumerate(keys) if other == key]]
+            assert (np.diff(rows["obs"][:, 0]) > 0).all()
+            assert (np.diff(rows["t"])[np.diff(rows["eps_id"]) == 0] > 0).all()
 
 
 def telling(obs: Any) -> dict[str, Any]:
@@ -134,14 +134,14 @@ def test_a_batch_contains_every_recorded_step(
     assert [batch.count for batch in batches[:-1]] == lengths
     assert sum(batch.count for batch in batches) == sum(stage.steps for stage in stages)
     for env_id, stage in enumerate(stages):
-        own: dict[int, tuple[Any, ...]] = {}
+        ours: dict[int, tuple[Any, ...]] = {}
         for batch in batches:
             check_order(batch)
             of_env = {policy: steps[steps["env_id"] == env_id] for policy, steps in batch.policy_batches.items()}
             for steps in of_env.values() if policy is telling else ():
                 assert steps["policy.deep.seen"].tolist() == steps["obs"].tolist()
-            own |= rows_of(MultiAgentBatch({policy: steps for policy, steps in of_env.items() if len(steps)}, 1))
-        assert own == stage.rows
+            ours |= rows_of(MultiAgentBatch({policy: steps for policy, steps in of_env.items() if len(steps)}, 1))
+        assert ours == stage.rows
 
 
 def begin(spec: WorkerSpec, fragment_length: int, count_steps: Count) -> Task:
@@ -163,10 +163,10 @@ def test_fragments_have_all_recorded_steps_and_counts_agree(
         return stages[-1]
 
     spec = WorkerSpec(0, (stage,) * envs, lambda: policy, envs, None, False, None, (), np.random.SeedSequence(1))
-    made = [0]
+    result = [0]
 
     def count(steps: int) -> None:
-        made[0] += steps
+        result[0] += steps
 
     producer, consumer = channel(1 << 20, allow_pickle=True)
     arrived: list[Any] = []
@@ -197,6 +197,6 @@ def test_fragments_have_all_recorded_steps_and_counts_agree(
         train += aggregator.batches()
     train.append(aggregator.build_and_reset())
     rows = sum(len(stage.rows) for stage in used)
-    assert made[0] == sum(stage.steps for stage in used) == sum(batch.count for batch in arrived)
+    assert result[0] == sum(stage.steps for stage in used) == sum(batch.count for batch in arrived)
     assert sum(batch.agent_steps() for batch in arrived) == sum(batch.agent_steps() for batch in train) == rows
-    assert concat_samples(train).env_steps() == made[0]
+    assert concat_samples(train).env_steps() == result[0]

@@ -37,7 +37,7 @@ def fragment(batches: Batches, number: int, unit: str) -> Any:
 
 def several(batches: Batches, number: int, unit: str) -> Any:
     """Return a batch of policies whose ids are numbers, as RLlib's tests have them, and strings."""
-    parts = {policy: fragment(batches, number + place, unit) for place, policy in ((0, 0), (50, 1), (70, "1"))}
+    parts = {policy: fragment(batches, number + position, unit) for position, policy in ((0, 0), (50, 1), (70, "1"))}
     return batches.MultiAgentBatch(parts, 4)
 
 
@@ -48,10 +48,10 @@ def test_replay_buffer(unit: str, capacity: int) -> None:
         buffer = load(f"{BUFFERS}.replay_buffer").ReplayBuffer(capacity=capacity, storage_unit=unit)
         for number in range(5):
             buffer.add(fragment(batches, number, unit))
-        drawn = [buffer.sample(3) for _ in range(3)]
+        sample = [buffer.sample(3) for _ in range(3)]
         other = load(f"{BUFFERS}.replay_buffer").ReplayBuffer(capacity=capacity, storage_unit=unit)
         other.set_state(buffer.get_state())
-        return plain([drawn, other.sample(2), buffer.stats(), len(other)])
+        return plain([sample, other.sample(2), buffer.stats(), len(other)])
 
     mine, theirs = run_both(scenario)
     assert mine == theirs
@@ -79,11 +79,11 @@ def test_other_buffers(kind: str) -> None:
     def scenario(batches: Batches) -> Any:
         module = load(f"{BUFFERS}.{kind.removesuffix('ReplayBuffer').lower()}_replay_buffer")
         buffer = getattr(module, kind)(*([8] if kind.startswith("Reservoir") else []))
-        found = []
+        actual = []
         for number in range(6):
             buffer.add(fragment(batches, number, "timesteps"))
-            found.append(buffer.sample(2))
-        return plain(found)
+            actual.append(buffer.sample(2))
+        return plain(actual)
 
     mine, theirs = run_both(scenario)
     assert mine == theirs
@@ -101,10 +101,10 @@ def test_multi_agent_replay_buffer(unit: str, mode: str) -> None:
         )
         for number in range(4):
             buffer.add(several(batches, number, unit))
-        drawn = [buffer.sample(3) for _ in range(3)]
+        sample = [buffer.sample(3) for _ in range(3)]
         if mode == "independent":
-            drawn.append(buffer.sample(2, policy_id=1))
-        return plain(drawn)
+            sample.append(buffer.sample(2, policy_id=1))
+        return plain(sample)
 
     mine, theirs = run_both(scenario)
     if mode == "lockstep" and unit == "timesteps":
@@ -142,12 +142,12 @@ def test_multi_agent_mixin_replay_buffer(unit: str, ratio: float) -> None:
         buffer = load(f"{BUFFERS}.multi_agent_mixin_replay_buffer").MultiAgentMixInReplayBuffer(
             capacity=100, storage_unit=unit, replay_ratio=ratio, replay_sequence_length=4
         )
-        drawn = []
+        sampled = []
         for number in range(4):
             buffer.add(several(batches, number, unit), beta=0.4)
-            drawn.append(buffer.sample(2, policy_id=0, beta=0.4))
-            drawn.append(buffer.sample(2, policy_id=None, beta=0.4))
-        return plain(drawn)
+            sampled.append(buffer.sample(2, policy_id=0, beta=0.4))
+            sampled.append(buffer.sample(2, policy_id=None, beta=0.4))
+        return plain(sampled)
 
     # Rows that were drawn have weights, which the newest have not: RLlib leaves them out without a word.
     mine, theirs = run_both(scenario, missing="drop")

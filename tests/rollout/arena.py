@@ -232,12 +232,12 @@ class Bazaar(AECEnv):
         self._cumulative_rewards[agent] = 0
         self.turn += 1
         self.turns[agent] += 1
-        self.rewards = {one: self.turn * (10 if one == agent else 1) for one in self.agents}
+        self.rewards = {item: self.turn * (10 if item == agent else 1) for item in self.agents}
         self._accumulate_rewards()
         self.terminations[agent] = self.turns[agent] == int(agent[-1]) + 2
         if self.turn == 9:
             self.truncations = dict.fromkeys(self.agents, True)
-        self.infos = {one: {"turn": self.turn} for one in self.agents}
+        self.infos = {item: {"turn": self.turn} for item in self.agents}
         self._choose()
         self._deads_step_first()
 

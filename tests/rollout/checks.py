@@ -17,10 +17,10 @@ def check_trajectories(batch: SampleBatch) -> None:
     env_id = batch["env_id"]
     assert (np.diff(env_id) >= 0).all()
     for start, stop in itertools.pairwise(bounds):
-        one = batch[start:stop]
-        assert len(np.unique(one["env_id"])) == 1
-        assert one["t"].tolist() == list(range(one["t"][0], one["t"][0] + len(one)))
-        assert (one["new_obs"][:-1] == one["obs"][1:]).all()
-        assert not one["dones"][:-1].any()
+        first = batch[start:stop]
+        assert len(np.unique(first["env_id"])) == 1
+        assert first["t"].tolist() == list(range(first["t"][0], first["t"][0] + len(first)))
+        assert (first["new_obs"][:-1] == first["obs"][1:]).all()
+        assert not first["dones"][:-1].any()
         continues = stop < len(batch) and env_id[stop] == env_id[start]
-        assert one["dones"][-1] or not continues
+        assert first["dones"][-1] or not continues

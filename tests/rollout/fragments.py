@@ -43,15 +43,15 @@ def sent(of: WorkerSpec, fragments: int, capacity_nbytes: int = 1 << 20) -> list
 def made(of: WorkerSpec, fragments: int) -> list[Any]:
     """Collect the same fragments without sending them."""
     task = begin(of)
-    found = [task.next() for _ in range(fragments)]
+    actual = [task.next() for _ in range(fragments)]
     task.close()
-    return [fragment for fragment in found if fragment is not None]
+    return [fragment for fragment in actual if fragment is not None]
 
 
 def check_same(some: list[Any], others: list[Any]) -> None:
-    one, other = (concat_samples(part).as_multi_agent().policy_batches for part in (some, others))
-    assert list(one) == list(other)
-    for policy, steps in one.items():
+    first, other = (concat_samples(part).as_multi_agent().policy_batches for part in (some, others))
+    assert list(first) == list(other)
+    for policy, steps in first.items():
         assert steps.column_names == other[policy].column_names
         for name in steps.column_names:
             if name != "eps_id":

@@ -24,10 +24,10 @@ class Ladder(gymnasium.Env):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
 
-    def __init__(self, number: int, length: int = 4, *, truncates: bool = False, says: bool = False) -> None:
+    def __init__(self, number: int, length: int = 4, *, truncates: bool = False, message: bool = False) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(3)
-        self._number, self._length, self._truncates, self._says = number, length, truncates, says
+        self._number, self._length, self._truncates, self._says = number, length, truncates, message
         self._episode = -1
         self.made: list[Any] = []
         self.resets: list[Any] = []
@@ -78,9 +78,9 @@ class Reusing(Ladder):
         return self._array
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        *rest, info = super().step(action)
+        *others, info = super().step(action)
         self._info.update(info)
-        return (*rest, self._info)  # type: ignore[return-value]
+        return (*others, self._info)  # type: ignore[return-value]
 
 
 class Nested(Ladder):
@@ -124,13 +124,13 @@ class Walk(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._place = 0
+        self._position = 0
         return np.array([0.0]), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.made.append(np.array(action))
-        self._place += 1 if self.np_random.random() < 0.5 else -1
-        return np.array([float(self._place)]), float(action[0]), abs(self._place) == 3, False, {}
+        self._position += 1 if self.np_random.random() < 0.5 else -1
+        return np.array([float(self._position)]), float(action[0]), abs(self._position) == 3, False, {}
 
 
 class Watched(Ladder):

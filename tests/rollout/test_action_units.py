@@ -70,11 +70,11 @@ def rows_that_lead_on(obs: Any, act: Any, new_obs: Any) -> int:
     """Step Pendulum from each observation with each action, and count the rows that lead to `new_obs`."""
     pendulum: Any = gym.make("Pendulum-v1").unwrapped
     pendulum.reset(seed=0)
-    found = 0
+    actual = 0
     for before, action, after in zip(obs, act, new_obs, strict=True):
         pendulum.state = np.array([np.arctan2(before[1], before[0]), before[2]], np.float64)
-        found += np.allclose(pendulum.step(np.asarray(action))[0], after, atol=2e-5)
-    return found
+        actual += np.allclose(pendulum.step(np.asarray(action))[0], after, atol=2e-5)
+    return actual
 
 
 def check_leads_on(batch: Any) -> None:
@@ -99,7 +99,7 @@ def scaled() -> SampleBatch[Any]:
 
 
 @pytest.fixture(scope="module")
-def drawn() -> SampleBatch[Any]:
+def sampled() -> SampleBatch[Any]:
     return pendulum_rows("random")
 
 
@@ -133,7 +133,7 @@ def test_converted_actions_equal_the_actions_of_the_environment(random: bool) ->
         batch = collector.collect(n_step=40, random=random).batch
     assert batch is not None
     np.testing.assert_array_equal(
-        batch.to_environment_actions()["actions"], np.concatenate([one.taken for one in recorders])
+        batch.to_environment_actions()["actions"], np.concatenate([item.taken for item in recorders])
     )
 
 
@@ -159,7 +159,7 @@ def test_actions_of_library_policies_reproduce_the_next_observations(
     assert batch.action_unit == policy.action_unit
     check_leads_on(batch)
     np.testing.assert_array_equal(
-        batch.to_environment_actions()["actions"], np.concatenate([one.taken for one in recorders])
+        batch.to_environment_actions()["actions"], np.concatenate([item.taken for item in recorders])
     )
 
 
@@ -258,12 +258,12 @@ class Pendulums(ParallelEnv):  # type: ignore[type-arg, misc]
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.agents = list(self.possible_agents)
-        found = {agent: self._all[agent].reset(seed=seed) for agent in self.agents}
-        return {agent: obs for agent, (obs, _) in found.items()}, {agent: info for agent, (_, info) in found.items()}
+        actual = {agent: self._all[agent].reset(seed=seed) for agent in self.agents}
+        return {agent: obs for agent, (obs, _) in actual.items()}, {agent: info for agent, (_, info) in actual.items()}
 
     def step(self, actions: Any) -> Any:
-        found = {agent: self._all[agent].step(action) for agent, action in actions.items()}
-        return tuple({agent: part[i] for agent, part in found.items()} for i in range(5))
+        actual = {agent: self._all[agent].step(action) for agent, action in actions.items()}
+        return tuple({agent: part[i] for agent, part in actual.items()} for i in range(5))
 
 
 def test_each_policy_of_several_agents_has_a_separate_unit() -> None:
@@ -277,9 +277,9 @@ def test_each_policy_of_several_agents_has_a_separate_unit() -> None:
     buffer.add(batch)
     again = pickle.loads(pickle.dumps(buffer))
     for policy, unit in units.items():
-        for found in (batch, concat_samples([batch, batch]), buffer.sample(5).batch, again.sample(5).batch):
-            assert found[policy].action_unit == unit
-            check_leads_on(found[policy])
+        for actual in (batch, concat_samples([batch, batch]), buffer.sample(5).batch, again.sample(5).batch):
+            assert actual[policy].action_unit == unit
+            check_leads_on(actual[policy])
 
 
 # Parts, copies and forms
@@ -373,27 +373,27 @@ def test_assigned_actions_have_an_unknown_unit(scaled: SampleBatch[Any]) -> None
 
 
 def test_batches_with_different_units_are_not_joined(
-    scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path
+    scaled: SampleBatch[Any], sampled: SampleBatch[Any], tmp_path: Path
 ) -> None:
     buffer, other = ReplayBuffer(200), ReplayBuffer(200)
     buffer.extend(scaled)
-    other.extend(drawn)
+    other.extend(sampled)
     dataset = Dataset(tmp_path / "steps")
     dataset.extend(scaled)
     several = MultiAgentReplayBuffer(100)
     several.add(MultiAgentBatch({"one": scaled}, len(scaled)))
     mixes: list[Callable[[], Any]] = [
-        lambda: concat_samples([scaled, drawn]),
-        lambda: scaled.concat(drawn),
-        lambda: Batch.cat([scaled.as_batch(), drawn.as_batch()]),
-        lambda: buffer.extend(drawn),
-        lambda: buffer.extend(drawn.as_batch()),
+        lambda: concat_samples([scaled, sampled]),
+        lambda: scaled.concat(sampled),
+        lambda: Batch.cat([scaled.as_batch(), sampled.as_batch()]),
+        lambda: buffer.extend(sampled),
+        lambda: buffer.extend(sampled.as_batch()),
         lambda: buffer.update(other),
         lambda: buffer.add(other[:1], buffer_ids=[0]),
-        lambda: dataset.extend(drawn),
+        lambda: dataset.extend(sampled),
         lambda: MixedSampler({"one": buffer, "other": other}),
         lambda: MixedSampler({"one": dataset, "other": other}),
-        lambda: several.add(MultiAgentBatch({"one": drawn}, len(drawn))),
+        lambda: several.add(MultiAgentBatch({"one": sampled}, len(sampled))),
         lambda: Collector("random", "Pendulum-v1", buffer).collect(n_step=1),
     ]
     for mix in mixes:
@@ -401,26 +401,26 @@ def test_batches_with_different_units_are_not_joined(
         with pytest.raises(ColumnMismatchError, match="must be in one unit"):
             mix()
         assert (len(buffer), len(dataset), buffer.action_unit) == before
-    several.add(MultiAgentBatch({"other": drawn}, len(drawn)))
+    several.add(MultiAgentBatch({"other": sampled}, len(sampled)))
     assert several.sample(4).batch["other"].action_unit == ENVIRONMENT
 
 
-def test_converted_batches_may_be_mixed(scaled: SampleBatch[Any], drawn: SampleBatch[Any]) -> None:
-    joined = concat_samples([scaled.to_environment_actions(), drawn])
+def test_converted_batches_may_be_mixed(scaled: SampleBatch[Any], sampled: SampleBatch[Any]) -> None:
+    joined = concat_samples([scaled.to_environment_actions(), sampled])
     assert isinstance(joined, SampleBatch)
     assert joined.action_unit == ENVIRONMENT
     check_leads_on(joined)
 
 
-def test_sources_whose_units_become_different_are_rejected(scaled: SampleBatch[Any], drawn: SampleBatch[Any]) -> None:
-    one, other = ReplayBuffer(200), ReplayBuffer(200)
-    sampler = MixedSampler({"one": one, "other": other})
-    one.extend(scaled)
+def test_sources_whose_units_become_different_are_rejected(scaled: SampleBatch[Any], sampled: SampleBatch[Any]) -> None:
+    first, other = ReplayBuffer(200), ReplayBuffer(200)
+    sampler = MixedSampler({"one": first, "other": other})
+    first.extend(scaled)
     other.extend(scaled)
     assert sampler.sample(8)[0].action_unit == sampler.action_unit == _SCALE
     check_leads_on(sampler.sample(8)[0])
     other.reset()
-    other.extend(drawn)
+    other.extend(sampled)
     with pytest.raises(ColumnMismatchError, match="'one' has a policy's \\(scale\\), 'other' has the environment's"):
         sampler.sample(8)
 
@@ -481,17 +481,17 @@ def test_every_copy_and_file_of_a_buffer_preserves_the_unit(
     buffer = make(200)
     buffer.extend(scaled)
     forms = _buffer_forms(buffer, tmp_path) if make is ReplayBuffer else [("copy", copy.deepcopy(buffer))]
-    lost = [form for form, found in forms if found.action_unit != _SCALE or found.sample(2)[0].action_unit != _SCALE]
+    lost = [form for form, actual in forms if actual.action_unit != _SCALE or actual.sample(2)[0].action_unit != _SCALE]
     assert not lost
 
 
-def test_a_folder_preserves_the_unit(scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path) -> None:
+def test_a_folder_preserves_the_unit(scaled: SampleBatch[Any], sampled: SampleBatch[Any], tmp_path: Path) -> None:
     with ReplayBuffer(200, storage=tmp_path / "rows") as buffer:
         buffer.extend(scaled.drop("infos"))
     with ReplayBuffer.open(tmp_path / "rows") as again:
         assert again.action_unit == _SCALE
         with pytest.raises(ColumnMismatchError, match="must be in one unit"):
-            again.extend(drawn.drop("infos"))
+            again.extend(sampled.drop("infos"))
 
 
 def test_a_dataset_preserves_the_unit(scaled: SampleBatch[Any], tmp_path: Path) -> None:
@@ -502,23 +502,23 @@ def test_a_dataset_preserves_the_unit(scaled: SampleBatch[Any], tmp_path: Path) 
     assert dataset.action_unit is None
     dataset.extend(scaled)
     again = Dataset(tmp_path / "steps")
-    found = [again, again.read(), again.take([0, 1]), again.sample(3)[0], next(again.iter_episodes())]
-    found += [next(iter(again.iter_batches(7))), next(iter(again.iter_batches(7, shuffle=True)))]
+    actual = [again, again.read(), again.take([0, 1]), again.sample(3)[0], next(again.iter_episodes())]
+    actual += [next(iter(again.iter_batches(7))), next(iter(again.iter_batches(7, shuffle=True)))]
     again.compact()
-    found += [Dataset(tmp_path / "steps"), Dataset(tmp_path / "steps").read(), next(again.fragments())]
-    assert [one.action_unit for one in found] == [_SCALE] * len(found)
+    actual += [Dataset(tmp_path / "steps"), Dataset(tmp_path / "steps").read(), next(again.fragments())]
+    assert [item.action_unit for item in actual] == [_SCALE] * len(actual)
     buffer = ReplayBuffer(200)
     buffer.extend(again)
     assert buffer.action_unit == _SCALE
 
 
 def test_a_dataset_of_several_policies_preserves_their_units(
-    scaled: SampleBatch[Any], drawn: SampleBatch[Any], tmp_path: Path
+    scaled: SampleBatch[Any], sampled: SampleBatch[Any], tmp_path: Path
 ) -> None:
     dataset = Dataset(tmp_path / "steps")
-    dataset.extend(MultiAgentBatch({"one": scaled, "other": drawn}, len(scaled)))
+    dataset.extend(MultiAgentBatch({"one": scaled, "other": sampled}, len(scaled)))
     with pytest.raises(ColumnMismatchError, match="must be in one unit"):
-        dataset.extend(MultiAgentBatch({"one": drawn}, len(drawn)))
+        dataset.extend(MultiAgentBatch({"one": sampled}, len(sampled)))
     batch = dataset.read()
     assert isinstance(batch, MultiAgentBatch)
     assert [batch["one"].action_unit, batch["other"].action_unit] == [_SCALE, ENVIRONMENT]

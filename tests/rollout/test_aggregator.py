@@ -81,16 +81,16 @@ def test_every_byte_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fragment_is_released_with_its_last_step() -> None:
     aggregator = Aggregator(10)
     fragment = pair(0, 8)
-    gone = weakref.ref(fragment["left"]["obs"])
+    reference = weakref.ref(fragment["left"]["obs"])
     aggregator.add(fragment)
     del fragment
     first = list(aggregator.batches())
     gc.collect()
-    assert gone() is not None
+    assert reference() is not None
     aggregator.add(pair(8, 4))
     second = list(aggregator.batches())
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     assert [batch.count for batch in first + second] == [5, 5]
 
 
@@ -234,8 +234,8 @@ def test_environment_steps_without_rows_are_counted() -> None:
     aggregator = Aggregator(4, "env_steps", complete_episodes=True)
     aggregator.add(MultiAgentBatch({}, 2))
     aggregator.add(MultiAgentBatch({"a": steps(0, 2, done=True)}, 3))
-    found = [*aggregator.batches(), aggregator.build_and_reset()]
-    assert sum(batch.count for batch in found) == 5
+    actual = [*aggregator.batches(), aggregator.build_and_reset()]
+    assert sum(batch.count for batch in actual) == 5
 
 
 def test_episodes_may_have_ids_of_any_kind() -> None:
@@ -265,15 +265,15 @@ def collected(seed: int, batch_size: int) -> list[dict[str, Any]]:
         MultiAgentCollector("random", make_environment("mpe2/simple_tag_v3"), seed=seed),
         MultiAgentCollector("random", make_environment("mpe2/simple_tag_v3"), seed=seed + 1),
     ]
-    found: list[Any] = []
+    actual: list[Any] = []
     for env_steps in (17, 30, 9):
         for collector in collectors:
             aggregator.add(collector.collect(n_step=env_steps).batch)
-            found += aggregator.batches()
-    found.append(aggregator.build_and_reset())
-    assert sum(batch.agent_steps() for batch in found) == 2 * 4 * 56
+            actual += aggregator.batches()
+    actual.append(aggregator.build_and_reset())
+    assert sum(batch.agent_steps() for batch in actual) == 2 * 4 * 56
     return [
-        {policy: [part["obs"].tolist(), part["rewards"].tolist()] for policy, part in batch.items()} for batch in found
+        {policy: [part["obs"].tolist(), part["rewards"].tolist()] for policy, part in batch.items()} for batch in actual
     ]
 
 
@@ -286,9 +286,9 @@ def test_episodes_are_counted_once_for_any_fragment_boundaries() -> None:
     for env_steps in (3, 5, 1, 2, 9, 12):
         aggregator.add(collector.collect(n_step=env_steps).batch)
     assert aggregator.episodes == 4
-    found = episode_statistics(aggregator.build_and_reset())
-    assert found is not None
-    assert found.episodes == 4
+    actual = episode_statistics(aggregator.build_and_reset())
+    assert actual is not None
+    assert actual.episodes == 4
 
 
 def test_without_a_size_everything_is_one_batch() -> None:
@@ -336,12 +336,12 @@ def test_small_train_batches_agree_with_the_general_split(data: st.DataObject) -
         together.add(fragment)
         apart.add(fragment)
     pairs = list(zip(together.batches(), apart.batches(), strict=True))
-    rest = together.build_and_reset(), apart.build_and_reset()
-    for one, other in (*pairs, rest):
-        assert type(one) is type(other)
-        assert one.env_steps() == other.env_steps()
+    remaining = together.build_and_reset(), apart.build_and_reset()
+    for left, other in (*pairs, remaining):
+        assert type(left) is type(other)
+        assert left.env_steps() == other.env_steps()
         parts = zip(
-            one.as_multi_agent().policy_batches.items(), other.as_multi_agent().policy_batches.items(), strict=True
+            left.as_multi_agent().policy_batches.items(), other.as_multi_agent().policy_batches.items(), strict=True
         )
         for (policy, rows), (same, others) in parts:
             assert policy == same

@@ -35,8 +35,8 @@ def lean(obs: Any) -> Any:
     return (obs[:, 2] + obs[:, 3] > 0).astype(int)
 
 
-def ladders(lengths: list[int], kind: Any = gyms.Ladder, **given: Any) -> list[Any]:
-    return [partial(kind, n, length, **given) for n, length in enumerate(lengths)]
+def ladders(lengths: list[int], kind: Any = gyms.Ladder, **options: Any) -> list[Any]:
+    return [partial(kind, n, length, **options) for n, length in enumerate(lengths)]
 
 
 def cart_poles(count: int) -> list[Any]:
@@ -44,7 +44,9 @@ def cart_poles(count: int) -> list[Any]:
 
 
 @contextmanager
-def gated(policy: Any, lengths: list[int], shut: list[int], **given: Any) -> Iterator[tuple[AsyncCollector, Any, Any]]:
+def gated(
+    policy: Any, lengths: list[int], shut: list[int], **options: Any
+) -> Iterator[tuple[AsyncCollector, Any, Any]]:
     """Let a policy climb ladders, some of which wait with every step until a gate is opened.
 
     Yields
@@ -56,7 +58,7 @@ def gated(policy: Any, lengths: list[int], shut: list[int], **given: Any) -> Ite
         lambda n=n, length=length: gyms.Watched(n, length, steps=steps, gate=gate if n in shut else None)
         for n, length in enumerate(lengths)
     ]
-    collector = Async(policy, makers, **given)
+    collector = Async(policy, makers, **options)
     try:
         yield collector, gate, steps
     finally:
@@ -66,8 +68,8 @@ def gated(policy: Any, lengths: list[int], shut: list[int], **given: Any) -> Ite
 
 def joined(batches: list[SampleBatch]) -> SampleBatch:
     """Join what several calls collected, the steps of an environment together."""
-    whole = concat_samples(batches)
-    return whole[np.lexsort((np.arange(len(whole)), whole["env_id"]))]
+    joined = concat_samples(batches)
+    return joined[np.lexsort((np.arange(len(joined)), joined["env_id"]))]
 
 
 # Who waits for whom
@@ -102,29 +104,29 @@ def test_environments_step_at_their_own_speed() -> None:
 
 def test_the_policy_is_called_when_enough_environments_are_ready() -> None:
     for shut, wait_num, expected in (([0], 2, [3, 2, 2, 2]), ([], 3, [3, 3, 3]), ([0, 1], 1, [3, 1, 1, 1])):
-        seen: list[int] = []
+        recorded: list[int] = []
 
-        def policy(obs: Any, seen: list[int] = seen) -> Any:
-            seen.append(len(obs))
+        def policy(obs: Any, observed: list[int] = recorded) -> Any:
+            observed.append(len(obs))
             return stay(obs)
 
         with gated(policy, [9, 9, 9], shut, wait_num=wait_num) as (collector, _, _):
             collector.collect(n_step=(3 - len(shut)) * len(expected))
-            assert seen == expected
+            assert recorded == expected
 
 
 def test_after_a_timeout_fewer_ready_environments_are_enough() -> None:
-    seen = []
+    recorded = []
 
     def policy(obs: Any) -> Any:
-        seen.append(obs[:, 0].tolist())
+        recorded.append(obs[:, 0].tolist())
         return stay(obs)
 
     with gated(policy, [9, 9, 9], [0], timeout_s=0.05) as (collector, _, _):
         collector.collect(n_step=4)
-    assert seen[0] == [0, 1, 2]
-    assert len(seen) > 1
-    assert not any(0 in envs for envs in seen[1:])
+    assert recorded[0] == [0, 1, 2]
+    assert len(recorded) > 1
+    assert not any(0 in envs for envs in recorded[1:])
     # However short the time: there must be one.
     with Async(stay, [lambda: gyms.Watched(0, 4, pause_s=0.05)], timeout_s=0.0) as collector:
         assert collector.collect(n_step=1).n_collected_steps == 1
@@ -137,25 +139,28 @@ def test_trajectories_agree_with_a_synchronous_collector() -> None:
     with Collector(lean, SyncVectorEnv(cart_poles(3)), seed=4) as collector:
         expected = collector.collect(n_step=300).batch
     with Async(lean, cart_poles(3), seed=4) as collector:
-        found = joined([collector.collect(n_step=steps).batch for steps in (100, 1, 199)])
-    assert found.column_names == expected.column_names
-    check_trajectories(found)
+        actual = joined([collector.collect(n_step=steps).batch for steps in (100, 1, 199)])
+    assert actual.column_names == expected.column_names
+    check_trajectories(actual)
     both = 0
     for env in range(3):
-        one, other = expected[expected["env_id"] == env], found[found["env_id"] == env]
-        least = min(len(one), len(other))
+        first, other = expected[expected["env_id"] == env], actual[actual["env_id"] == env]
+        least = min(len(first), len(other))
         both += least
         for name in COMPARED:
-            assert one[name].dtype == other[name].dtype
-            assert one[name][:least].tolist() == other[name][:least].tolist(), name
+            assert first[name].dtype == other[name].dtype
+            assert first[name][:least].tolist() == other[name][:least].tolist(), name
     assert both > 100
-    assert found["truncateds"].any()
+    assert actual["truncateds"].any()
 
 
 def test_one_step_per_environment_steps_all_environments() -> None:
     columns = []
-    for made in (Collector(lean, SyncVectorEnv(cart_poles(3)), seed=4), Async(lean, cart_poles(3), seed=4, wait_num=3)):
-        with made as collector:
+    for result in (
+        Collector(lean, SyncVectorEnv(cart_poles(3)), seed=4),
+        Async(lean, cart_poles(3), seed=4, wait_num=3),
+    ):
+        with result as collector:
             batch = collector.collect(n_step=3).batch
             columns.append({name: batch[name].tolist() for name in batch.column_names if name != "eps_id"})
             obs, _ = collector.reset(gym_reset_kwargs={"seed": 3})
@@ -168,19 +173,19 @@ def test_one_step_per_environment_steps_all_environments() -> None:
 # Episodes
 
 
-@pytest.mark.parametrize(("lengths", "wanted"), [([2, 5, 9], 3), ([2, 5, 9], 7), ([7, 2], 1)])
-def test_every_started_episode_is_returned_and_no_more_are_started(lengths: list[int], wanted: int) -> None:
+@pytest.mark.parametrize(("lengths", "expected"), [([2, 5, 9], 3), ([2, 5, 9], 7), ([7, 2], 1)])
+def test_every_started_episode_is_returned_and_no_more_are_started(lengths: list[int], expected: int) -> None:
     steps = CONTEXT.RawArray("i", len(lengths))
     env = ladders(lengths, gyms.Watched, steps=steps)
     with Async(stay, env) as collector:
         for _ in range(3):
-            stats = collector.collect(n_episode=wanted)
-            assert stats.n_collected_episodes == wanted
+            stats = collector.collect(n_episode=expected)
+            assert stats.n_collected_episodes == expected
             assert stats.n_collected_steps == len(stats.batch) == stats.lens.sum()
-            assert stats.batch["dones"].sum() == wanted
+            assert stats.batch["dones"].sum() == expected
             assert stats.batch["t"][0] == 0
             check_trajectories(stats.batch)
-            assert set(stats.lens.tolist()) == set(lengths[:wanted])
+            assert set(stats.lens.tolist()) == set(lengths[:expected])
         # Nothing was done that is not there.
         assert sum(steps) == collector.collect_step
 
@@ -225,16 +230,16 @@ def test_statistics_agree_with_the_batch() -> None:
     with Async(spaces.Discrete(2), cart_poles(3), seed=2) as collector:
         first = collector.collect(n_step=100)
         stats = collector.collect(n_step=200)
-        whole = concat_samples([first.batch, stats.batch])
-        ended = whole["eps_id"][whole["dones"] & (whole["unroll_id"] == 1)]
-        lens = [int((whole["eps_id"] == one).sum()) for one in ended.tolist()]
+        joined = concat_samples([first.batch, stats.batch])
+        ended = joined["eps_id"][joined["dones"] & (joined["unroll_id"] == 1)]
+        lens = [int((joined["eps_id"] == item).sum()) for item in ended.tolist()]
         assert sorted(stats.lens.tolist()) == sorted(lens)
         assert stats.returns.tolist() == stats.lens.tolist()
         assert stats.n_collected_steps == len(stats.batch) >= 200
         assert stats.n_collected_steps <= 202
         assert stats.n_collected_episodes == len(ended) > 2
-        assert collector.collect_step == len(whole)
-        assert collector.collect_episode == whole["dones"].sum()
+        assert collector.collect_step == len(joined)
+        assert collector.collect_episode == joined["dones"].sum()
         assert collector.collect_time == pytest.approx(first.collect_time + stats.collect_time)
         collector.reset_stat()
         assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
@@ -246,7 +251,7 @@ def test_every_step_occurs_once_for_any_sequence_of_calls() -> None:
     steps = CONTEXT.RawArray("i", 3)
     makers = [lambda n=n: gyms.Watched(n, lengths[n], steps=steps, pause_s=0.001 * n, says=True) for n in range(3)]
     buffer = VectorReplayBuffer(3 * 3000, 3)
-    begun = np.zeros(3, int)
+    started = np.zeros(3, int)
     counted = episodes = 0
     with Async(stay, makers, buffer, wait_num=2) as collector:
         for call in range(40):
@@ -254,31 +259,31 @@ def test_every_step_occurs_once_for_any_sequence_of_calls() -> None:
             if kind == 0:
                 collector.reset_env()
                 assert [len(ring) for ring in buffer.buffers] == list(steps)
-                begun = np.array(steps)
+                started = np.array(steps)
                 continue
-            wanted = int(rng.integers(1, 12))
-            given = {"n_episode": wanted} if kind == 1 else {"n_step": wanted}
+            expected = int(rng.integers(1, 12))
+            options = {"n_episode": expected} if kind == 1 else {"n_step": expected}
             # What was under way before a reset counts after it.
-            stats = collector.collect(random=call % 5 == 0, **given)
+            stats = collector.collect(random=call % 5 == 0, **options)
             counted += stats.n_collected_steps
             episodes += stats.n_collected_episodes
             assert counted == len(buffer)
             assert (stats.lens <= 7).all()
         collector.reset_env()
-    assert begun.sum()
+    assert started.sum()
     for env, ring in enumerate(buffer.buffers):
-        held = ring[:]
-        assert len(held) == steps[env]
-        assert (held.obs[:, 0] == env).all()
-        assert (held.obs_next[:, 2] == held.obs[:, 2] + 1).all()
-        assert (held.obs_next[:, 1] == held.obs[:, 1]).all()
-        assert (held.info.step == held.obs_next[:, 2]).all()
-        assert (held.terminated == (held.obs_next[:, 2] == lengths[env])).all()
+        rows = ring[:]
+        assert len(rows) == steps[env]
+        assert (rows.obs[:, 0] == env).all()
+        assert (rows.obs_next[:, 2] == rows.obs[:, 2] + 1).all()
+        assert (rows.obs_next[:, 1] == rows.obs[:, 1]).all()
+        assert (rows.info.step == rows.obs_next[:, 2]).all()
+        assert (rows.terminated == (rows.obs_next[:, 2] == lengths[env])).all()
         # A step goes on from the one before, or begins a later episode after that one's end.
-        ends = held.done[:-1]
-        assert (held.obs[1:][~ends] == held.obs_next[:-1][~ends]).all()
-        assert (held.obs[1:][ends][:, 2] == 0).all()
-        assert (held.obs[1:][ends][:, 1] > held.obs[:-1][ends][:, 1]).all()
+        ends = rows.done[:-1]
+        assert (rows.obs[1:][~ends] == rows.obs_next[:-1][~ends]).all()
+        assert (rows.obs[1:][ends][:, 2] == 0).all()
+        assert (rows.obs[1:][ends][:, 1] > rows.obs[:-1][ends][:, 1]).all()
     assert episodes <= buffer[:].terminated.sum()
 
 
@@ -293,8 +298,8 @@ def test_final_observations_are_preserved_and_resets_are_not_steps() -> None:
         assert (batch["new_obs"][:, 1] == batch["obs"][:, 1]).all()
         assert (batch["new_obs"][:, 2] == batch["obs"][:, 2] + 1).all()
         assert (batch["rewards"] == 100 * batch["env_id"] + batch["new_obs"][:, 2]).all()
-        said = [{"step": t + 1, "name": f"step {t + 1}"} for t in batch["t"].tolist()]
-        assert batch["infos"].tolist() == said
+        output = [{"step": t + 1, "name": f"step {t + 1}"} for t in batch["t"].tolist()]
+        assert batch["infos"].tolist() == output
     assert (np.concatenate([batch["t"] == batch["obs"][:, 2] for batch in batches])).all()
 
 
@@ -336,12 +341,12 @@ def test_nested_observations_in_shared_memory() -> None:
     with Async(policy, ladders([2, 3], Seeing), buffer) as collector:
         collector.collect(n_step=20)
     for env, length in enumerate([2, 3]):
-        held = buffer.buffers[env][:]
-        steps = np.arange(len(held)) % length
-        assert held.obs.eyes["1"].tolist() == steps.tolist()
-        assert held.obs_next.eyes["1"].tolist() == (steps + 1).tolist()
-        assert held.obs.eyes["0"][:, 0].tolist() == [env] * len(held)
-        assert held.act.feet["1"].tolist() == [1] * len(held)
+        stored = buffer.buffers[env][:]
+        steps = np.arange(len(stored)) % length
+        assert stored.obs.eyes["1"].tolist() == steps.tolist()
+        assert stored.obs_next.eyes["1"].tolist() == (steps + 1).tolist()
+        assert stored.obs.eyes["0"][:, 0].tolist() == [env] * len(stored)
+        assert stored.act.feet["1"].tolist() == [1] * len(stored)
 
 
 class Word(gymnasium.Space):
@@ -389,8 +394,8 @@ class Wide(gyms.Ladder):
     """A ladder that sees more than its space declares, from its third step on."""
 
     def _observe(self) -> Any:
-        seen = super()._observe()
-        return seen.astype(np.float64) + 1e-12 if self._step > 2 else seen
+        observations = super()._observe()
+        return observations.astype(np.float64) + 1e-12 if self._step > 2 else observations
 
 
 def test_floats_wider_than_their_space_are_preserved() -> None:
@@ -422,8 +427,8 @@ class Filming(gymnasium.Env):
 def test_images_of_a_step_and_of_the_reset_after_it_are_not_mixed_up() -> None:
     with Async(stay, Filming, num_envs=3) as collector:
         batch = collector.collect(n_step=100).batch
-    for name, shown in (("obs", batch["t"]), ("new_obs", batch["t"] + 1)):
-        assert (batch[name] == shown[:, None, None, None]).all()
+    for name, text in (("obs", batch["t"]), ("new_obs", batch["t"] + 1)):
+        assert (batch[name] == text[:, None, None, None]).all()
 
 
 # Environments
@@ -515,29 +520,29 @@ def test_a_recurrent_state_is_preserved_for_each_environment(form: str) -> None:
 
     makers = [lambda n=n: gyms.Watched(n, 2 + n, pause_s=0.002 * (n == 1)) for n in range(3)]
     with Async(policy, makers) as collector:
-        for wanted in ({"n_step": 30}, {"n_episode": 2}, {"n_step": 10, "reset_before_collect": True}):
-            batch = collector.collect(**wanted).batch
+        for expected in ({"n_step": 30}, {"n_episode": 2}, {"n_step": 10, "reset_before_collect": True}):
+            batch = collector.collect(**expected).batch
             for name in names:
                 assert batch[name].tolist() == batch["t"].tolist()
     buffer = VectorReplayBuffer(200, 3)
     with Async(policy, makers, buffer) as collector:
         collector.collect(n_step=40)
-    kept = buffer[:].policy.hidden_state
-    kept = kept if form == "tensor" else kept["0"].h
-    assert np.asarray(kept).tolist() == buffer[:].obs_next[:, 2].tolist()
+    stored = buffer[:].policy.hidden_state
+    stored = stored if form == "tensor" else stored["0"].h
+    assert np.asarray(stored).tolist() == buffer[:].obs_next[:, 2].tolist()
     rows = buffer[:].as_sample_batch()
     for name in names:
         assert np.asarray(rows[name]).tolist() == rows["obs"][:, 2].tolist()
 
 
 def test_a_policy_receives_infos_environment_ids_and_times() -> None:
-    seen = []
+    recorded = []
 
     def policy(batch: Batch) -> Batch:
         info = batch.info
-        seen.extend(
-            (env, said, step)
-            for env, said, step in zip(
+        recorded.extend(
+            (env, info, step)
+            for env, info, step in zip(
                 info.env_id.tolist(), info.get("step", np.zeros(len(batch.obs))), batch.obs[:, 2], strict=True
             )
         )
@@ -546,8 +551,8 @@ def test_a_policy_receives_infos_environment_ids_and_times() -> None:
 
     with Async(policy, ladders([2, 3], says=True)) as collector:
         collector.collect(n_step=30)
-    assert all(said == step for _, said, step in seen)
-    assert {env for env, _, _ in seen} == {0, 1}
+    assert all(info == step for _, info, step in recorded)
+    assert {env for env, _, _ in recorded} == {0, 1}
 
 
 def test_extra_outputs_of_a_policy_are_recorded_and_may_widen() -> None:
@@ -568,17 +573,17 @@ def test_extra_outputs_of_a_policy_are_recorded_and_may_widen() -> None:
 
 
 def test_random_steps_reset_the_recurrent_state() -> None:
-    seen = []
+    recorded = []
 
     def policy(obs: Any, state: Any) -> Any:
         before = np.zeros(len(obs), int) if state is None else state
-        seen.append(before.tolist())
+        recorded.append(before.tolist())
         return stay(obs), before + 1
 
     with Async(policy, ladders([99, 99]), wait_num=2) as collector:
         for random in (False, True, False):
             collector.collect(n_step=4, random=random)
-    assert seen == [[0, 0], [1, 1], [0, 0], [1, 1]]
+    assert recorded == [[0, 0], [1, 1], [0, 0], [1, 1]]
 
 
 def test_extra_outputs_must_be_returned_in_every_step() -> None:
@@ -603,16 +608,16 @@ def test_noise_action_mapping_and_random_actions_are_applied() -> None:
             assert len(batch.obs) == len(act)
             return act + 0.5
 
-    given = {"exploration_noise": True, "map_action": "clip", "seed": 3}
-    with Async(Noisy(), [gyms.Walk] * 2, **given) as collector:
+    options = {"exploration_noise": True, "map_action": "clip", "seed": 3}
+    with Async(Noisy(), [gyms.Walk] * 2, **options) as collector:
         batch = collector.collect(n_step=10).batch
         assert batch["actions"].tolist() == [[3.5, 3.5]] * len(batch)
         # A step pays what the first action says.
         assert batch["rewards"].tolist() == [2.0] * len(batch)
-        drawn = collector.collect(n_step=10, random=True).batch
+        sampled = collector.collect(n_step=10, random=True).batch
         # Two were under way.
-        assert (drawn["actions"] != 3.5).any(1).sum() >= len(drawn) - 2
-        assert drawn["unroll_id"].tolist() == [1] * len(drawn)
+        assert (sampled["actions"] != 3.5).any(1).sum() >= len(sampled) - 2
+        assert sampled["unroll_id"].tolist() == [1] * len(sampled)
 
 
 # Buffers and hooks
@@ -622,18 +627,18 @@ def test_a_buffer_is_filled_with_the_steps_of_each_environment() -> None:
     buffer = VectorReplayBuffer(300, 3)
     with Async(stay, ladders([2, 5, 9], says=True), buffer) as collector:
         stats = [collector.collect(n_step=20), collector.collect(n_episode=4), collector.collect(n_step=20)]
-    assert all(one.batch is None for one in stats)
-    assert sum(one.n_collected_steps for one in stats) == len(buffer)
-    assert sum(one.n_collected_episodes for one in stats) == buffer[:].done.sum()
+    assert all(item.batch is None for item in stats)
+    assert sum(item.n_collected_steps for item in stats) == len(buffer)
+    assert sum(item.n_collected_episodes for item in stats) == buffer[:].done.sum()
     for env, length in enumerate([2, 5, 9]):
-        held = buffer.buffers[env][:]
-        number = np.arange(len(held))
-        expected = np.stack([np.full(len(held), env), number // length, number % length], 1)
-        assert held.obs.tolist() == expected.tolist()
-        assert held.obs_next.tolist() == (expected + np.array([0, 0, 1])).tolist()
-        assert held.rew.tolist() == (100 * env + held.obs_next[:, 2]).tolist()
-        assert held.done.tolist() == (held.obs_next[:, 2] == length).tolist()
-        assert held.info.step.tolist() == held.obs_next[:, 2].tolist()
+        rows = buffer.buffers[env][:]
+        number = np.arange(len(rows))
+        expected = np.stack([np.full(len(rows), env), number // length, number % length], 1)
+        assert rows.obs.tolist() == expected.tolist()
+        assert rows.obs_next.tolist() == (expected + np.array([0, 0, 1])).tolist()
+        assert rows.rew.tolist() == (100 * env + rows.obs_next[:, 2]).tolist()
+        assert rows.done.tolist() == (rows.obs_next[:, 2] == length).tolist()
+        assert rows.info.step.tolist() == rows.obs_next[:, 2].tolist()
 
 
 def test_abandoned_episodes_are_truncated_in_the_buffer() -> None:
@@ -641,8 +646,8 @@ def test_abandoned_episodes_are_truncated_in_the_buffer() -> None:
     with Async(stay, ladders([9, 9]), buffer) as collector:
         counted = collector.collect(n_step=6).n_collected_steps
         collector.reset(reset_buffer=False)
-        held = [one[:] for one in buffer.buffers]
-        assert all(one.truncated.tolist() == [False] * (len(one) - 1) + [True] for one in held)
+        rows = [item[:] for item in buffer.buffers]
+        assert all(item.truncated.tolist() == [False] * (len(item) - 1) + [True] for item in rows)
         # What was under way is there, and is counted.
         assert collector.collect_step == 0
         assert collector.collect(n_step=1).n_collected_steps == len(buffer) - counted
@@ -698,8 +703,10 @@ def test_the_step_hook_receives_transitions_and_may_add_columns(buffered: bool) 
     with Async(policy, ladders([3, 9], says=True), buffer, on_step_hook=hook) as collector:
         stats = collector.collect(n_step=50)
     assert sum(rows) == stats.n_collected_steps
-    kept, rewards = (buffer[:].doubled, buffer[:].rew) if buffered else (stats.batch["doubled"], stats.batch["rewards"])
-    assert kept.tolist() == (rewards * 2).tolist()
+    stored, rewards = (
+        (buffer[:].doubled, buffer[:].rew) if buffered else (stats.batch["doubled"], stats.batch["rewards"])
+    )
+    assert stored.tolist() == (rewards * 2).tolist()
 
 
 @pytest.mark.parametrize("buffered", [False, True])
@@ -712,8 +719,8 @@ def test_the_episode_hook_adds_columns(buffered: bool) -> None:
     buffer = VectorReplayBuffer(100, 2) if buffered else None
     with Async(stay, ladders([2, 5]), buffer, on_episode_done_hook=to_go) as collector:
         stats = collector.collect(n_episode=9)
-    found = (buffer[:].obs[:, 2], buffer[:].to_go) if buffered else (stats.batch["t"], stats.batch["to_go"])
-    assert sorted(found[1][found[0] == 0].tolist()) == sorted(stats.returns.tolist())
+    actual = (buffer[:].obs[:, 2], buffer[:].to_go) if buffered else (stats.batch["t"], stats.batch["to_go"])
+    assert sorted(actual[1][actual[0] == 0].tolist()) == sorted(stats.returns.tolist())
 
 
 def test_rendering() -> None:
@@ -737,7 +744,7 @@ def test_exactly_one_amount_must_be_requested(amounts: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"wait_num": 0}, "wait_num must be from 1 to 2, the number of environments, got 0"),
         ({"wait_num": 3}, "wait_num must be from 1 to 2, the number of environments, got 3"),
@@ -748,9 +755,9 @@ def test_exactly_one_amount_must_be_requested(amounts: dict[str, int]) -> None:
         ({"num_envs": 0}, "num_envs must be a whole number from 1, got 0"),
     ],
 )
-def test_invalid_numbers_are_rejected(given: dict[str, Any], words: str) -> None:
+def test_invalid_numbers_are_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        Async(stay, ladders([2, 2]), **given)
+        Async(stay, ladders([2, 2]), **options)
 
 
 def test_a_number_of_actions_that_does_not_fit_is_rejected() -> None:
@@ -762,9 +769,9 @@ def test_a_number_of_actions_that_does_not_fit_is_rejected() -> None:
 
 
 def test_a_closed_collector_rejects_calls() -> None:
-    for begun in (False, True):
+    for is_started in (False, True):
         collector = Async(stay, ladders([2]))
-        if begun:
+        if is_started:
             collector.collect(n_step=1)
         collector.close()
         collector.close()

@@ -54,8 +54,8 @@ def stay(obs: Any) -> Any:
     return np.zeros(len(obs), int)
 
 
-def ladders(lengths: list[int], mode: str = "NextStep", kind: type[Any] = gyms.Ladder, **given: Any) -> Any:
-    makers = [lambda n=n, length=length: kind(n, length, **given) for n, length in enumerate(lengths)]
+def ladders(lengths: list[int], mode: str = "NextStep", kind: type[Any] = gyms.Ladder, **options: Any) -> Any:
+    makers = [lambda n=n, length=length: kind(n, length, **options) for n, length in enumerate(lengths)]
     return SyncVectorEnv(makers, autoreset_mode=mode)
 
 
@@ -76,15 +76,15 @@ def test_steps_of_a_real_environment(mode: str) -> None:
     assert dtypes == ["float32", "float32", "int64", "float64", "bool", "bool", "object", *["int64"] * 5]
     for batch in batches:
         check_trajectories(batch)
-    whole = concat_samples(batches)
-    check_trajectories(whole[np.lexsort((np.arange(len(whole)), whole["env_id"]))])
-    assert (whole["eps_id"] >= 0).all()
+    joined = concat_samples(batches)
+    check_trajectories(joined[np.lexsort((np.arange(len(joined)), joined["env_id"]))])
+    assert (joined["eps_id"] >= 0).all()
     # CartPole falls within 12 degrees: where an episode ended, that is to be seen in what its last step led to.
-    over = whole["terminateds"]
-    outside = (abs(whole["new_obs"][:, 2]) > 12 * np.pi / 180) | (abs(whole["new_obs"][:, 0]) > 2.4)
+    over = joined["terminateds"]
+    outside = (abs(joined["new_obs"][:, 2]) > 12 * np.pi / 180) | (abs(joined["new_obs"][:, 0]) > 2.4)
     assert over.sum() > 5
     assert (outside == over).all()
-    assert not whole["truncateds"].any()
+    assert not joined["truncateds"].any()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -110,13 +110,13 @@ class SaysItTwice(gymnasium.vector.VectorWrapper):
         return obs, rewards, terminateds | before, truncateds, infos
 
 
-@pytest.mark.parametrize("wanted", [1, 4, 20, 61])
-def test_repeated_end_flags_of_a_reset_are_ignored(wanted: int) -> None:
+@pytest.mark.parametrize("expected", [1, 4, 20, 61])
+def test_repeated_end_flags_of_a_reset_are_ignored(expected: int) -> None:
     lengths = [2, 3, 1]
     collector = Collector(stay, SaysItTwice(ladders(lengths)))
     for _ in range(3):
-        batch = collector.collect(n_step=wanted).batch
-        assert wanted <= len(batch) < wanted + 3
+        batch = collector.collect(n_step=expected).batch
+        assert expected <= len(batch) < expected + 3
         check_trajectories(batch)
         assert batch["terminateds"].tolist() == (batch["t"] + 1 == np.array(lengths)[batch["env_id"]]).tolist()
 
@@ -129,16 +129,16 @@ def test_every_autoreset_mode_and_vector_class_gives_the_same_data() -> None:
     def lean(obs: Any) -> Any:
         return (obs[:, 2] + obs[:, 3] > 0).astype(int)
 
-    found = []
+    actual = []
     for mode in MODES:
         for kind in (SyncVectorEnv, AsyncVectorEnv):
             makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=20)] * 2
-            given = {"context": "fork"} if kind is AsyncVectorEnv else {}
-            with Collector(lean, kind(makers, autoreset_mode=mode, **given), seed=5) as collector:
+            options = {"context": "fork"} if kind is AsyncVectorEnv else {}
+            with Collector(lean, kind(makers, autoreset_mode=mode, **options), seed=5) as collector:
                 stats = collector.collect(n_episode=4)
             assert stats.lens.tolist() == [20] * 4
-            found.append(without_ids(stats.batch))
-    assert all(other == found[0] for other in found)
+            actual.append(without_ids(stats.batch))
+    assert all(other == actual[0] for other in actual)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -147,11 +147,11 @@ def test_a_seed_determines_everything_except_episode_ids(count: int) -> None:
         env = cart_poles(count)
         return Collector(env.single_action_space, env, seed=seed).collect(n_step=120).batch
 
-    one, two, other = collect(7), collect(7), collect(8)
-    assert without_ids(one) == without_ids(two)
-    assert without_ids(one) != without_ids(other)
+    first, second, other = collect(7), collect(7), collect(8)
+    assert without_ids(first) == without_ids(second)
+    assert without_ids(first) != without_ids(other)
     assert without_ids(collect(None)) != without_ids(collect(None))
-    assert not set(one["eps_id"].tolist()) & set(two["eps_id"].tolist())
+    assert not set(first["eps_id"].tolist()) & set(second["eps_id"].tolist())
 
 
 def test_seeds_do_not_depend_on_the_number_of_environments() -> None:
@@ -168,10 +168,10 @@ def test_a_single_environment_is_counted_exactly() -> None:
     collector = Collector(stay, env)
     batches = [collector.collect(n_step=steps).batch for steps in (3, 1, 7)]
     assert list(map(len, batches)) == [3, 1, 7]
-    whole = concat_samples(batches)
-    check_trajectories(whole)
-    assert whole["t"].tolist() == [0, 1, 2, 3] * 2 + [0, 1, 2]
-    assert whole["infos"].tolist() == [{"step": t + 1, "name": f"step {t + 1}"} for t in whole["t"].tolist()]
+    joined = concat_samples(batches)
+    check_trajectories(joined)
+    assert joined["t"].tolist() == [0, 1, 2, 3] * 2 + [0, 1, 2]
+    assert joined["infos"].tolist() == [{"step": t + 1, "name": f"step {t + 1}"} for t in joined["t"].tolist()]
     assert env.made == [0] * 11
     collector.close()
     collector.close()
@@ -179,20 +179,20 @@ def test_a_single_environment_is_counted_exactly() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("lengths", "wanted"), [([2, 5, 9], 3), ([2, 5, 9], 4), ([2, 5, 9], 9), ([7, 2], 1)])
-def test_every_started_episode_is_returned(mode: str, lengths: list[int], wanted: int) -> None:
+@pytest.mark.parametrize(("lengths", "expected"), [([2, 5, 9], 3), ([2, 5, 9], 4), ([2, 5, 9], 9), ([7, 2], 1)])
+def test_every_started_episode_is_returned(mode: str, lengths: list[int], expected: int) -> None:
     with Collector(stay, ladders(lengths, mode)) as collector:
-        stats = collector.collect(n_episode=wanted)
-        assert stats.n_collected_episodes == wanted
+        stats = collector.collect(n_episode=expected)
+        assert stats.n_collected_episodes == expected
         assert stats.n_collected_steps == len(stats.batch) == stats.lens.sum()
-        assert stats.batch["dones"].sum() == wanted
+        assert stats.batch["dones"].sum() == expected
         check_trajectories(stats.batch)
         # The next collection begins with fresh episodes.
-        again = collector.collect(n_episode=wanted)
+        again = collector.collect(n_episode=expected)
         assert sorted(again.lens.tolist()) == sorted(stats.lens.tolist())
         assert again.batch["t"][0] == 0
         check_trajectories(again.batch)
-    assert set(stats.lens.tolist()) == set(lengths[:wanted])
+    assert set(stats.lens.tolist()) == set(lengths[:expected])
 
 
 def test_long_episodes_count_as_much_as_short_ones() -> None:
@@ -222,9 +222,9 @@ def test_statistics_agree_with_the_batch() -> None:
     collector = Collector(RandomPolicy(gymnasium.spaces.Discrete(2), seed=1), cart_poles(3), seed=2)
     first = collector.collect(n_step=100)
     stats = collector.collect(n_step=200)
-    whole = concat_samples([first.batch, stats.batch])
-    ended = whole["eps_id"][whole["dones"] & (whole["unroll_id"] == 1)]
-    lens = {one: int((whole["eps_id"] == one).sum()) for one in ended.tolist()}
+    joined = concat_samples([first.batch, stats.batch])
+    ended = joined["eps_id"][joined["dones"] & (joined["unroll_id"] == 1)]
+    lens = {item: int((joined["eps_id"] == item).sum()) for item in ended.tolist()}
     assert sorted(stats.lens.tolist()) == sorted(lens.values())
     assert stats.returns.tolist() == stats.lens.tolist()
     assert stats.n_collected_steps == len(stats.batch)
@@ -235,8 +235,8 @@ def test_statistics_agree_with_the_batch() -> None:
     assert stats.lens_stat.std == pytest.approx(stats.lens.std())
     assert (stats.lens_stat.min, stats.lens_stat.max) == (stats.lens.min(), stats.lens.max())
     assert stats.collect_speed == pytest.approx(stats.n_collected_steps / stats.collect_time)
-    assert collector.collect_step == len(whole)
-    assert collector.collect_episode == whole["dones"].sum()
+    assert collector.collect_step == len(joined)
+    assert collector.collect_episode == joined["dones"].sum()
     assert collector.collect_time == pytest.approx(first.collect_time + stats.collect_time)
     collector.reset_stat()
     assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
@@ -267,17 +267,17 @@ def test_nested_observations_and_actions() -> None:
 
 
 def test_policies_and_buffers_receive_nested_observations_as_batches() -> None:
-    seen = []
+    recorded = []
 
     def policy(batch: Batch) -> Batch:
-        seen.append(batch.obs)
+        recorded.append(batch.obs)
         rows = len(batch.obs.eyes["1"])
         feet = Batch({"0": np.zeros((rows, 2), np.float32), "1": np.ones(rows, int)})
         return Batch(act=Batch(hands=np.zeros((rows, 2), int), feet=feet))
 
     buffer = VectorReplayBuffer(20, 2)
     Collector(policy, ladders([2, 3], "SameStep", gyms.Nested), buffer).collect(n_step=4)
-    assert seen[0].eyes["0"].tolist() == [[0.0, 0.0], [1.0, 0.0]]
+    assert recorded[0].eyes["0"].tolist() == [[0.0, 0.0], [1.0, 0.0]]
     assert buffer[:].obs.eyes["1"].tolist() == [0, 1, 0, 1]
     assert buffer[:].act.feet["1"].tolist() == [1] * 4
 
@@ -285,25 +285,25 @@ def test_policies_and_buffers_receive_nested_observations_as_batches() -> None:
 def test_infos_belong_to_the_steps_that_returned_them() -> None:
     for mode in MODES:
         batch = Collector(stay, ladders([2, 3], mode, says=True)).collect(n_step=12).batch
-        said = [{"step": t + 1, "name": f"step {t + 1}"} for t in batch["t"].tolist()]
-        assert batch["infos"].tolist() == said
+        output = [{"step": t + 1, "name": f"step {t + 1}"} for t in batch["t"].tolist()]
+        assert batch["infos"].tolist() == output
     plain = Collector(stay, ladders([2, 3])).collect(n_step=4).batch["infos"]
     assert plain.tolist() == [{}] * 4
     assert plain[0] is not plain[1]
 
 
 def test_a_policy_receives_infos_environment_ids_and_times() -> None:
-    seen = []
+    recorded = []
 
     def policy(batch: Batch, state: Any) -> Batch:
-        seen.append(batch.info)
+        recorded.append(batch.info)
         return Batch(act=np.zeros(2, int))
 
     Collector(policy, ladders([2, 3], "SameStep", says=True)).collect(n_step=6)
-    assert seen[0].episode_number.tolist() == [0, 0]
-    assert seen[1].step.tolist() == [1, 1]
-    assert seen[2].episode_number.tolist() == [1, 0]
-    assert all(info.env_id.tolist() == [0, 1] for info in seen)
+    assert recorded[0].episode_number.tolist() == [0, 0]
+    assert recorded[1].step.tolist() == [1, 1]
+    assert recorded[2].episode_number.tolist() == [1, 0]
+    assert all(info.env_id.tolist() == [0, 1] for info in recorded)
 
 
 # Policies
@@ -312,8 +312,8 @@ def test_a_policy_receives_infos_environment_ids_and_times() -> None:
 def test_extra_outputs_of_a_policy_are_recorded() -> None:
     def policy(batch: Batch) -> Batch:
         rows = len(batch.obs)
-        kept = Batch(value=torch.ones(rows), deep=Batch(logits=np.zeros((rows, 3))))
-        return Batch(act=torch.zeros(rows, dtype=torch.int64), policy=kept, action_logp=np.full(rows, -1.0), odd=5)
+        retained = Batch(value=torch.ones(rows), deep=Batch(logits=np.zeros((rows, 3))))
+        return Batch(act=torch.zeros(rows, dtype=torch.int64), policy=retained, action_logp=np.full(rows, -1.0), odd=5)
 
     batch = Collector(policy, ladders([2, 3])).collect(n_step=4).batch
     assert batch["policy"]["value"].tolist() == [1.0] * 4
@@ -368,9 +368,9 @@ def test_a_recurrent_state_restarts_with_each_episode(mode: str, form: str) -> N
             assert batch[name].reshape(-1).tolist() == batch["t"].tolist()
     buffer = VectorReplayBuffer(60, 3)
     Collector(policy, ladders([1, 2, 5], mode), buffer).collect(n_step=20)
-    kept = buffer[:].policy.hidden_state
-    kept = kept if form in ("array", "tensor") else kept["0"] if form == "tuple" else kept.h
-    assert np.asarray(kept).reshape(-1).tolist() == buffer[:].obs_next[:, 2].tolist()
+    retained = buffer[:].policy.hidden_state
+    retained = retained if form in ("array", "tensor") else retained["0"] if form == "tuple" else retained.h
+    assert np.asarray(retained).reshape(-1).tolist() == buffer[:].obs_next[:, 2].tolist()
     # The state before each step has one name, in batches and in buffers, however it came there.
     extended = VectorReplayBuffer(60, 3)
     with Collector(policy, ladders([1, 2, 5], mode)) as fragments:
@@ -403,13 +403,13 @@ def test_exploration_noise() -> None:
             assert len(batch.obs) == len(act)
             return act + 0.5
 
-    made = {}
+    created = {}
     for noise in (False, True, lambda act, batch: act + 0.25):
         env = gyms.Walk()
         batch = Collector(Noisy(), env, exploration_noise=noise).collect(n_step=2).batch
         assert batch["actions"].tolist() == np.array(env.made).tolist()
-        made[str(noise)[:5]] = batch["actions"][0, 0]
-    assert list(made.values()) == [0.0, 0.5, 0.25]
+        created[str(noise)[:5]] = batch["actions"][0, 0]
+    assert list(created.values()) == [0.0, 0.5, 0.25]
     with pytest.raises(PolicySpecError, match="add_exploration_noise"):
         Collector(stay, gyms.Walk(), exploration_noise=True)
 
@@ -425,22 +425,22 @@ def test_actions_are_mapped_for_the_environment_and_stored_unmapped() -> None:
         def map_action_inverse(self, act: Any) -> Any:
             return act / 10
 
-    for how, made in ((None, [30, 30]), ("clip", [2, 3]), ("scale", [2, 10]), (lambda act: act - 2, [1, 1])):
+    for how, performed in ((None, [30, 30]), ("clip", [2, 3]), ("scale", [2, 10]), (lambda act: act - 2, [1, 1])):
         env = gyms.Walk()
         batch = Collector(Mapping(), env, map_action=how).collect(n_step=2).batch  # type: ignore[arg-type]
         assert batch["actions"].tolist() == [[3.0, 3.0]] * 2
-        assert env.made[0].tolist() == made
+        assert env.made[0].tolist() == performed
     env = gyms.Walk()
-    drawn = Collector(Mapping(), env, seed=0).collect(n_step=20, random=True).batch
-    assert np.allclose(drawn["actions"] * 10, env.made)
-    assert all(env.action_space.contains(made) for made in env.made)
+    sampled = Collector(Mapping(), env, seed=0).collect(n_step=20, random=True).batch
+    assert np.allclose(sampled["actions"] * 10, env.made)
+    assert all(env.action_space.contains(result) for result in env.made)
 
 
 def test_scaled_actions_cover_exactly_the_bounds() -> None:
-    for value, made in ((-1.0, [-2, 0]), (0.0, [0, 5]), (1.0, [2, 10]), (7.0, [2, 10])):
+    for value, performed in ((-1.0, [-2, 0]), (0.0, [0, 5]), (1.0, [2, 10]), (7.0, [2, 10])):
         env = gyms.Walk()
         Collector(lambda obs, value=value: np.full((1, 2), value), env, map_action="scale").collect(n_step=1)
-        assert env.made[0].tolist() == made
+        assert env.made[0].tolist() == performed
 
 
 @pytest.mark.parametrize(
@@ -465,9 +465,9 @@ def test_random_actions_do_not_call_the_policy() -> None:
 
 @pytest.mark.parametrize("policy", ["random", gymnasium.spaces.Discrete(3)])
 def test_random_actions_do_not_depend_on_other_environments(policy: Any) -> None:
-    whole = Collector(policy, ladders([4, 4, 4]), seed=2).collect(n_step=1200).batch
+    full = Collector(policy, ladders([4, 4, 4]), seed=2).collect(n_step=1200).batch
     alone = Collector(policy, ladders([4]), seed=2, worker_index=2).collect(n_step=400).batch
-    assert alone["actions"].tolist() == whole["actions"][whole["env_id"] == 2][:400].tolist()
+    assert alone["actions"].tolist() == full["actions"][full["env_id"] == 2][:400].tolist()
     assert set(alone["env_id"].tolist()) == {2}
 
 
@@ -489,8 +489,8 @@ def test_actions_may_widen_their_dtype_without_loss() -> None:
 
 
 def test_extra_outputs_must_be_returned_in_every_step() -> None:
-    kept = iter([{"policy": {"a": np.zeros(2)}}, {}])
-    collector = Collector(lambda obs: {"act": np.zeros(2, int), **next(kept)}, ladders([9, 9]))
+    retained = iter([{"policy": {"a": np.zeros(2)}}, {}])
+    collector = Collector(lambda obs: {"act": np.zeros(2, int), **next(retained)}, ladders([9, 9]))
     with pytest.raises(ColumnMismatchError, match=r"some without 'policy\.a'"):
         collector.collect(n_step=4)
 
@@ -509,13 +509,13 @@ def test_a_buffer_is_filled_with_the_same_steps(mode: str) -> None:
     assert stats.lens.tolist() == reference.lens.tolist()
     assert stats.returns.tolist() == reference.returns.tolist()
     assert stats.n_collected_steps == len(buffer) == len(batch)
-    held = buffer[:]
-    assert held.obs.tolist() == batch["obs"].tolist()
-    assert held.obs_next.tolist() == batch["new_obs"].tolist()
-    assert held.act.tolist() == batch["actions"].tolist()
-    assert held.rew.tolist() == batch["rewards"].tolist()
-    assert held.done.tolist() == batch["dones"].tolist()
-    assert held.info.step.tolist() == [info["step"] for info in batch["infos"]]
+    rows = buffer[:]
+    assert rows.obs.tolist() == batch["obs"].tolist()
+    assert rows.obs_next.tolist() == batch["new_obs"].tolist()
+    assert rows.act.tolist() == batch["actions"].tolist()
+    assert rows.rew.tolist() == batch["rewards"].tolist()
+    assert rows.done.tolist() == batch["dones"].tolist()
+    assert rows.info.step.tolist() == [info["step"] for info in batch["infos"]]
 
 
 def test_plain_buffers_and_buffers_with_extra_rings_are_filled() -> None:
@@ -524,7 +524,7 @@ def test_plain_buffers_and_buffers_with_extra_rings_are_filled() -> None:
     assert plain[:].obs[:, 2].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     larger = VectorReplayBuffer(50, 5)
     Collector(stay, ladders([2, 3], "SameStep"), larger).collect(n_step=8)
-    assert [len(one) for one in larger.buffers] == [4, 4, 0, 0, 0]
+    assert [len(item) for item in larger.buffers] == [4, 4, 0, 0, 0]
     with pytest.raises(ValueError, match="a ring for each of 2 environments, got 1"):
         Collector(stay, ladders([2, 3]), ReplayBuffer(50))
 
@@ -557,7 +557,7 @@ def test_reset_clears_buffer_and_counts_by_default() -> None:
     assert len(buffer) == collector.collect_step == 4
     assert env.envs[0].resets[-1][0] is None
     collector.collect(n_step=2, reset_before_collect=True, gym_reset_kwargs={"seed": 11})
-    assert [one.resets[-1][0] for one in env.envs] == [11, 12]
+    assert [item.resets[-1][0] for item in env.envs] == [11, 12]
     assert len(buffer) == 6
     collector.reset_buffer(keep_statistics=True)
     assert len(buffer) == 0
@@ -581,10 +581,10 @@ def test_abandoned_episodes_are_truncated_in_the_buffer() -> None:
 
 
 def test_the_step_hook_receives_transitions_and_may_add_columns() -> None:
-    seen: list[Any] = []
+    recorded: list[Any] = []
 
     def hook(action_batch: Batch, rollout_batch: Batch) -> None:
-        seen.append((action_batch, rollout_batch))
+        recorded.append((action_batch, rollout_batch))
         rollout_batch.doubled = rollout_batch.rew * 2
 
     def policy(batch: Batch) -> Batch:
@@ -592,20 +592,20 @@ def test_the_step_hook_receives_transitions_and_may_add_columns() -> None:
         return Batch(act=np.zeros(2, int), policy=Batch(logp=np.ones(2)), dist=dist, state=np.zeros((2, 1)))
 
     for buffer in (None, VectorReplayBuffer(60, 2)):
-        seen.clear()
+        recorded.clear()
         collector = Collector(policy, ladders([1, 9], says=True), buffer, on_step_hook=hook)
         batch = collector.collect(n_step=7).batch
         rows = batch["doubled"].tolist() if batch is not None else buffer[:].doubled.tolist()
         assert rows == [2.0] * 3 + [202.0, 204.0, 206.0, 208.0, 210.0]
-        action, rollout = seen[0]
+        action, rollout = recorded[0]
         assert sorted(action.__dict__) == ["act", "act_normalized", "dist", "hidden_state", "policy_entry"]
         assert action.policy_entry.logp.tolist() == [1.0, 1.0]
-        assert seen[1][0].dist.probs.shape == (1, 3)
+        assert recorded[1][0].dist.probs.shape == (1, 3)
         assert rollout.obs_next[:, 2].tolist() == [1.0, 1.0]
         assert rollout.info.step.tolist() == [1, 1]
         # In every second step the first environment is reset, and there is nothing to see of it.
-        assert [len(rollout.rew) for _, rollout in seen] == [2, 1, 2, 1, 2]
-        assert [len(action.act) for action, _ in seen] == [2, 1, 2, 1, 2]
+        assert [len(rollout.rew) for _, rollout in recorded] == [2, 1, 2, 1, 2]
+        assert [len(action.act) for action, _ in recorded] == [2, 1, 2, 1, 2]
 
 
 def to_go(episode: Batch) -> dict[str, Any]:
@@ -633,13 +633,13 @@ def test_the_episode_hook_adds_columns_to_buffers(mode: str) -> None:
     for _ in range(9):
         # More steps than the buffer holds, so that episodes lie across the ends of the rings.
         collector.collect(n_step=8)
-        held = buffer[:]
-        done = np.flatnonzero(held.done)
+        rows = buffer[:]
+        done = np.flatnonzero(rows.done)
         for stop in done.tolist():
-            length = 2 if held.obs[stop, 0] == 0 else 5
-            start = max(stop + 1 - length, 0 if held.obs[stop, 0] == 0 else 8)
-            expected = np.cumsum(held.rew[start : stop + 1][::-1])[::-1].tolist()
-            assert held.to_go[start : stop + 1].tolist() == expected
+            length = 2 if rows.obs[stop, 0] == 0 else 5
+            start = max(stop + 1 - length, 0 if rows.obs[stop, 0] == 0 else 8)
+            expected = np.cumsum(rows.rew[start : stop + 1][::-1])[::-1].tolist()
+            assert rows.to_go[start : stop + 1].tolist() == expected
 
 
 def test_rows_unseen_by_an_episode_hook_have_missing_values() -> None:
@@ -654,13 +654,13 @@ def test_rows_unseen_by_an_episode_hook_have_missing_values() -> None:
 
 
 def test_the_episode_hook_receives_stored_steps_of_finished_episodes() -> None:
-    seen = []
+    recorded = []
     buffer = VectorReplayBuffer(8, 2)
-    hook = lambda episode: seen.append(episode.obs[:, :].tolist())  # noqa: E731
+    hook = lambda episode: recorded.append(episode.obs[:, :].tolist())  # noqa: E731
     collector = Collector(stay, ladders([6, 3], "SameStep"), buffer, on_episode_done_hook=hook)
     collector.collect(n_step=4)
     collector.collect(n_step=12, reset_before_collect=True)
-    ends = [[[row[1], row[2]] for row in episode] for episode in seen]
+    ends = [[[row[1], row[2]] for row in episode] for episode in recorded]
     assert ends == [
         [[1, 0], [1, 1], [1, 2]],
         [[1, 2], [1, 3], [1, 4], [1, 5]],
@@ -672,10 +672,10 @@ def test_hooks_are_applied_to_the_trajectories_of_every_batch() -> None:
     hooks = [NStepReturns(gamma=0.5, n_step=2)]
     with Collector(stay, ladders([3, 5]), hooks=hooks) as collector, Collector(stay, ladders([3, 5])) as plain:
         for amount in ({"n_step": 7}, {"n_episode": 4}):
-            found, reference = collector.collect(**amount), plain.collect(**amount)
+            actual, reference = collector.collect(**amount), plain.collect(**amount)
             expected = postprocess(reference.batch, hooks)
-            assert found.batch["returns"].tolist() == expected["returns"].tolist()
-            assert found.n_collected_steps == reference.n_collected_steps == len(found.batch)
+            assert actual.batch["returns"].tolist() == expected["returns"].tolist()
+            assert actual.n_collected_steps == reference.n_collected_steps == len(actual.batch)
     with pytest.raises(ArgumentError, match="hooks"):
         Collector(stay, ladders([3]), VectorReplayBuffer(10, 1), hooks=hooks)
 
@@ -702,9 +702,9 @@ def test_rendering() -> None:
 
 
 def test_a_closed_collector_rejects_calls() -> None:
-    for begun in (False, True):
+    for is_started in (False, True):
         collector = Collector(stay, gyms.Ladder(0))
-        if begun:
+        if is_started:
             collector.collect(n_step=1)
         collector.close()
         with pytest.raises(EnvironmentSpecError, match="has been closed"):
@@ -725,10 +725,10 @@ def test_errors_of_environments_are_raised_and_reset_them() -> None:
 
 @pytest.mark.parametrize("buffer", [None, VectorReplayBuffer(9, 1)])
 def test_an_error_in_a_policy_after_a_reset_is_raised(buffer: Any) -> None:
-    asked = itertools.count()
+    requested = itertools.count()
 
     def failing(obs: Any) -> Any:
-        if next(asked) == 2:
+        if next(requested) == 2:
             raise RuntimeError("the baton is lost")
         return stay(obs)
 

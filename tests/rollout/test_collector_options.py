@@ -31,9 +31,9 @@ from tests.optional import torch
 
 TALKING = {"number": 3, "length": 5, "says": True}
 COLLECTORS = {
-    "one after the other": lambda env, **given: Collector("random", env, **given),
-    "in processes of their own": lambda env, **given: AsyncCollector("random", env, start_method="fork", **given),
-    "by a worker": lambda env, **given: RolloutWorkers("random", env, num_workers=1, backend="inline", **given),
+    "one after the other": lambda env, **options: Collector("random", env, **options),
+    "in processes of their own": lambda env, **options: AsyncCollector("random", env, start_method="fork", **options),
+    "by a worker": lambda env, **options: RolloutWorkers("random", env, num_workers=1, backend="inline", **options),
 }
 
 
@@ -132,19 +132,19 @@ def seats(agent: str, episode: Episode) -> str:
 
 @pytest.mark.parametrize("env", [arena.Relay, arena.Bazaar])
 def test_a_policy_mapping_may_accept_the_episode(env: Any) -> None:
-    asked: list[tuple[str, Episode]] = []
+    requested: list[tuple[str, Episode]] = []
 
     def mapping(agent: str, episode: Episode) -> str:
-        asked.append((agent, episode))
+        requested.append((agent, episode))
         return seats(agent, episode)
 
     collector = MultiAgentCollector("random", env, policy_mapping=mapping, num_envs=2)
     batch = collector.collect(n_episode=6).batch
-    seen = {(episode.env_id, episode.number): episode.eps_id for _, episode in asked}
-    assert sorted(seen) == [(env_id, number) for env_id in (0, 1) for number in range(3)]
+    observed = {(episode.env_id, episode.number): episode.eps_id for _, episode in requested}
+    assert sorted(observed) == [(env_id, number) for env_id in (0, 1) for number in range(3)]
     # An agent is asked for once an episode.
-    assert len(asked) == len(set(asked)) == 6 * 3
-    number_of = {eps_id: number for (_, number), eps_id in seen.items()}
+    assert len(requested) == len(set(requested)) == 6 * 3
+    number_of = {eps_id: number for (_, number), eps_id in observed.items()}
     for policy, steps in batch.policy_batches.items():
         for eps_id, agent in zip(steps["eps_id"].tolist(), steps["agent_index"].tolist(), strict=True):
             assert policy == seats(str(agent), Episode(eps_id, 0, number_of[eps_id]))
@@ -190,20 +190,20 @@ def test_functions_receive_the_episode_if_they_have_a_parameter_for_it(mapping: 
 LADDER = partial(gyms.Ladder, 3)
 EVERY_KIND = {
     **{name: (make, LADDER) for name, make in COLLECTORS.items()},
-    "of several agents": (lambda env, **given: MultiAgentCollector("random", env, **given), arena.Relay),
+    "of several agents": (lambda env, **options: MultiAgentCollector("random", env, **options), arena.Relay),
     "of several agents by a worker": (COLLECTORS["by a worker"], arena.Relay),
 }
 
 
 @pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
 def test_every_collector_accepts_numpy_seeds(make: Any, env: Any) -> None:
-    drawn = []
+    sampled = []
     for seed in (np.random.SeedSequence(3), np.random.SeedSequence(3), 3):
         with make(env, seed=seed) as collector:
             batch = collector.collect(n_step=9).batch
         steps = batch.values() if isinstance(batch, MultiAgentBatch) else [batch]
-        drawn.append([one["actions"].tolist() for one in steps])
-    assert drawn[0] == drawn[1] == drawn[2]
+        sampled.append([item["actions"].tolist() for item in steps])
+    assert sampled[0] == sampled[1] == sampled[2]
 
 
 @pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
@@ -258,17 +258,17 @@ def test_other_objects_than_multi_agent_environments_are_rejected(env: Any, word
 
 
 def test_an_environment_of_several_agents_is_stepped_once() -> None:
-    one = arena.Relay()
+    first = arena.Relay()
     with pytest.raises(EnvironmentSpecError, match="got environment 1 twice"):
-        MultiAgentCollector("random", [one, one])
+        MultiAgentCollector("random", [first, first])
 
 
 @pytest.mark.parametrize("make", [Collector, MultiAgentCollector])
 def test_a_policy_that_cannot_be_called_is_reported(make: Any) -> None:
     env = LADDER if make is Collector else arena.Relay
     for policy, words in (("randon", "or 'random', got 'randon'"), (np.ndarray, "got the class ndarray")):
-        given = {"policy": policy, "env": env}
-        with pytest.raises(PolicySpecError, match=words), make(**given) as collector:
+        options = {"policy": policy, "env": env}
+        with pytest.raises(PolicySpecError, match=words), make(**options) as collector:
             collector.collect(n_step=1)
 
 
@@ -304,54 +304,54 @@ class SteeredTogether(pettingzoo.ParallelEnv[str, Any, Any]):
 
     def step(self, actions: dict[str, Any]) -> Any:
         nothing = dict.fromkeys(self.agents, False)
-        seen = {agent: np.asarray(actions[agent], np.float32) for agent in self.agents}
-        return seen, dict.fromkeys(self.agents, 0.0), nothing, nothing, {agent: {} for agent in self.agents}
+        observed = {agent: np.asarray(actions[agent], np.float32) for agent in self.agents}
+        return observed, dict.fromkeys(self.agents, 0.0), nothing, nothing, {agent: {} for agent in self.agents}
 
     def close(self) -> None:
         return None
 
 
 STEERED = {name: (make, Steered) for name, make in COLLECTORS.items()} | {
-    "of several agents": (lambda env, **given: MultiAgentCollector("random", env, **given), SteeredTogether)
+    "of several agents": (lambda env, **options: MultiAgentCollector("random", env, **options), SteeredTogether)
 }
 
 
 def given_and_kept(batch: Any) -> tuple[Any, Any]:
     """Return the actions that the environments of a batch were given, and those that it has, both in float64."""
     parts = batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else (batch,)
-    given, kept = (np.concatenate([part[name] for part in parts]) for name in ("new_obs", "actions"))
-    return given.astype(np.float64), kept.astype(np.float64)
+    performed, stored = (np.concatenate([part[name] for part in parts]) for name in ("new_obs", "actions"))
+    return performed.astype(np.float64), stored.astype(np.float64)
 
 
 @pytest.mark.parametrize(("make", "env"), STEERED.values(), ids=STEERED)
 @pytest.mark.parametrize("map_action", [None, "clip", "scale", np.negative], ids=str)
 def test_random_actions_are_sampled_from_the_environment_space(make: Any, env: Any, map_action: Any) -> None:
     with make(env, seed=1, map_action=map_action) as collector:
-        given, kept = given_and_kept(collector.collect(n_step=300).batch)
-    assert -3 <= given.min() < -2.5
-    assert 4.5 < given.max() <= 5
+        performed, stored = given_and_kept(collector.collect(n_step=300).batch)
+    assert -3 <= performed.min() < -2.5
+    assert 4.5 < performed.max() <= 5
     # All over the space: scaled twice, half of them would lie at its bounds.
-    assert np.unique(given).size > 290
+    assert np.unique(performed).size > 290
     if map_action == "scale":
-        assert np.abs(kept).max() <= 1
-        assert np.allclose(-3 + (kept + 1) * 4, given, atol=1e-5)
+        assert np.abs(stored).max() <= 1
+        assert np.allclose(-3 + (stored + 1) * 4, performed, atol=1e-5)
     else:
-        assert np.array_equal(kept, given)
+        assert np.array_equal(stored, performed)
 
 
 def test_random_actions_are_stored_in_the_unit_of_the_policy() -> None:
     with Collector(lambda obs: obs * 0, Steered, seed=1, map_action="scale") as collector:
-        given, kept = given_and_kept(collector.collect(n_step=300, random=True).batch)
-    assert -3 <= given.min() < -2.5
-    assert np.abs(kept).max() <= 1
-    assert np.allclose(-3 + (kept + 1) * 4, given, atol=1e-5)
+        performed, stored = given_and_kept(collector.collect(n_step=300, random=True).batch)
+    assert -3 <= performed.min() < -2.5
+    assert np.abs(stored).max() <= 1
+    assert np.allclose(-3 + (stored + 1) * 4, performed, atol=1e-5)
 
 
 def test_each_policy_may_scale_its_random_actions() -> None:
-    policies, given = {"left": "random", "right": "random"}, {"map_action": {"left": "scale"}}
+    policies, options = {"left": "random", "right": "random"}, {"map_action": {"left": "scale"}}
     batches = []
     for _ in range(2):
-        with MultiAgentCollector(policies, SteeredTogether, seed=3, **given) as collector:
+        with MultiAgentCollector(policies, SteeredTogether, seed=3, **options) as collector:
             batches.append(collector.collect(n_step=50).batch)
     for batch in batches:
         assert np.abs(batch["left"]["actions"]).max() <= 1
@@ -363,10 +363,10 @@ def test_scaled_random_actions_resume_from_a_state() -> None:
     def make() -> MultiAgentCollector:
         return MultiAgentCollector("random", SteeredTogether, seed=3, map_action="scale")
 
-    with make() as one, make() as other:
-        one.collect(n_step=10)
-        other.load_state_dict(one.state_dict(), allow_pickle=True)
-        batches = [collector.collect(n_step=100).batch for collector in (one, other)]
+    with make() as first, make() as other:
+        first.collect(n_step=10)
+        other.load_state_dict(first.state_dict(), allow_pickle=True)
+        batches = [collector.collect(n_step=100).batch for collector in (first, other)]
     for policy_id, steps in batches[0].policy_batches.items():
         assert np.array_equal(steps["actions"], batches[1][policy_id]["actions"])
 
@@ -426,14 +426,16 @@ def test_multi_agent_collectors_accept_all_arguments_of_collect() -> None:
     first = collector.collect(n_step=6, render=0.0)
     assert [env.pictures for env in environments] == [3, 3]
     assert not first.batch["runner"]["actions"].any()
-    drawn = collector.collect(40, random=True, reset_before_collect=True, gym_reset_kwargs={"seed": 7, "options": {}})
+    sampled = collector.collect(40, random=True, reset_before_collect=True, gym_reset_kwargs={"seed": 7, "options": {}})
     assert [env.resets[1] for env in environments] == [(7, {}), (8, {})]
-    assert set(drawn.batch["runner"]["actions"].tolist()) == {0, 1, 2, 3, 4}
-    assert drawn.batch["runner"]["t"].min() == 0
+    assert set(sampled.batch["runner"]["actions"].tolist()) == {0, 1, 2, 3, 4}
+    assert sampled.batch["runner"]["t"].min() == 0
     assert (collector.collect_step, collector.collect_episode > 0) == (46, True)
     observations, infos = collector.reset()
     assert (
-        [set(one) for one in observations] == [set(env.agents) for env in environments] == [set(one) for one in infos]
+        [set(item) for item in observations]
+        == [set(env.agents) for env in environments]
+        == [set(item) for item in infos]
     )
     assert collector.collect_step == 0
     assert not collector.collect(n_episode=1).batch["runner"]["actions"].any()
@@ -463,6 +465,6 @@ class Bounded:
 
 def test_random_actions_of_several_agents_are_stored_in_policy_units() -> None:
     with MultiAgentCollector(Bounded(), SteeredTogether, seed=3) as collector:
-        given, kept = given_and_kept(collector.collect(n_step=50, random=True).batch)
-    assert -3 <= given.min() < -2.5
-    assert np.allclose(1 + 4 * kept, given, atol=1e-5)
+        performed, stored = given_and_kept(collector.collect(n_step=50, random=True).batch)
+    assert -3 <= performed.min() < -2.5
+    assert np.allclose(1 + 4 * stored, performed, atol=1e-5)

@@ -22,20 +22,20 @@ NAMES = ("obs", "rewards", "terminateds", "truncateds")
 class Odd(gymnasium.Env):
     """Returns a given value in its fifth step."""
 
-    def __init__(self, place: int | None = None, value: Any = None, space: Any = None) -> None:
+    def __init__(self, position: int | None = None, value: Any = None, space: Any = None) -> None:
         self.observation_space = space or spaces.Box(-9, 9, (3,), np.float32)
         self.action_space = spaces.Discrete(3)
-        self._place, self._value, self._made = place, value, 0
+        self._position, self._value, self._num_steps = position, value, 0
         self._good = np.zeros(3, np.float32) if space is None else space.sample()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self._good, {}
 
     def step(self, action: Any) -> Any:
-        self._made += 1
+        self._num_steps += 1
         step: list[Any] = [self._good, *GOOD[1:]]
-        if self._made == 5 and self._place is not None:
-            step[self._place] = self._value
+        if self._num_steps == 5 and self._position is not None:
+            step[self._position] = self._value
         return tuple(step)
 
 
@@ -44,21 +44,21 @@ class OddVector(VectorEnv):
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
-    def __init__(self, place: int = 0, value: Any = None) -> None:
+    def __init__(self, position: int = 0, value: Any = None) -> None:
         self.num_envs = 3
         self.single_observation_space = spaces.Box(-9, 9, (3,), np.float32)
         self.single_action_space = spaces.Discrete(3)
-        self._place, self._value, self._made = place, value, 0
+        self._position, self._value, self._num_steps = position, value, 0
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return np.zeros((3, 3), np.float32), {}
 
     def step(self, actions: Any) -> Any:
-        self._made += 1
+        self._num_steps += 1
         flags = np.zeros(3, bool)
         step: list[Any] = [np.zeros((3, 3), np.float32), np.zeros(3), flags, flags, {}]
-        if self._made == 5:
-            step[self._place] = self._value
+        if self._num_steps == 5:
+            step[self._position] = self._value
         return tuple(step)
 
 
@@ -88,17 +88,21 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value", "must"), REFUSED)
-def test_values_that_would_change_are_rejected(place: int, value: Any, must: str) -> None:
-    collector = Collector(stay, Odd(place, value))
-    with pytest.raises(EnvironmentSpecError, match=f"^column '{NAMES[place]}' must {must}.* environment 0 in step 5$"):
+@pytest.mark.parametrize(("position", "value", "requirement"), REFUSED)
+def test_values_that_would_change_are_rejected(position: int, value: Any, requirement: str) -> None:
+    collector = Collector(stay, Odd(position, value))
+    with pytest.raises(
+        EnvironmentSpecError, match=f"^column '{NAMES[position]}' must {requirement}.* environment 0 in step 5$"
+    ):
         collector.collect(n_step=9)
 
 
-@pytest.mark.parametrize(("place", "value", "must"), REFUSED)
-def test_environments_of_a_list_are_checked(place: int, value: Any, must: str) -> None:
-    collector = Collector(stay, [Odd(), Odd(place, value), Odd()])
-    with pytest.raises(EnvironmentSpecError, match=f"^column '{NAMES[place]}' must {must}.* environment 1 in step 5$"):
+@pytest.mark.parametrize(("position", "value", "requirement"), REFUSED)
+def test_environments_of_a_list_are_checked(position: int, value: Any, requirement: str) -> None:
+    collector = Collector(stay, [Odd(), Odd(position, value), Odd()])
+    with pytest.raises(
+        EnvironmentSpecError, match=f"^column '{NAMES[position]}' must {requirement}.* environment 1 in step 5$"
+    ):
         collector.collect(n_step=27)
     batch = collector.collect(n_step=3).batch
     assert batch["t"].tolist() == [0, 1, 2, 3] * 3
@@ -130,18 +134,18 @@ VECTOR_REFUSED = [
 
 
 @pytest.mark.parametrize("random", [False, True])
-@pytest.mark.parametrize(("place", "value", "message"), VECTOR_REFUSED)
-def test_arrays_of_vector_environments_are_checked(place: int, value: Any, message: str, random: bool) -> None:
-    collector = Collector(stay, OddVector(place, value))
+@pytest.mark.parametrize(("position", "value", "message"), VECTOR_REFUSED)
+def test_arrays_of_vector_environments_are_checked(position: int, value: Any, message: str, random: bool) -> None:
+    collector = Collector(stay, OddVector(position, value))
     with pytest.raises(EnvironmentSpecError, match=message):
         collector.collect(n_step=27, random=random)
 
 
 def test_flags_and_rewards_of_other_dtypes_are_converted_exactly() -> None:
-    for place, value in ((1, np.array([1, 2, 3], np.int8)), (2, np.array([0.0, 1.0, 0.0])), (3, [0, 1, 0])):
-        batch = Collector(stay, OddVector(place, value)).collect(n_step=15).batch
-        column = batch[NAMES[place]]
-        assert column.dtype == (np.float64 if place == 1 else bool)
+    for position, value in ((1, np.array([1, 2, 3], np.int8)), (2, np.array([0.0, 1.0, 0.0])), (3, [0, 1, 0])):
+        batch = Collector(stay, OddVector(position, value)).collect(n_step=15).batch
+        column = batch[NAMES[position]]
+        assert column.dtype == (np.float64 if position == 1 else bool)
         assert column[batch["t"] == 4].tolist() == list(value)
 
 
@@ -199,13 +203,13 @@ def test_values_that_their_space_does_not_hold_are_rejected(space: Any, value: A
 def test_the_error_contains_the_part_of_an_observation() -> None:
     space = spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Discrete(3))
     good = space.sample()
-    for odd, message in (
+    for unusual, message in (
         ({"camera": good["camera"]}, "'obs.arm' must have a value, got none"),
         ({**good, "arm": None}, "'obs.arm' must contain numbers, got a NoneType"),
         ({**good, "camera": np.zeros(3)}, "'obs.camera' must have rows of shape"),
     ):
         with pytest.raises(EnvironmentSpecError, match=f"{message}.* environment 0 in step 5"):
-            Collector(lambda obs: np.zeros(1, int), Odd(0, odd, space)).collect(n_step=9)
+            Collector(lambda obs: np.zeros(1, int), Odd(0, unusual, space)).collect(n_step=9)
 
 
 def odd_reset() -> Odd:
@@ -223,7 +227,7 @@ def test_steps_of_a_single_environment_are_counted_across_its_episodes() -> None
     class Short(Odd):
         def step(self, action: Any) -> Any:
             obs, reward, _, _, info = super().step(action)
-            return obs, reward, self._made == 3, False, info
+            return obs, reward, self._num_steps == 3, False, info
 
     with pytest.raises(EnvironmentSpecError, match=r"from environment 0 in step 5$"):
         Collector(stay, Short(1, None)).collect(n_step=9)
@@ -236,11 +240,11 @@ def test_shapes_that_gymnasium_cannot_join_are_rejected(mode: Any) -> None:
         Collector(stay, SyncVectorEnv(makers, autoreset_mode=mode)).collect(n_step=30)
 
 
-@pytest.mark.parametrize(("place", "value", "must"), REFUSED)
-def test_asynchronous_environments_are_checked(place: int, value: Any, must: str) -> None:
-    makers = [Odd, lambda: Odd(place, value)]
+@pytest.mark.parametrize(("position", "value", "requirement"), REFUSED)
+def test_asynchronous_environments_are_checked(position: int, value: Any, requirement: str) -> None:
+    makers = [Odd, lambda: Odd(position, value)]
     with AsyncCollector(stay, makers, wait_num=2, start_method="fork") as collector:
-        match = f"^column '{NAMES[place]}' must {must}.* environment 1 in step 5$"
+        match = f"^column '{NAMES[position]}' must {requirement}.* environment 1 in step 5$"
         with pytest.raises(EnvironmentSpecError, match=match):
             collector.collect(n_step=30)
         # Steps before the refused one are kept whole, and another episode begins.
@@ -254,30 +258,30 @@ def test_asynchronous_environments_are_checked(place: int, value: Any, must: str
 class OddRelay(arena.Relay):
     """A relay whose sixth step is other than the fifth of the same agents, for the one that runs longest."""
 
-    def __init__(self, place: int, value: Any) -> None:
+    def __init__(self, position: int, value: Any) -> None:
         super().__init__()
-        self._place, self._value = place, value
+        self._position, self._value = position, value
 
     def step(self, actions: Any) -> Any:
         step = super().step(actions)
         step[1].update({agent: float(reward) for agent, reward in step[1].items()})
         if self._step == 6:
-            step[self._place]["runner_2"] = self._value
+            step[self._position]["runner_2"] = self._value
         return step
 
 
 class OddBazaar(arena.Bazaar):
     """A bazaar that says something else to a trader at the fifth turn."""
 
-    def __init__(self, place: int, value: Any) -> None:
+    def __init__(self, position: int, value: Any) -> None:
         super().__init__()
-        self._place, self._value = place, value
+        self._position, self._value = position, value
 
     def last(self, observe: bool = True) -> Any:
-        said = list(super().last(observe))
+        output = list(super().last(observe))
         if self.turn == 5:
-            said[self._place] = self._value
-        return tuple(said)
+            output[self._position] = self._value
+        return tuple(output)
 
 
 AGENTS_REFUSED = [
@@ -292,17 +296,17 @@ AGENTS_REFUSED = [
 
 
 @pytest.mark.parametrize("policies", ["random", arena.steady])
-@pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED)
-def test_parallel_agents_are_checked(place: int, value: Any, message: str, policies: Any) -> None:
-    stages = [arena.Relay(), OddRelay(place, value)]
+@pytest.mark.parametrize(("position", "value", "message"), AGENTS_REFUSED)
+def test_parallel_agents_are_checked(position: int, value: Any, message: str, policies: Any) -> None:
+    stages = [arena.Relay(), OddRelay(position, value)]
     collector = MultiAgentCollector(policies, stages, seed=1)
     with pytest.raises(SampleBatchError, match=f"{message}.* agent 'runner_2' from environment 1 in step 5"):
         collector.collect(n_step=40)
 
 
-@pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED[1:])
-def test_turn_based_agents_are_checked(place: int, value: Any, message: str) -> None:
-    collector = MultiAgentCollector("random", OddBazaar(place, value), seed=1)
+@pytest.mark.parametrize(("position", "value", "message"), AGENTS_REFUSED[1:])
+def test_turn_based_agents_are_checked(position: int, value: Any, message: str) -> None:
+    collector = MultiAgentCollector("random", OddBazaar(position, value), seed=1)
     with pytest.raises(EnvironmentSpecError, match=f"{message}.* agent 'trader_.' from environment 0 in step 5"):
         collector.collect(n_step=40)
 
@@ -405,23 +409,23 @@ def test_policies_of_several_agents_are_checked() -> None:
 class Herd:
     """Makes three environments, the second of which is odd."""
 
-    def __init__(self, place: int, value: Any) -> None:
-        self._odd, self._made = (place, value), 0
+    def __init__(self, position: int, value: Any) -> None:
+        self._invalid, self._num_steps = (position, value), 0
 
     def __call__(self) -> Odd:
-        self._made += 1
-        return Odd(*self._odd) if self._made == 2 else Odd()
+        self._num_steps += 1
+        return Odd(*self._invalid) if self._num_steps == 2 else Odd()
 
 
 def work(herd: Herd, envs: int) -> RolloutWorkers:
-    given = {"num_workers": 1, "backend": "inline", "max_restarts": 0}
-    return RolloutWorkers("random", herd, envs_per_worker=envs, **given)
+    options = {"num_workers": 1, "backend": "inline", "max_restarts": 0}
+    return RolloutWorkers("random", herd, envs_per_worker=envs, **options)
 
 
-@pytest.mark.parametrize(("place", "value", "must"), REFUSED)
-def test_workers_report_the_rejected_value_and_its_environment(place: int, value: Any, must: str) -> None:
-    match = f"column '{NAMES[place]}' must {must}.* from environment 1 in step 5"
-    with pytest.raises(SampleBatchError, match=match), work(Herd(place, value), 3) as workers:
+@pytest.mark.parametrize(("position", "value", "requirement"), REFUSED)
+def test_workers_report_the_rejected_value_and_its_environment(position: int, value: Any, requirement: str) -> None:
+    match = f"column '{NAMES[position]}' must {requirement}.* from environment 1 in step 5"
+    with pytest.raises(SampleBatchError, match=match), work(Herd(position, value), 3) as workers:
         list(workers.fragments(n_step=30, fragment_length=30))
 
 

@@ -33,12 +33,12 @@ COLUMNS = (
 
 def trajectories(batch: SampleBatch) -> dict[tuple[int, int], SampleBatch]:
     """Cut a batch into the steps of each agent in each episode, in time order."""
-    found = {}
+    actual = {}
     for episode in np.unique(batch["eps_id"]):
         for agent in np.unique(batch["agent_index"][batch["eps_id"] == episode]):
-            own = batch[(batch["eps_id"] == episode) & (batch["agent_index"] == agent)]
-            found[int(episode), int(agent)] = own[np.argsort(own["t"])]
-    return found
+            rows = batch[(batch["eps_id"] == episode) & (batch["agent_index"] == agent)]
+            actual[int(episode), int(agent)] = rows[np.argsort(rows["t"])]
+    return actual
 
 
 def test_a_real_environment_step_by_step() -> None:
@@ -62,47 +62,47 @@ def test_a_real_environment_step_by_step() -> None:
         "int64",
     ]
     cut = trajectories(batch)
-    assert sorted(len(one) for one in cut.values()) == [10] * 3 + [25] * 6
-    for one in cut.values():
-        assert one["t"].tolist() == list(range(len(one)))
-        assert (one["new_obs"][:-1] == one["obs"][1:]).all()
-        assert not one["truncateds"][:-1].any()
-        assert one["truncateds"][-1] == (len(one) == 25)
+    assert sorted(len(item) for item in cut.values()) == [10] * 3 + [25] * 6
+    for entry in cut.values():
+        assert entry["t"].tolist() == list(range(len(entry)))
+        assert (entry["new_obs"][:-1] == entry["obs"][1:]).all()
+        assert not entry["truncateds"][:-1].any()
+        assert entry["truncateds"][-1] == (len(entry) == 25)
     assert (batch["eps_id"] >= 0).all()
 
 
 def test_actions_are_those_that_were_taken() -> None:
-    made = []
+    created = []
 
     class Watched(arena.Relay):
         def step(self, actions: dict[str, Any]) -> arena.Step:
-            made.append(actions["runner_0"])
+            created.append(actions["runner_0"])
             return super().step(actions)
 
         def reset(self, seed: int | None = None, options: Any = None) -> Any:
             return super().reset(seed)
 
     batch = MultiAgentCollector("random", Watched(), seed=0).collect(n_step=3).batch["runner"]
-    assert batch["actions"].tolist()[:3] == made
+    assert batch["actions"].tolist()[:3] == created
 
 
 def test_agents_join_and_leave() -> None:
     environment = arena.Relay()
     collector = MultiAgentCollector("random", environment, seed=0)
-    whole = concat_samples([collector.collect(n_step=steps).batch for steps in (3, 5, 1, 7)])
-    assert whole.count == 16
-    batch = whole["runner"]
+    joined = concat_samples([collector.collect(n_step=steps).batch for steps in (3, 5, 1, 7)])
+    assert joined.count == 16
+    batch = joined["runner"]
     assert len(batch) == 2 * 12
     cut = trajectories(batch)
     assert len(cut) == 6
-    for (_, agent), one in cut.items():
+    for (_, agent), first in cut.items():
         t = np.arange(2 * agent, 2 * agent + 4)
-        assert one["t"].tolist() == t.tolist()
-        assert one["obs"].tolist() == [[step, agent] for step in t]
-        assert one["new_obs"].tolist() == [[step + 1, agent] for step in t]
-        assert one["rewards"].tolist() == (100.0 * t + agent).tolist()
-        assert one["terminateds"].tolist() == [False, False, False, True]
-        assert [info["now"] for info in one["infos"]] == t.tolist()
+        assert first["t"].tolist() == t.tolist()
+        assert first["obs"].tolist() == [[step, agent] for step in t]
+        assert first["new_obs"].tolist() == [[step + 1, agent] for step in t]
+        assert first["rewards"].tolist() == (100.0 * t + agent).tolist()
+        assert first["terminateds"].tolist() == [False, False, False, True]
+        assert [info["now"] for info in first["infos"]] == t.tolist()
     assert len(np.unique(batch["eps_id"])) == 2
     assert not environment.closed
 
@@ -125,37 +125,37 @@ def test_observations_that_the_environment_overwrites_are_preserved() -> None:
 
 def plain(batch: MultiAgentBatch) -> dict[tuple[Any, ...], list[Any]]:
     """Return the rows of each agent in each environment, in order, without what is unlike in every run."""
-    found: dict[tuple[Any, ...], list[Any]] = {}
+    actual: dict[tuple[Any, ...], list[Any]] = {}
     for policy, steps in batch.policy_batches.items():
         names = [name for name in steps.column_names if name not in ("eps_id", "unroll_id")]
         columns = [steps[name].tolist() for name in names]
         keys = zip(steps["env_id"].tolist(), steps["agent_index"].tolist(), strict=True)
         for key, row in zip(keys, zip(*columns, strict=True), strict=True):
-            found.setdefault((policy, *key), []).append(dict(zip(names, row, strict=True)))
-    return found
+            actual.setdefault((policy, *key), []).append(dict(zip(names, row, strict=True)))
+    return actual
 
 
 def test_a_seed_determines_everything_except_episode_ids() -> None:
     def collect(seed: int | None) -> MultiAgentBatch:
         return MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=seed).collect(n_step=120).batch
 
-    one, two, other = collect(7), collect(7), collect(8)
-    assert plain(one) == plain(two)
-    assert plain(one) != plain(other)
+    first, second, other = collect(7), collect(7), collect(8)
+    assert plain(first) == plain(second)
+    assert plain(first) != plain(other)
     assert plain(collect(None)) != plain(collect(None))
-    ids = [set(batch["agent"]["eps_id"].tolist()) for batch in (one, two, other)]
+    ids = [set(batch["agent"]["eps_id"].tolist()) for batch in (first, second, other)]
     assert not ids[0] & ids[1]
 
 
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Bazaar"])
 def test_environments_do_not_depend_on_each_other(name: str) -> None:
-    whole = MultiAgentCollector("random", name, num_envs=4, seed=5)
+    full = MultiAgentCollector("random", name, num_envs=4, seed=5)
     halves = [MultiAgentCollector("random", name, num_envs=2, seed=5, worker_index=half) for half in range(2)]
-    one = plain(concat_samples([whole.collect(n_episode=4).batch, whole.collect(n_episode=4).batch]))
-    two: dict[tuple[Any, ...], list[Any]] = {}
+    first = plain(concat_samples([full.collect(n_episode=4).batch, full.collect(n_episode=4).batch]))
+    second: dict[tuple[Any, ...], list[Any]] = {}
     for half in halves:
-        two |= plain(half.collect(n_episode=4).batch)
-    assert one == two
+        second |= plain(half.collect(n_episode=4).batch)
+    assert first == second
 
 
 def test_agents_sample_independent_actions() -> None:
@@ -220,8 +220,8 @@ class Uneven(arena.Relay):
 
 def lengths(batch: MultiAgentBatch) -> list[tuple[int, int]]:
     """Return environment and length of each episode, in order."""
-    found = trajectories(batch["runner"])
-    return sorted((int(one["env_id"][0]), len(one)) for one in found.values())
+    actual = trajectories(batch["runner"])
+    return sorted((int(item["env_id"][0]), len(item)) for item in actual.values())
 
 
 def test_episodes_that_start_first_are_returned() -> None:
@@ -239,10 +239,10 @@ def test_episodes_in_progress_are_completed_first() -> None:
     collector = MultiAgentCollector("random", Uneven, num_envs=2, seed=0)
     first = collector.collect(n_step=7).batch
     assert lengths(first) == [(0, 1), (0, 1), (0, 2), (1, 1), (1, 2)]
-    rest = collector.collect(n_episode=1).batch
-    joined = concat_samples([first, rest])
+    remaining = collector.collect(n_episode=1).batch
+    joined = concat_samples([first, remaining])
     assert lengths(joined) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
-    assert rest["runner"]["t"].tolist() == [1, 2]
+    assert remaining["runner"]["t"].tolist() == [1, 2]
 
 
 def test_a_reset_starts_new_episodes() -> None:
@@ -258,9 +258,9 @@ def test_a_reset_clears_the_buffer_by_default() -> None:
     buffer = MultiAgentReplayBuffer(1000)
     collector = MultiAgentCollector("random", arena.Relay, buffer=buffer, num_envs=2, seed=0)
     collector.collect(n_step=6)
-    kept = len(buffer)
+    count = len(buffer)
     collector.reset(reset_buffer=False)
-    assert len(buffer) == kept > 0
+    assert len(buffer) == count > 0
     collector.reset()
     assert len(buffer) == 0
     collector.collect(n_step=4)
@@ -275,10 +275,10 @@ def test_environments_are_closed_on_request() -> None:
     assert all(environment.closed for environment in collector.environments)
 
 
-@pytest.mark.parametrize("given", [{}, {"n_step": 1, "n_episode": 1}, {"n_step": 0}, {"n_episode": -1}])
-def test_steps_or_episodes_must_be_requested(given: dict[str, int]) -> None:
+@pytest.mark.parametrize("options", [{}, {"n_step": 1, "n_episode": 1}, {"n_step": 0}, {"n_episode": -1}])
+def test_steps_or_episodes_must_be_requested(options: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=r"exactly one of n_step and n_episode|must be a whole number"):
-        MultiAgentCollector("random", arena.Relay()).collect(**given)
+        MultiAgentCollector("random", arena.Relay()).collect(**options)
 
 
 def test_steps_are_stored_in_a_buffer_if_one_is_given() -> None:
@@ -286,13 +286,13 @@ def test_steps_are_stored_in_a_buffer_if_one_is_given() -> None:
     with MultiAgentCollector("random", "mpe2/simple_tag_v3", buffer=buffer, num_envs=2, seed=1) as collector:
         stats = [collector.collect(n_step=30), collector.collect(n_episode=2)]
     batches = [MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=1).collect(n_step=30).batch]
-    assert [one.batch for one in stats] == [None, None]
-    assert all(own.batch is None for one in stats for own in one.policies.values())
-    assert {policy: len(own) for policy, own in buffer.buffers.items()} == {
-        policy: sum(one.policies[policy].n_collected_steps for one in stats) for policy in ("adversary", "agent")
+    assert [item.batch for item in stats] == [None, None]
+    assert all(part.batch is None for item in stats for part in item.policies.values())
+    assert {policy: len(part) for policy, part in buffer.buffers.items()} == {
+        policy: sum(item.policies[policy].n_collected_steps for item in stats) for policy in ("adversary", "agent")
     }
-    held = buffer.buffers["agent"][:30]
-    assert sorted(map(tuple, held.obs.tolist())) == sorted(map(tuple, batches[0]["agent"]["obs"].tolist()))
+    stored = buffer.buffers["agent"][:30]
+    assert sorted(map(tuple, stored.obs.tolist())) == sorted(map(tuple, batches[0]["agent"]["obs"].tolist()))
     with pytest.raises(ArgumentError, match="hooks must be empty with a buffer"):
         MultiAgentCollector("random", arena.Relay, buffer=buffer, hooks=[lambda trajectory, others: None])
 
@@ -300,33 +300,33 @@ def test_steps_are_stored_in_a_buffer_if_one_is_given() -> None:
 def test_reports_count_episodes_of_each_policy_over_several_calls() -> None:
     with MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=1) as collector:
         stats = [collector.collect(n_step=30), collector.collect(n_step=30), collector.collect(n_episode=2)]
-    whole = concat_samples([one.batch for one in stats])
-    assert sum(one.n_collected_steps for one in stats) == whole.count
-    assert sum(one.n_collected_episodes for one in stats) == 4
+    joined = concat_samples([item.batch for item in stats])
+    assert sum(item.n_collected_steps for item in stats) == joined.count
+    assert sum(item.n_collected_episodes for item in stats) == 4
     for policy, agents in (("adversary", 3), ("agent", 1)):
-        own = [one.policies[policy] for one in stats]
-        assert sum(one.n_collected_steps for one in own) == len(whole[policy])
-        assert np.concatenate([one.lens for one in own]).tolist() == [25] * 4 * agents
-        found = [part["rewards"].sum() for part in trajectories(whole[policy]).values()]
-        np.testing.assert_allclose(sorted(np.concatenate([one.returns for one in own])), sorted(found))
-    assert [len(one.returns) for one in stats] == [
-        sum(len(own.returns) for own in one.policies.values()) for one in stats
+        ours = [item.policies[policy] for item in stats]
+        assert sum(item.n_collected_steps for item in ours) == len(joined[policy])
+        assert np.concatenate([item.lens for item in ours]).tolist() == [25] * 4 * agents
+        actual = [part["rewards"].sum() for part in trajectories(joined[policy]).values()]
+        np.testing.assert_allclose(sorted(np.concatenate([item.returns for item in ours])), sorted(actual))
+    assert [len(item.returns) for item in stats] == [
+        sum(len(part.returns) for part in item.policies.values()) for item in stats
     ]
 
 
 def test_actions_are_mapped_by_policy_and_stored_unmapped() -> None:
-    taken: list[Any] = []
+    selected: list[Any] = []
 
     class Watched(arena.Relay):
         def step(self, actions: dict[str, Any]) -> arena.Step:
-            taken.extend(actions.values())
+            selected.extend(actions.values())
             return super().step(actions)
 
     for how in (lambda act: act + 1, {"runner": lambda act: act + 1}):
-        taken.clear()
+        selected.clear()
         with MultiAgentCollector(arena.steady, Watched(), map_action=how) as collector:
             batch = collector.collect(n_step=8).batch
-        assert set(taken) == {2}
+        assert set(selected) == {2}
         assert set(batch["runner"]["actions"].tolist()) == {1}
     with pytest.raises(PolicyNotFoundError, match="map_action must name policies, got 'walker'"):
         MultiAgentCollector({"runner": arena.steady}, Watched(), map_action={"walker": lambda act: act})

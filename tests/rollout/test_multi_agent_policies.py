@@ -46,15 +46,15 @@ def test_one_policy_for_all_turn_based_agents() -> None:
     collector = MultiAgentCollector(everyone, arena.Relay, num_envs=2, seed=0)
     assert collector.collect(n_step=16).batch.agent_steps() == 24
     assert everyone.sizes == [2, 2, 4, 4, 4, 4, 2, 2]
-    asked = []
+    requested = []
 
     def move(batch: Batch) -> Batch:
-        asked.append(len(batch.obs.observation))
+        requested.append(len(batch.obs.observation))
         return Batch(act=batch.obs.action_mask.argmax(1))
 
     batch = MultiAgentCollector(move, arena.Bazaar, num_envs=3, seed=0).collect(n_episode=3).batch
     assert batch.count == 27
-    assert asked == [3] * 9
+    assert requested == [3] * 9
 
 
 def test_actions_follow_the_observations_of_the_agent() -> None:
@@ -86,10 +86,10 @@ class Remembering:
 def ages(batch: MultiAgentBatch, column: str) -> None:
     """Check that each agent carried the number of its own steps so far in the episode."""
     for steps in batch.policy_batches.values():
-        seen: dict[tuple[int, ...], int] = {}
+        observed: dict[tuple[int, ...], int] = {}
         for *key, age in zip(*(steps[name].tolist() for name in ("eps_id", "agent_index", column)), strict=True):
-            assert age == seen.setdefault(tuple(key), 0)
-            seen[tuple(key)] += 1
+            assert age == observed.setdefault(tuple(key), 0)
+            observed[tuple(key)] += 1
 
 
 def test_every_agent_has_a_separate_recurrent_state() -> None:
@@ -127,8 +127,8 @@ def test_an_agent_that_rejoins_has_a_new_recurrent_state() -> None:
 def test_extra_outputs_of_a_policy_are_recorded() -> None:
     def telling(batch: Batch) -> Batch:
         n = len(batch.obs)
-        said = Batch(value=batch.obs[:, 0] * 2, deep=Batch(who=batch.obs[:, 1]))
-        return Batch(act=np.zeros(n, int), policy=said, vf_preds=batch.obs[:, 0], unknown=np.ones(n))
+        output = Batch(value=batch.obs[:, 0] * 2, deep=Batch(who=batch.obs[:, 1]))
+        return Batch(act=np.zeros(n, int), policy=output, vf_preds=batch.obs[:, 0], unknown=np.ones(n))
 
     batch = MultiAgentCollector(telling, arena.Relay, num_envs=2, seed=0).collect(n_step=16).batch["runner"]
     assert batch.column_names == (
@@ -152,7 +152,7 @@ class Scaled:
 
 
 def test_actions_are_stored_with_the_dtype_of_the_policy() -> None:
-    made = []
+    created = []
 
     class Watched:
         def __init__(self) -> None:
@@ -162,12 +162,12 @@ def test_actions_are_stored_with_the_dtype_of_the_policy() -> None:
             return getattr(self._env, name)
 
         def step(self, actions: dict[str, Any]) -> Any:
-            made.extend(actions.values())
+            created.extend(actions.values())
             return self._env.step(actions)
 
     batch = MultiAgentCollector(Scaled(), Watched, seed=0).collect(n_step=5).batch["agent"]
     assert (batch["actions"] == np.float32(-0.5)).all()
-    assert (np.stack(made) == np.float32(0.25)).all()
+    assert (np.stack(created) == np.float32(0.25)).all()
 
 
 def test_spaces_and_the_string_random_sample_actions() -> None:
@@ -179,8 +179,8 @@ def test_spaces_and_the_string_random_sample_actions() -> None:
 
 def test_custom_sample_methods_of_spaces_are_used() -> None:
     class Odd(Discrete):
-        def sample(self, *args: Any, **given: Any) -> Any:
-            return 2 * super().sample(*args, **given) % 5
+        def sample(self, *args: Any, **options: Any) -> Any:
+            return 2 * super().sample(*args, **options) % 5
 
     class OddRelay(arena.Relay):
         def __init__(self) -> None:
@@ -192,13 +192,13 @@ def test_custom_sample_methods_of_spaces_are_used() -> None:
 
 
 def test_random_actions_do_not_depend_on_the_number_of_environments() -> None:
-    def drawn(num_envs: int, **given: Any) -> list[int]:
-        collector = MultiAgentCollector("random", "mpe2/simple_spread_v3", num_envs=num_envs, seed=3, **given)
+    def draw(num_envs: int, **options: Any) -> list[int]:
+        collector = MultiAgentCollector("random", "mpe2/simple_spread_v3", num_envs=num_envs, seed=3, **options)
         batch = collector.collect(n_step=100 * num_envs).batch["agent"]
         return batch[(batch["env_id"] == 0) & (batch["agent_index"] == 1)]["actions"].tolist()
 
-    assert len(drawn(1)) == 100
-    assert drawn(1) == drawn(3)
+    assert len(draw(1)) == 100
+    assert draw(1) == draw(3)
 
 
 @pytest.mark.parametrize(
@@ -234,22 +234,22 @@ class Talking(arena.Relay):
     """A relay whose runners say what they like."""
 
     def step(self, actions: dict[str, Any]) -> arena.Step:
-        *rest, _ = super().step(actions)
+        *others, _ = super().step(actions)
         infos: dict[str, Any] = {"runner_0": {"at": {"x": 1}}, "runner_1": {"at": 3}, "runner_2": {"at": np.zeros(2)}}
-        return *rest, {agent: infos[agent] for agent in actions}  # type: ignore[return-value]
+        return *others, {agent: infos[agent] for agent in actions}  # type: ignore[return-value]
 
 
 def test_agents_may_have_different_infos() -> None:
-    heard: list[Any] = []
+    received: list[Any] = []
 
     def listen(batch: Batch) -> Batch:
-        heard.extend(batch.info)
+        received.extend(batch.info)
         return Batch(act=np.zeros(len(batch.obs), int))
 
     batch = MultiAgentCollector(listen, Talking, num_envs=2, seed=0).collect(n_step=16).batch["runner"]
     # A runner hears what it said itself, and nothing in its first step.
-    assert sum(not info for info in heard) == 6
-    assert sum(type(info.get("at")) is int for info in heard) == 6
+    assert sum(not info for info in received) == 6
+    assert sum(type(info.get("at")) is int for info in received) == 6
     assert list(batch["infos"][:4]) == [{"at": {"x": 1}}] * 4
 
 
@@ -281,18 +281,18 @@ def test_noise_is_added_for_the_requested_policies(envs: int) -> None:
             for policy, steps in batch.policy_batches.items()
         }
 
-    none, own, given = {(False, 0), (True, 0)}, {(False, 0), (True, 1)}, {(False, 4), (True, 4)}
+    none, ours, options = {(False, 0), (True, 0)}, {(False, 0), (True, 1)}, {(False, 4), (True, 4)}
     assert acted(False) == {"adversary": none, "agent": none}
-    assert acted(True) == {"adversary": own, "agent": own}
-    assert acted(flipped) == {"adversary": given, "agent": given}
-    assert acted({"agent": True}) == {"adversary": none, "agent": own}
-    assert acted({"agent": flipped, "adversary": True}) == {"adversary": own, "agent": given}
+    assert acted(True) == {"adversary": ours, "agent": ours}
+    assert acted(flipped) == {"adversary": options, "agent": options}
+    assert acted({"agent": True}) == {"adversary": none, "agent": ours}
+    assert acted({"agent": flipped, "adversary": True}) == {"adversary": ours, "agent": options}
 
 
 def test_noise_for_missing_or_random_policies_is_rejected() -> None:
     def collector(noise: Any, **policies: Any) -> MultiAgentCollector:
-        given = {"adversary": "random", "agent": Exploring()}
-        return MultiAgentCollector(given | policies, "mpe2/simple_tag_v3", seed=0, exploration_noise=noise)
+        options = {"adversary": "random", "agent": Exploring()}
+        return MultiAgentCollector(options | policies, "mpe2/simple_tag_v3", seed=0, exploration_noise=noise)
 
     quiet, noisy = (collector(noise).collect(n_step=50).batch for noise in (False, True))
     assert quiet["adversary"]["actions"].tolist() == noisy["adversary"]["actions"].tolist()

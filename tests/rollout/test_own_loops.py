@@ -15,12 +15,12 @@ def test_ppo_learns_the_same_parameters_as_a_loop_with_arrays(seed: int) -> None
     torch.set_num_threads(1)
     try:
         env_seeds = [100 * seed + env for env in range(loops.NUM_ENVS)]
-        plain, own = (train(seed, 6, env_seeds) for train in (loops.ppo_with_arrays, loops.ppo_with_collector))
+        plain, ours = (train(seed, 6, env_seeds) for train in (loops.ppo_with_arrays, loops.ppo_with_collector))
     finally:
         torch.set_num_threads(threads)
     start, _, _ = loops.new_agent(seed)
-    for first, wanted, parameter in zip(start.parameters(), plain.parameters(), own.parameters(), strict=True):
-        assert torch.equal(parameter, wanted)
+    for first, expected, parameter in zip(start.parameters(), plain.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
         assert not torch.equal(parameter, first)
 
 
@@ -30,10 +30,10 @@ def test_truncated_episodes_are_bootstrapped_alike(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         loops.gymnasium, "make_vec", lambda *args, **kwargs: make(*args, **kwargs, max_episode_steps=12)
     )
-    plain, own = (
+    plain, ours = (
         train(3, 3, list(range(loops.NUM_ENVS))) for train in (loops.ppo_with_arrays, loops.ppo_with_collector)
     )
-    assert all(map(torch.equal, own.parameters(), plain.parameters()))
+    assert all(map(torch.equal, ours.parameters(), plain.parameters()))
 
 
 def test_dqn_trains_with_either_buffer() -> None:

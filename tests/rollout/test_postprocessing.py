@@ -52,11 +52,11 @@ def by_hand(steps: SampleBatch) -> tuple[list[float], list[float]]:
 def parts(steps: SampleBatch) -> list[SampleBatch]:
     """Cut a batch into trajectories, the slow way."""
     keys = {*zip(steps["eps_id"].tolist(), steps["agent_index"].tolist(), strict=True)}
-    found = []
+    actual = []
     for eps_id, agent in sorted(keys):
-        own = steps[(steps["eps_id"] == eps_id) & (steps["agent_index"] == agent)]
-        found.append(own[np.argsort(own["t"])])
-    return found
+        rows = steps[(steps["eps_id"] == eps_id) & (steps["agent_index"] == agent)]
+        actual.append(rows[np.argsort(rows["t"])])
+    return actual
 
 
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay"])
@@ -67,10 +67,10 @@ def test_advantages_agree_with_manual_results(name: str) -> None:
     # Fragments that cut episodes, end with them, and hold several.
     for env_steps in (7, 43, 100):
         for steps in collector.collect(n_step=env_steps).batch.policy_batches.values():
-            for own in parts(steps):
-                advantages, targets = by_hand(own)
-                np.testing.assert_allclose(own["advantages"], advantages, rtol=1e-12)
-                np.testing.assert_allclose(own["value_targets"], targets, rtol=1e-12)
+            for part in parts(steps):
+                advantages, targets = by_hand(part)
+                np.testing.assert_allclose(part["advantages"], advantages, rtol=1e-12)
+                np.testing.assert_allclose(part["value_targets"], targets, rtol=1e-12)
                 trajectories += 1
     assert trajectories > 20
 
@@ -78,9 +78,9 @@ def test_advantages_agree_with_manual_results(name: str) -> None:
 def test_one_step_estimates_do_not_depend_on_fragment_boundaries() -> None:
     def collected(*cuts: int) -> np.ndarray:
         collector = MultiAgentCollector("random", "arena:Relay", seed=0, hooks=[GAE(value, gamma=GAMMA, lambda_=0.0)])
-        found = [collector.collect(n_step=cut).batch["runner"] for cut in cuts]
-        keys = np.concatenate([part["agent_index"] + 10 * part["t"] for part in found])
-        return np.concatenate([part["advantages"] for part in found])[np.argsort(keys)]
+        actual = [collector.collect(n_step=cut).batch["runner"] for cut in cuts]
+        keys = np.concatenate([part["agent_index"] + 10 * part["t"] for part in actual])
+        return np.concatenate([part["advantages"] for part in actual])[np.argsort(keys)]
 
     np.testing.assert_allclose(collected(8), collected(1, 2, 1, 4), rtol=1e-12)
     assert not np.allclose(
@@ -94,10 +94,10 @@ def test_one_step_estimates_do_not_depend_on_fragment_boundaries() -> None:
 
 
 def test_value_estimates_are_computed_once_and_keep_their_dtype() -> None:
-    asked = []
+    requested = []
 
     def estimate(obs: np.ndarray) -> np.ndarray:
-        asked.append(len(obs))
+        requested.append(len(obs))
         return np.zeros((len(obs), 1), np.float32)
 
     batch = (
@@ -106,24 +106,24 @@ def test_value_estimates_are_computed_once_and_keep_their_dtype() -> None:
         .batch
     )
     # All steps of nine agents, and the last ones of each.
-    assert asked == [180, 9]
+    assert requested == [180, 9]
     assert batch["adversary"]["advantages"].dtype == np.float32
     assert "advantages" not in batch["agent"]
 
 
-@pytest.mark.parametrize("given", [{"values": {"adversry": value}}, {"bootstrap": {"adversry": value}}])
-def test_value_estimates_for_a_missing_policy_are_rejected(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"values": {"adversry": value}}, {"bootstrap": {"adversry": value}}])
+def test_value_estimates_for_a_missing_policy_are_rejected(options: dict[str, Any]) -> None:
     policies = {"adversary": "random", "agent": "random"}
     words = "GAE must name policies, got 'adversry'; did you mean 'adversary'"
-    hooks = [GAE(**given)]
+    hooks = [GAE(**options)]
     with pytest.raises(PolicyNotFoundError, match=words):
         MultiAgentCollector(policies, "mpe2/simple_tag_v3", hooks=hooks)
     with pytest.raises(PolicyNotFoundError, match=words):
         RolloutWorkers(policies, "mpe2/simple_tag_v3", hooks=hooks)
     with pytest.raises(PolicyNotFoundError, match="got 'adversry'"):
-        Collector("random", "CartPole-v1", hooks=[GAE(**given)])
+        Collector("random", "CartPole-v1", hooks=[GAE(**options)])
     with pytest.raises(PolicyNotFoundError, match="got 'adversry'"):
-        postprocess(SampleBatch(eps_id=[7]), [GAE(**given)])
+        postprocess(SampleBatch(eps_id=[7]), [GAE(**options)])
 
 
 def test_a_batch_may_lack_steps_of_an_existing_policy() -> None:
@@ -191,27 +191,34 @@ def test_nstep_returns_agree_with_manual_results(n_step: int) -> None:
             parts(summed.collect(n_step=env_steps).batch["runner"]),
         )
         # Ids are random: agent and time tell which is which.
-        for own in (before, after):
-            own.sort(key=lambda one: (int(one["env_id"][0]), int(one["agent_index"][0]), len(one), int(one["t"][0])))
-        for own, found in zip(before, after, strict=True):
-            assert own["t"].tolist() == found["t"].tolist()
-            for i in range(len(own)):
-                last = min(i + n_step, len(own)) - 1
-                window = own["rewards"][i : last + 1]
-                assert found["returns"][i] == pytest.approx(sum(GAMMA**k * r for k, r in enumerate(window)))
-                over = own["terminateds"][last]
-                assert found["discount"][i] == pytest.approx(0 if over else GAMMA ** (last - i + 1))
-                assert found["new_obs.where"][i].tolist() == own["new_obs.where"][last].tolist()
-                assert found["rewards"][i] == own["rewards"][i]
+        for part in (before, after):
+            part.sort(
+                key=lambda first: (
+                    int(first["env_id"][0]),
+                    int(first["agent_index"][0]),
+                    len(first),
+                    int(first["t"][0]),
+                )
+            )
+        for part, actual in zip(before, after, strict=True):
+            assert part["t"].tolist() == actual["t"].tolist()
+            for i in range(len(part)):
+                last = min(i + n_step, len(part)) - 1
+                window = part["rewards"][i : last + 1]
+                assert actual["returns"][i] == pytest.approx(sum(GAMMA**k * r for k, r in enumerate(window)))
+                over = part["terminateds"][last]
+                assert actual["discount"][i] == pytest.approx(0 if over else GAMMA ** (last - i + 1))
+                assert actual["new_obs.where"][i].tolist() == part["new_obs.where"][last].tolist()
+                assert actual["rewards"][i] == part["rewards"][i]
 
 
 def test_hooks_receive_the_other_agents_of_the_episode() -> None:
-    seen = []
+    recorded = []
 
     def team(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> SampleBatch:
         assert all(other.eps_id == trajectory.eps_id for other in others.values())
         assert trajectory.agent not in others
-        seen.append((trajectory.agent, trajectory.policy_id, sorted(others), trajectory.ended))
+        recorded.append((trajectory.agent, trajectory.policy_id, sorted(others), trajectory.ended))
         steps = trajectory.steps
         steps["team"] = steps["rewards"] + sum(other.steps["rewards"] for other in others.values())
         return steps
@@ -219,7 +226,7 @@ def test_hooks_receive_the_other_agents_of_the_episode() -> None:
     collector = MultiAgentCollector("random", "mpe2/simple_tag_v3", seed=0, hooks=[team])
     batch = collector.collect(n_step=30).batch
     everyone = {"adversary_0", "adversary_1", "adversary_2", "agent_0"}
-    assert sorted(seen) == sorted(
+    assert sorted(recorded) == sorted(
         (agent, agent.split("_")[0], sorted(everyone - {agent}), ended) for agent in everyone for ended in (True, False)
     )
     rewards = np.concatenate([steps["rewards"] for steps in batch.policy_batches.values()]).reshape(4, 30).sum(0)
@@ -246,10 +253,10 @@ def test_each_hook_receives_the_result_of_the_previous_one() -> None:
 
 
 def test_episodes_may_have_ids_of_any_kind() -> None:
-    seen = []
+    recorded = []
     for ids in (np.array(["x", "y", "x"], object), np.array(["x", "y", "x"])):
-        postprocess(SampleBatch(eps_id=ids), [lambda own, others: seen.append((own.eps_id, len(own.steps)))])
-    assert seen == [("x", 2), ("y", 1)] * 2
+        postprocess(SampleBatch(eps_id=ids), [lambda value, others: recorded.append((value.eps_id, len(value.steps)))])
+    assert recorded == [("x", 2), ("y", 1)] * 2
 
 
 def test_built_in_hooks_accept_single_trajectories() -> None:
@@ -278,13 +285,13 @@ def test_trajectories_are_sorted_by_time(keys: list[tuple[int, int]], random: An
     random.shuffle(rows)
     steps = SampleBatch({name: np.array([row[i] for row in rows], int) for i, name in enumerate(NAMES)})
     ordered, starts = in_order(steps)
-    found = [*zip(*(ordered[name].tolist() for name in NAMES), strict=True)]
-    assert sorted(found) == sorted(rows)
-    cut = [found[start:stop] for start, stop in pairwise([*starts, len(found)])]
-    for one in cut:
-        assert len({row[:2] for row in one}) == 1
-        assert [row[2] for row in one] == list(range(len(one)))
-    assert [one[0][:2] for one in cut] == list(dict.fromkeys(row[:2] for row in rows))
+    actual = [*zip(*(ordered[name].tolist() for name in NAMES), strict=True)]
+    assert sorted(actual) == sorted(rows)
+    cut = [actual[start:stop] for start, stop in pairwise([*starts, len(actual)])]
+    for item in cut:
+        assert len({row[:2] for row in item}) == 1
+        assert [row[2] for row in item] == list(range(len(item)))
+    assert [entry[0][:2] for entry in cut] == list(dict.fromkeys(row[:2] for row in rows))
 
 
 NAMES = ("eps_id", "agent_index", "t")
@@ -297,7 +304,7 @@ NAMES = ("eps_id", "agent_index", "t")
         (SampleBatch(eps_id=[1]), lambda *_: 3, ColumnTypeError, "must return a SampleBatch or None.*got a int"),
         (
             SampleBatch(eps_id=[1, 2], rewards=[1.0, 2.0]),
-            lambda own, others: own.steps.select("eps_id") if own.eps_id == 1 else None,
+            lambda value, others: value.steps.select("eps_id") if value.eps_id == 1 else None,
             ColumnMismatchError,
             "'rewards'",
         ),
@@ -319,13 +326,13 @@ def test_wrong_arguments_are_reported() -> None:
 def test_turns_are_postprocessed_agent_by_agent() -> None:
     hooks = [GAE(lambda obs: value(obs.observation), gamma=GAMMA, lambda_=LAMBDA)]
     batch = MultiAgentCollector("random", arena.Bazaar, seed=0, hooks=hooks).collect(n_step=14).batch["trader"]
-    for own in parts(batch):
+    for part in parts(batch):
         flat = SampleBatch(
-            {name: own[name] for name in ("rewards", "terminateds", "truncateds")},
-            obs=own["obs.observation"],
-            new_obs=own["new_obs.observation"],
+            {name: part[name] for name in ("rewards", "terminateds", "truncateds")},
+            obs=part["obs.observation"],
+            new_obs=part["new_obs.observation"],
         )
-        np.testing.assert_allclose(own["advantages"], by_hand(flat)[0], rtol=1e-12)
+        np.testing.assert_allclose(part["advantages"], by_hand(flat)[0], rtol=1e-12)
 
 
 @pytest.mark.parametrize("ends", [[False, False, True], [False, False, False]], ids=["within", "beyond"])
@@ -334,8 +341,8 @@ def test_estimates_of_another_shape_than_rewards_are_rejected(ends: list[bool]) 
         eps_id=[1, 1, 1], obs=np.ones((3, 2)), new_obs=np.ones((3, 2)), rewards=np.ones(3), terminateds=ends,
         truncateds=[False] * 3,
     )  # fmt: skip
-    found = postprocess(steps.copy(), [GAE(lambda obs: obs[:, :1])])
-    assert found["advantages"].shape == (3,)
+    actual = postprocess(steps.copy(), [GAE(lambda obs: obs[:, :1])])
+    assert actual["advantages"].shape == (3,)
     with pytest.raises(ColumnLengthError, match=r"estimates must have the shape of the rewards, \(3,\), got \(3, 2\)"):
         postprocess(steps.copy(), [GAE(lambda obs: obs)])
     if not ends[-1]:

@@ -53,7 +53,7 @@ def test_later_steps_widen_earlier_ones_without_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "odd"),
+    ("before", "unusual"),
     [
         (np.array([2**53 + 1, 0]), np.array([0.5, 0.5])),
         (np.zeros((2, 3)), np.zeros((2, 4))),
@@ -65,11 +65,11 @@ def test_later_steps_widen_earlier_ones_without_loss() -> None:
     ],
     ids=["dtypes", "shapes", "kinds", "nested, then not", "not, then nested", "structures", "shapes of leaves"],
 )
-def test_an_incompatible_step_is_rejected_without_other_changes(before: Any, odd: Any) -> None:
+def test_an_incompatible_step_is_rejected_without_other_changes(before: Any, unusual: Any) -> None:
     recorder = Recorder()
     append(recorder, 0, before)
     with pytest.raises(ColumnMismatchError, match="'obs"):
-        append(recorder, 1, odd)
+        append(recorder, 1, unusual)
     batch = take(recorder)
     assert batch["t"].tolist() == [0, 0]
     assert batch["rewards"].tolist() == [0.0, 0.0]
@@ -96,15 +96,17 @@ def test_rows_of_several_policies_are_written_together_or_not_at_all() -> None:
     numbers = [("p", [1.0, 2.0]), ("q", [3.0, 4.0])]
 
     def write(*values: Any) -> None:
-        recorder.append([Step(policy, {"obs": np.array(own)}, STREAMS, STREAMS.env_id) for policy, own in values])
+        recorder.append([Step(policy, {"obs": np.array(part)}, STREAMS, STREAMS.env_id) for policy, part in values])
 
     write(*numbers)
-    for odd in ("p", "q"):
+    for unusual in ("p", "q"):
         with pytest.raises(ColumnMismatchError, match="'obs'"):
-            write(*((policy, ["a", "b"] if policy == odd else own) for policy, own in numbers), ("new", [5.0, 6.0]))
+            write(
+                *((policy, ["a", "b"] if policy == unusual else part) for policy, part in numbers), ("new", [5.0, 6.0])
+            )
     write(*reversed(numbers))
-    found = {policy: rows["obs"].tolist() for policy, rows in recorder.take().items()}
-    assert found == {"p": [1.0, 1.0, 2.0, 2.0], "q": [3.0, 3.0, 4.0, 4.0]}
+    actual = {policy: rows["obs"].tolist() for policy, rows in recorder.take().items()}
+    assert actual == {"p": [1.0, 1.0, 2.0, 2.0], "q": [3.0, 3.0, 4.0, 4.0]}
 
 
 @given(
@@ -112,12 +114,12 @@ def test_rows_of_several_policies_are_written_together_or_not_at_all() -> None:
 )
 def test_one_environment_is_counted_like_one_of_several(chunks: list[list[bool]], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    one, several = EpisodeCount(1), EpisodeCount(2)
+    first, several = EpisodeCount(1), EpisodeCount(2)
     ids: list[dict[int, int]] = [{}, {}]
     for flags in chunks:
         done, rewards = np.array(flags), rng.normal(size=len(flags))
         counted = [
-            count.add(done, rewards, np.zeros(len(flags), np.intp), steps=2 + len(flags)) for count in (one, several)
+            count.add(done, rewards, np.zeros(len(flags), np.intp), steps=2 + len(flags)) for count in (first, several)
         ]
         assert (counted[0].ended is None) == (counted[1].ended is None) == (not any(flags))
         for mine, general in zip(counted[0][1:3], counted[1][1:3], strict=True):
@@ -126,12 +128,12 @@ def test_one_environment_is_counted_like_one_of_several(chunks: list[list[bool]]
         np.testing.assert_array_equal(t, general_t)
         # Ids are random: number episodes in order of appearance.
         numbers = [
-            [seen.setdefault(number, len(seen)) for number in column.tolist()]
-            for seen, column in zip(ids, (eps_id, general_id), strict=True)
+            [observed.setdefault(number, len(observed)) for number in column.tolist()]
+            for observed, column in zip(ids, (eps_id, general_id), strict=True)
         ]
         assert numbers[0] == numbers[1]
-    for part, general in zip(one.ended, several.ended, strict=True):
+    for part, general in zip(first.ended, several.ended, strict=True):
         np.testing.assert_array_equal(part, general)
-    mine, general = one.state_dict(), several.state_dict()
+    mine, general = first.state_dict(), several.state_dict()
     assert mine["t"].tolist() == general["t"][:1].tolist()
     assert mine["returns"].tolist() == general["returns"][:1].tolist()

@@ -41,8 +41,8 @@ def remembering(obs: Any, state: Any) -> Any:
 def graphed(obs: Any) -> Any:
     """Act by a state that gradients would go back through."""
     torch = pytest.importorskip("torch")
-    seen = torch.as_tensor(np.asarray(obs), dtype=torch.float32).requires_grad_()
-    return {"act": (seen[:, 0] > 0).long(), "state": {"seen": (seen * 2).sum(1)}}
+    observed = torch.as_tensor(np.asarray(obs), dtype=torch.float32).requires_grad_()
+    return {"act": (observed[:, 0] > 0).long(), "state": {"seen": (observed * 2).sum(1)}}
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -63,12 +63,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
 def rows(batch: Any) -> dict[str, Any]:
     """List the columns of a batch that follow from the seed: ids of episodes are random."""
     parts = {"": batch} if not hasattr(batch, "policy_batches") else batch.policy_batches
-    found = {}
+    actual = {}
     for policy, steps in parts.items():
         columns = {name: np.asarray(steps[name]) for name in steps.column_names if name not in ("eps_id", "unroll_id")}
         # By stream and time: batches may be cut elsewhere.
-        found |= {f"{policy}.{name}": column.tolist() for name, column in columns.items()}
-    return found
+        actual |= {f"{policy}.{name}": column.tolist() for name, column in columns.items()}
+    return actual
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -81,11 +81,11 @@ def test_a_resumed_collector_resumes_exactly(name: str, steps: int) -> None:
         second.collect(n_step=11)
         second.load_state_dict(state, allow_pickle=True)
         for _ in range(3):
-            one, other = first.collect(n_step=60), second.collect(n_step=60)
-            assert str(rows(one.batch)) == str(rows(other.batch))
+            left, other = first.collect(n_step=60), second.collect(n_step=60)
+            assert str(rows(left.batch)) == str(rows(other.batch))
             # Where there are several agents, episodes come by their ids.
-            assert sorted(one.returns.tolist()) == sorted(other.returns.tolist())
-            assert sorted(one.lens.tolist()) == sorted(other.lens.tolist())
+            assert sorted(left.returns.tolist()) == sorted(other.returns.tolist())
+            assert sorted(left.lens.tolist()) == sorted(other.lens.tolist())
 
 
 @pytest.mark.parametrize("name", ["CartPole", "NextStep", "simple_spread", "turns"])
@@ -126,15 +126,15 @@ def test_another_process_resumes(name: str) -> None:
 
 def test_environments_in_processes_continue() -> None:
     makers = [partial(gymnasium.make, "CartPole-v1")] * 2
-    given = {"start_method": "fork", "wait_num": 2}
+    options = {"start_method": "fork", "wait_num": 2}
     with (
-        AsyncCollector("random", makers, seed=3, **given) as first,
-        AsyncCollector("random", makers, seed=4, **given) as second,
+        AsyncCollector("random", makers, seed=3, **options) as first,
+        AsyncCollector("random", makers, seed=4, **options) as second,
     ):
         first.collect(n_step=25)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
-        one, other = (by_environment(collector.collect(n_step=200).batch) for collector in (first, second))
-        for mine, its in zip(one, other, strict=True):
+        left, other = (by_environment(collector.collect(n_step=200).batch) for collector in (first, second))
+        for mine, its in zip(left, other, strict=True):
             length = min(len(mine), len(its))
             assert length > 50
             assert mine[:length] == its[:length]

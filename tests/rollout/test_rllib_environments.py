@@ -55,14 +55,14 @@ def scripted(begin: dict[str, float], script: Script, agents: tuple[str, ...] = 
 
         def step(self, action_dict: dict[str, Any]) -> Any:
             self.given.append({agent: int(action) for agent, action in action_dict.items()})
-            said = script[self._step]
+            output = script[self._step]
             self._step += 1
             return (
-                self._see(said.get("obs", {})),
-                said.get("reward", {}),
-                {"__all__": False, **said.get("terminated", {})},
-                {"__all__": False, **said.get("truncated", {})},
-                {agent: {"step": self._step} for agent in said.get("obs", {})},
+                self._see(output.get("obs", {})),
+                output.get("reward", {}),
+                {"__all__": False, **output.get("terminated", {})},
+                {"__all__": False, **output.get("truncated", {})},
+                {agent: {"step": self._step} for agent in output.get("obs", {})},
             )
 
     return Scripted()
@@ -205,9 +205,9 @@ def test_environments_of_rllib_are_collected() -> None:
         batch = collector.collect(n_episode=3).batch
     assert set(batch.policy_batches) == {"p0", "p1"}
     for steps in batch.policy_batches.values():
-        for _, own in enumerate(steps.split_by_episode()):
-            for agent in np.unique(own["agent_index"]):
-                of_agent = own[np.asarray(own["agent_index"]) == agent]
+        for _, part in enumerate(steps.split_by_episode()):
+            for agent in np.unique(part["agent_index"]):
+                of_agent = part[np.asarray(part["agent_index"]) == agent]
                 assert of_agent["t"].tolist() == list(range(len(of_agent)))
                 assert of_agent["terminateds"].tolist() == [False] * (len(of_agent) - 1) + [True]
                 assert np.array_equal(of_agent["obs"][1:], of_agent["new_obs"][:-1])
@@ -219,8 +219,8 @@ def make_chain() -> Any:
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
 def test_workers_step_environments_of_rllib(backend: Any) -> None:
-    given = {"num_workers": 2, "seed": 1, "backend": backend}
-    with RolloutWorkers("random", make_chain, start_method="fork", **given) as workers:
+    options = {"num_workers": 2, "seed": 1, "backend": backend}
+    with RolloutWorkers("random", make_chain, start_method="fork", **options) as workers:
         fragments = list(workers.fragments(n_step=30, fragment_length=10))
     assert sum(fragment.count for fragment in fragments) == 30
     assert {int(env) for fragment in fragments for env in fragment["a"]["env_id"]} == {0, 1}
@@ -234,12 +234,12 @@ def test_single_agent_collectors_recommend_the_multi_agent_one() -> None:
 
 
 def test_takes_selects_the_arguments_of_policies_of_several_agents() -> None:
-    seen: list[Any] = []
+    recorded: list[Any] = []
 
-    def policy(s: Any, said: Any) -> Any:
-        seen.extend(said)
+    def policy(s: Any, output: Any) -> Any:
+        recorded.extend(output)
         return np.zeros(len(s), int)
 
     with MultiAgentCollector(as_policy(policy, takes=("obs", "info")), chain(3)) as collector:
         collector.collect(n_episode=1)
-    assert seen == [{"begun": True}, {"step": 1}, {"step": 1}, {"step": 2}]
+    assert recorded == [{"begun": True}, {"step": 1}, {"step": 1}, {"step": 2}]

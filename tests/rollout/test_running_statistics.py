@@ -14,12 +14,12 @@ from samplebatch.rollout.statistics import EpisodeStatistics, RunningStatistics,
 
 def plain(statistics: EpisodeStatistics | None) -> dict[str, Any]:
     assert statistics is not None
-    found: dict[str, Any] = {
-        policy: (one.episodes, sorted(zip(one.returns.round(9).tolist(), one.lengths.tolist(), strict=True)))
-        for policy, one in statistics.policies.items()
-        if one.episodes
+    actual: dict[str, Any] = {
+        policy: (first.episodes, sorted(zip(first.returns.round(9).tolist(), first.lengths.tolist(), strict=True)))
+        for policy, first in statistics.policies.items()
+        if first.episodes
     }
-    return {**found, "episodes": statistics.episodes, "unfinished": statistics.unfinished}
+    return {**actual, "episodes": statistics.episodes, "unfinished": statistics.unfinished}
 
 
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay", "arena:Bazaar"])
@@ -34,8 +34,8 @@ def test_cut_episodes_count_as_complete_ones(name: str) -> None:
         ended.append(running.add(fragments[-1]))
     joined = concat_samples(fragments)
     assert plain(running.statistics()) == plain(episode_statistics(joined))
-    assert running.episodes == sum(one.episodes for one in ended) > 5
-    returns = [value for one in ended for policy in one.policies.values() for value in policy.returns.tolist()]
+    assert running.episodes == sum(item.episodes for item in ended) > 5
+    returns = [value for item in ended for policy in item.policies.values() for value in policy.returns.tolist()]
     assert len(returns) == sum(len(policy.returns) for policy in running.statistics().policies.values())
 
 
@@ -63,9 +63,9 @@ def test_abandoned_episodes_are_removed_when_a_new_one_starts() -> None:
         count = len(eps_id)
         steps = SampleBatch(env_id=env_id, eps_id=eps_id, t=np.arange(count), agent_index=[0] * count)
         steps["rewards"], steps["dones"] = [1.0] * count, [done] * count
-        found = returns.advance(steps)
+        actual = returns.advance(steps)
         returns.forget_cut_off(steps)
-        return found
+        return actual
 
     add([0, 1], [70, 71])
     add([0], [70])

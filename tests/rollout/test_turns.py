@@ -51,7 +51,7 @@ def watched(make: Callable[[], Any], act: Callable[[Any], Any], seed: int | None
 
 def collected(batch: MultiAgentBatch, agents: list[str]) -> list[dict[str, Any]]:
     """Return the rows of a batch in the order of turns."""
-    found = []
+    actual = []
     for steps in batch.policy_batches.values():
         for row in steps.rows():
             plain = {
@@ -60,8 +60,8 @@ def collected(batch: MultiAgentBatch, agents: list[str]) -> list[dict[str, Any]]
             }
             for name in ("obs", "new_obs"):
                 plain[name] = {part: np.asarray(value).tolist() for part, value in row[name].items()}
-            found.append({"agent": agents[int(row["agent_index"])], **plain})
-    return sorted(found, key=lambda row: row["t"])
+            actual.append({"agent": agents[int(row["agent_index"])], **plain})
+    return sorted(actual, key=lambda row: row["t"])
 
 
 @pytest.mark.parametrize("cuts", [[9], [1] * 9, [3, 4, 2], [8, 1]])
@@ -104,8 +104,8 @@ def test_steps_wait_for_an_inactive_agent_without_blocking() -> None:
     for env_steps in (1, 2, 5, 7, 12):
         aggregator.add(collector.collect(n_step=env_steps).batch)
     done = aggregator.build_and_reset(unfinished=False)
-    rest = aggregator.build_and_reset()
-    assert done.count + rest.count == 27
+    remaining = aggregator.build_and_reset()
+    assert done.count + remaining.count == 27
     ids, counts = np.unique(done["trader"]["eps_id"], return_counts=True)
     assert len(ids) >= 2
     assert counts.tolist() == [9] * len(ids)
@@ -120,12 +120,12 @@ def test_actions_in_games_respect_the_masks(name: str) -> None:
     games = np.unique(steps["eps_id"])
     assert len(games) == 6
     for game in games:
-        own = steps[steps["eps_id"] == game]
-        order = np.argsort(own["t"])
-        assert own["t"][order].tolist() == list(range(len(own)))
-        assert own["agent_index"][order].tolist() == [t % 2 for t in range(len(own))]
-        assert own["rewards"].sum() == 0
-        assert own["dones"][order].tolist() == [False] * (len(own) - 2) + [True, True]
+        rows = steps[steps["eps_id"] == game]
+        order = np.argsort(rows["t"])
+        assert rows["t"][order].tolist() == list(range(len(rows)))
+        assert rows["agent_index"][order].tolist() == [t % 2 for t in range(len(rows))]
+        assert rows["rewards"].sum() == 0
+        assert rows["dones"][order].tolist() == [False] * (len(rows) - 2) + [True, True]
 
 
 def test_both_interfaces_give_the_same_game() -> None:
@@ -163,9 +163,9 @@ def test_simultaneous_and_turn_based_agents_are_collected_together() -> None:
     mixed = MultiAgentCollector("random", [arena.Bazaar(), arena.Relay()], seed=0)
     fragments = [mixed.collect(n_step=n).batch for n in (1, 5, 7, 3)]
     assert [fragment.count for fragment in fragments] == [1, 5, 7, 3]
-    whole = concat_samples(fragments)
-    assert (whole["runner"]["obs"][:, 0] == whole["runner"]["t"]).all()
-    assert (whole["trader"]["obs"]["observation"][:, 0] == whole["trader"]["t"]).all()
+    joined = concat_samples(fragments)
+    assert (joined["runner"]["obs"][:, 0] == joined["runner"]["t"]).all()
+    assert (joined["trader"]["obs"]["observation"][:, 0] == joined["trader"]["t"]).all()
 
 
 def test_steps_before_a_failure_satisfy_a_smaller_request() -> None:

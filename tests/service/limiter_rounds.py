@@ -123,12 +123,12 @@ def run(settings: Settings, quota: int = 60) -> str:
         time.sleep(0.002)
         if any(done[side] != last.get(side, 0) for side in behind):
             last, since = dict(done), time.monotonic()
-    held = [one["why"] for one in table.info()["held_back"]]
+    contained = [item["why"] for item in table.info()["held_back"]]
     table.close()
     for thread in threads:
         thread.join(30)
     errors = set(done) - {"inserts", "samples"}
-    return f"failed: {errors}" if errors else f"{' and '.join(behind)} stand still: {held}" if behind else "done"
+    return f"failed: {errors}" if errors else f"{' and '.join(behind)} stand still: {contained}" if behind else "done"
 
 
 def main(rounds: int, seed: int) -> int:

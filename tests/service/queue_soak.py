@@ -74,11 +74,11 @@ def read_fragments(uri: str, folder: Path, reader: int) -> None:
     with ReplayClient(uri, "queue", timeout_s=0.3, reconnect_s=600.0) as client:
         while not ended.is_set():
             try:
-                found, _ = client.sample(1)
+                actual, _ = client.sample(1)
             except LimitTimeoutError:
                 continue
-            writer, number = map(int, found["obs"][0])
-            assert found == fragment(writer, number)
+            writer, number = map(int, actual["obs"][0])
+            assert actual == fragment(writer, number)
             note(folder / f"reader.{reader}", writer, number)
 
 
@@ -110,24 +110,24 @@ def account_queue(
         Among them `"on their way"`: fragments lost that were acknowledged at another time than in `losses`.
     """
     sent, acknowledged = int(max(line[1] for line in lines)), 0
-    heard = np.full(sent, np.inf)
+    received = np.full(sent, np.inf)
     for moment, _, known, _ in lines:
-        heard[acknowledged : int(known)] = moment
+        received[acknowledged : int(known)] = moment
         acknowledged = max(acknowledged, int(known))
     faults = [f"fragment {number} was never sent" for number in {*readings, *left} if number >= sent]
     sums = Counter({"sent": sent, "acknowledged": acknowledged})
     for number in range(sent):
-        found = [*sorted(readings.get(number, [])), *[np.inf] * left.get(number, 0)]
-        if not found and np.isfinite(heard[number]):
-            forgotten = any(since <= heard[number] <= noted_at(lines, kill) for since, kill in losses)
+        actual = [*sorted(readings.get(number, [])), *[np.inf] * left.get(number, 0)]
+        if not actual and np.isfinite(received[number]):
+            forgotten = any(since <= received[number] <= noted_at(lines, kill) for since, kill in losses)
             sums["lost by a restart" if forgotten else "on their way"] += 1
-        if len(found) > 1:
+        if len(actual) > 1:
             sums["handed out again"] += 1
             again = all(
-                any(since <= first and kill <= then for since, kill in losses) for first, then in pairwise(found)
+                any(since <= first and kill <= then for since, kill in losses) for first, then in pairwise(actual)
             )
             if not again:
-                faults.append(f"fragment {number} was read at {found}")
+                faults.append(f"fragment {number} was read at {actual}")
     return faults, sums
 
 
@@ -195,8 +195,8 @@ class QueueSoak:
         with ReplayClient(f"grpc://127.0.0.1:{self._port}", "queue") as client:
             client.checkpoint()
         self.close()
-        found, figures = self._account()
-        return faults + found, figures
+        actual, figures = self._account()
+        return faults + actual, figures
 
     def _account(self) -> tuple[list[str], dict[str, int]]:
         table = queue(self._capacity)
@@ -211,22 +211,22 @@ class QueueSoak:
                 readings[int(writer)][int(number)].append(moment)
         began = {int(number): moment for _, number, moment in notes(self._folder / "checkpoints.began")}
         losses = [
-            (max((at for one, at in began.items() if one <= restored), default=0.0), kill)
+            (max((at for first, at in began.items() if first <= restored), default=0.0), kill)
             for kill, restored in self._kills
         ]
         faults: list[str] = []
         sums: Counter[str] = Counter()
         for path in self._folder.glob("writer.*"):
             writer = int(path.suffix[1:])
-            found = account_queue(notes(path), readings[writer], left[writer], losses)
-            faults += [f"writer {writer}: {fault}" for fault in found[0]]
-            sums.update(found[1])
-        sums["read"] = sum(len(moments) for own in readings.values() for moments in own.values())
-        sums["still there"] = sum(own.total() for own in left.values())
+            actual = account_queue(notes(path), readings[writer], left[writer], losses)
+            faults += [f"writer {writer}: {fault}" for fault in actual[0]]
+            sums.update(actual[1])
+        sums["read"] = sum(len(moments) for part in readings.values() for moments in part.values())
+        sums["still there"] = sum(part.total() for part in left.values())
         sums["service killed"], sums["readers killed"] = len(self._kills), self._killed_readers
-        most = len(self._readers) * len(self._kills) + self._killed_readers
-        if sums["on their way"] > most:
-            faults.append(f"{sums['on their way']} fragments are lost, and {most} were on their way at the most")
+        maximum = len(self._readers) * len(self._kills) + self._killed_readers
+        if sums["on their way"] > maximum:
+            faults.append(f"{sums['on their way']} fragments are lost, and {maximum} were on their way at the most")
         return faults, dict(sums)
 
     def close(self) -> None:
@@ -256,11 +256,11 @@ def main() -> None:
         parser.add_argument("--capacity", type=int, default=64, help="fragments")
         parser.add_argument("--kill-every", type=float, default=15.0, metavar="SECONDS")
         parser.add_argument("--seed", type=int, default=0)
-        asked = parser.parse_args()
+        options = parser.parse_args()
         with tempfile.TemporaryDirectory() as folder:
-            sizes = (asked.writers, asked.readers, asked.capacity, asked.seed)
+            sizes = (options.writers, options.readers, options.capacity, options.seed)
             with QueueSoak(Path(folder), *sizes) as soak:
-                soak.run(asked.seconds, asked.kill_every)
+                soak.run(options.seconds, options.kill_every)
                 faults, figures = soak.end()
         print(json.dumps(figures, indent=1))
         print("\n".join(faults[:20]) or "every fragment is accounted for")

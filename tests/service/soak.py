@@ -103,16 +103,16 @@ def learn(uri: str, folder: Path, number: int) -> None:
     """Draw samples, look at every row, and give priorities, until SIGTERM comes."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    path, drawn = folder / f"learner.{number}", 0
+    path, sampled = folder / f"learner.{number}", 0
     with ReplayClient(uri, "soak", prefetch=2, reconnect_s=600.0) as client:
         while not ended.is_set():
             batch, indices = client.sample(256)
             assert (batch.rew == reward(batch.obs[:, 0], batch.obs[:, 1])).all()
             assert (batch.obs_next - batch.obs == [0, 1]).all()
             client.update_weight(indices, batch.rew + 0.1, generation=batch.generation)
-            drawn += 1
-            if drawn % 20 == 1:
-                note(path, drawn)
+            sampled += 1
+            if sampled % 20 == 1:
+                note(path, sampled)
 
 
 def dawdle(uri: str, folder: Path, number: int) -> None:
@@ -122,12 +122,12 @@ def dawdle(uri: str, folder: Path, number: int) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: active.clear())
     with ReplayClient(uri, "soak", reconnect_s=600.0, shared_memory=False) as client:
         print("ready", flush=True)
-        taken = 0
+        selected = 0
         while active.wait():
             for batch in client.stream(16_384, prefetch=8):
                 assert (batch.rew == reward(batch.obs[:, 0], batch.obs[:, 1])).all()
-                taken += 1
-                note(folder / f"slow.{number}", taken)
+                selected += 1
+                note(folder / f"slow.{number}", selected)
                 time.sleep(2.0)
                 if not active.is_set():
                     break
@@ -290,26 +290,27 @@ class Soak:
     def _account(self, rows: ReplayTable, report: Report) -> None:
         """Hold the rows of the table against the notes of all writers."""
         buffer = rows._items.buffer  # type: ignore[attr-defined]
-        kept = np.asarray(buffer[:].obs)
+        stored = np.asarray(buffer[:].obs)
         oldest, removed = (-1, -1), -np.inf
         if len(rows) == rows.capacity:
-            writer, step = map(int, kept[(int(buffer.last_index[0]) + 1) % len(rows)])
+            writer, step = map(int, stored[(int(buffer.last_index[0]) + 1) % len(rows)])
             oldest, removed = (writer, step), heard_at(notes(self.folder / f"writer.{writer}"), step)
         began = {int(number): moment for _, number, moment in notes(self.folder / "checkpoints.began")}
         # A checkpoint that was whole when the service was killed may have no note: it is no older than the one before.
         losses = [
-            (max((at for one, at in began.items() if one <= number), default=0.0), kill) for kill, number in self._kills
+            (max((at for first, at in began.items() if first <= number), default=0.0), kill)
+            for kill, number in self._kills
         ]
         sums: Counter[str] = Counter()
         for path in self.folder.glob("writer.*"):
             number = int(path.suffix[1:])
-            counted = np.bincount(kept[kept[:, 0] == number, 1])
+            counted = np.bincount(stored[stored[:, 0] == number, 1])
             if number == oldest[0]:
                 # The first steps of the oldest fragment were written over.
                 counted[oldest[1] - oldest[1] % STEPS : oldest[1]] += 1
-            found = account(notes(path), counted, losses, [kill for kill, _ in self._kills], removed)
-            report.faults += [f"writer {number}: {fault}" for fault in found[0]]
-            sums.update(found[1])
+            actual = account(notes(path), counted, losses, [kill for kill, _ in self._kills], removed)
+            report.faults += [f"writer {number}: {fault}" for fault in actual[0]]
+            sums.update(actual[1])
         report.figures |= sums
 
     def close(self) -> None:
@@ -349,11 +350,11 @@ def main() -> None:
             "--slow-every", type=float, default=20.0, metavar="SECONDS", help="let the slow client come, or go"
         )
         parser.add_argument("--seed", type=int, default=0)
-        asked = parser.parse_args()
+        options = parser.parse_args()
         with tempfile.TemporaryDirectory() as folder:
-            sizes = (asked.writers, asked.learners, asked.capacity, asked.rate, asked.seed)
+            sizes = (options.writers, options.learners, options.capacity, options.rate, options.seed)
             with Soak(Path(folder), *sizes) as soak:
-                soak.run(asked.seconds, asked.kill_server_every, asked.disturb_every, asked.slow_every)
+                soak.run(options.seconds, options.kill_server_every, options.disturb_every, options.slow_every)
                 report = soak.end()
         print(json.dumps(report.figures, indent=1))
         print("\n".join(report.faults[:20]) or "every step is accounted for")

@@ -28,7 +28,7 @@ def notes(path: Path) -> list[list[float]]:
 
 def heard_at(lines: list[list[float]], step: int) -> float:
     """Return when a writer knew that a step was acknowledged; infinity if it never did."""
-    return next((moment for moment, _, known, _ in lines if known > step), np.inf)
+    return next((moment for moment, _, acknowledged, _ in lines if acknowledged > step), np.inf)
 
 
 def rate(paths: Iterable[Path], column: int, spans: list[tuple[float, float]]) -> float:
@@ -76,26 +76,26 @@ def account(
     times = np.zeros((fragments, STEPS), np.int64)
     times.reshape(-1)[: len(counted)] = counted[: times.size]
     acknowledged = 0
-    heard = np.full(fragments, np.inf)
+    received = np.full(fragments, np.inf)
     sent = np.full(fragments, np.inf)
     for moment, rows, known, _ in lines:
         if not rows:
             # The writer was ended before its first fragment.
             continue
         sent[int(rows) // STEPS - 1] = min(moment, sent[int(rows) // STEPS - 1])
-        heard[acknowledged : int(known) // STEPS] = moment
+        received[acknowledged : int(known) // STEPS] = moment
         acknowledged = int(known) // STEPS
     for fragment in np.flatnonzero((times != times[:, :1]).any(1)):
         faults.append(f"fragment {fragment} is there in part")
     often = times[:, 0]
-    missing = (often == 0) & np.isfinite(heard)
+    missing = (often == 0) & np.isfinite(received)
     # None that is newer than one that is there.
     written_over = missing & (sent <= removed) & (np.cumsum(often) == 0)
     for fragment in np.flatnonzero(missing & ~written_over):
-        if not any(since <= heard[fragment] <= noted_at(lines, kill) for since, kill in losses):
+        if not any(since <= received[fragment] <= noted_at(lines, kill) for since, kill in losses):
             faults.append(f"fragment {fragment}, sent at {sent[fragment]:.2f}, is lost")
     for fragment in np.flatnonzero(often > 1):
-        if not any(sent[fragment] <= kill <= heard[fragment] for kill in kills):
+        if not any(sent[fragment] <= kill <= received[fragment] for kill in kills):
             faults.append(f"fragment {fragment}, sent at {sent[fragment]:.2f}, is there {often[fragment]} times")
     sums.update(
         {
@@ -104,7 +104,7 @@ def account(
             "acknowledged and written over": STEPS * int(np.count_nonzero(written_over)),
             "acknowledged and lost": STEPS * int(np.count_nonzero(missing & ~written_over)),
             "twice": STEPS * int(np.count_nonzero(often > 1)),
-            "not acknowledged and there": STEPS * int(np.count_nonzero((often > 0) & np.isinf(heard))),
+            "not acknowledged and there": STEPS * int(np.count_nonzero((often > 0) & np.isinf(received))),
         }
     )
     return faults, sums

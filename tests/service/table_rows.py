@@ -38,8 +38,8 @@ def lengthened(rows: pa.RecordBatch) -> pa.RecordBatch:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
-    said = sink.getvalue().to_pybytes().replace(struct.pack("<q", 321), struct.pack("<q", 1000))
-    return pa.ipc.open_stream(said).read_next_batch()
+    output = sink.getvalue().to_pybytes().replace(struct.pack("<q", 321), struct.pack("<q", 1000))
+    return pa.ipc.open_stream(output).read_next_batch()
 
 
 def write_stream(rows: pa.RecordBatch) -> bytes:
@@ -52,9 +52,9 @@ def write_stream(rows: pa.RecordBatch) -> bytes:
 
 def samples_in(chunk: Any) -> list[pa.RecordBatch]:
     """Read the samples in a message of a session, as the page says."""
-    told, _, streams = chunk.app_metadata.to_pybytes().partition(b"\n")
-    found, start = [], 0
-    for nbytes in json.loads(told)["streams"]:
-        found.append(pa.ipc.open_stream(streams[start : start + nbytes]).read_next_batch())
+    metadata, _, streams = chunk.app_metadata.to_pybytes().partition(b"\n")
+    actual, start = [], 0
+    for nbytes in json.loads(metadata)["streams"]:
+        actual.append(pa.ipc.open_stream(streams[start : start + nbytes]).read_next_batch())
         start += -(-nbytes // 64) * 64
-    return found
+    return actual

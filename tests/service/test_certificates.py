@@ -83,13 +83,13 @@ def test_a_server_reports_the_invalid_certificate_or_key_file(
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize(("place", "found"), [(0, "No such file or directory"), (1, "Is a directory")])
-def test_an_unreadable_file_is_reported_with_its_argument(files: Path, place: int, found: str) -> None:
+@pytest.mark.parametrize(("position", "actual"), [(0, "No such file or directory"), (1, "Is a directory")])
+def test_an_unreadable_file_is_reported_with_its_argument(files: Path, position: int, actual: str) -> None:
     paths = [str(files / "cert.pem"), str(files / "key.pem")]
-    paths[place] = str(files if place else files / "nowhere.pem")
-    with pytest.raises(OSError, match=rf"tls\[{place}\] must be a file that can be read, got {found}") as caught:
+    paths[position] = str(files if position else files / "nowhere.pem")
+    with pytest.raises(OSError, match=rf"tls\[{position}\] must be a file that can be read, got {actual}") as caught:
         read_pair((paths[0], paths[1]))
-    assert caught.value.filename == paths[place]
+    assert caught.value.filename == paths[position]
 
 
 def test_a_short_key_is_accepted_when_it_is_read(tmp_path: Path) -> None:

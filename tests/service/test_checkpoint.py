@@ -81,8 +81,8 @@ def test_a_restored_table_resumes_exactly(name: str, tmp_path: Path) -> None:
     for number in range(20, 24):
         assert draw(again) == draw(table)
         if table.remover != "none":
-            for one in (table, again):
-                insert(one, number)
+            for item in (table, again):
+                insert(item, number)
     assert again.info()["inserted"] == table.info()["inserted"]
     assert again.info()["sampled"] == table.info()["sampled"]
 
@@ -105,13 +105,13 @@ def test_fragments_of_every_form_are_restored_exactly(tmp_path: Path) -> None:
         MultiAgentBatch({1: SampleBatch(number=[1], infos=[{"a": 1}])}, 1),
         MultiAgentBatch({1: SampleBatch(number=[2], infos=[{"b": "x"}])}, 1),
     ]
-    for one in rows[:2]:
-        table.extend(one)
+    for item in rows[:2]:
+        table.extend(item)
     with pytest.raises(ColumnMismatchError):
         table.extend(rows[2])
     table.reset()
-    for one in rows[2:]:
-        table.extend(one)
+    for item in rows[2:]:
+        table.extend(item)
     Checkpoints(tmp_path).write([table])
     again = ReplayTable("q", kind="fifo", capacity=9)
     Checkpoints(tmp_path).restore([again])
@@ -133,11 +133,11 @@ def test_a_fragment_that_is_in_a_checkpoint_is_not_inserted_again(tmp_path: Path
     assert len(again) == 9
 
 
-@pytest.mark.parametrize("taken", [7, [["w", "s"]], [["w", "s", -1]], [["w", "s", "x"]]])
-def test_invalid_fragment_numbers_are_rejected(taken: Any) -> None:
+@pytest.mark.parametrize("selected", [7, [["w", "s"]], [["w", "s", -1]], [["w", "s", "x"]]])
+def test_invalid_fragment_numbers_are_rejected(selected: Any) -> None:
     table = make("uniform")
     with pytest.raises((FormatError, ArgumentError)):
-        table.load_state_dict(table.state_dict() | {"taken": taken})
+        table.load_state_dict(table.state_dict() | {"taken": selected})
 
 
 @pytest.mark.parametrize("missing", ["taken", "limiter", "max_times"])
@@ -145,10 +145,10 @@ def test_a_checkpoint_that_lacks_a_part_is_rejected(missing: str, tmp_path: Path
     table = make("uniform")
     fill(table)
     path = Checkpoints(tmp_path).write([table]).path / "tables.json"
-    told = json.loads(path.read_bytes())
+    reported = json.loads(path.read_bytes())
     # As an older version wrote it: without this part, and without a checksum.
-    del told["checksum"], told["tables"]["uniform"]["state"][missing]
-    path.write_text(json.dumps(told))
+    del reported["checksum"], reported["tables"]["uniform"]["state"][missing]
+    path.write_text(json.dumps(reported))
     with pytest.raises(FormatError, match=f"the state of a table must be intact.*'{missing}'"):
         Checkpoints(tmp_path).restore([make("uniform")])
 
@@ -158,14 +158,14 @@ def _change_state(folder: Path, kind: str, **parts: Any) -> None:
     table = make(kind)
     fill(table)
     path = Checkpoints(folder).write([table]).path / "tables.json"
-    told = json.loads(path.read_bytes())
-    del told["checksum"]
-    (about,) = told["tables"].values()
+    reported = json.loads(path.read_bytes())
+    del reported["checksum"]
+    (about,) = reported["tables"].values()
     for name, value in parts.items():
         about["state"][name] = value
         if value is None:
             del about["state"][name]
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(reported))
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_files_of_a_checkpoint_are_in_its_folder(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_does_not_describe_its_tables_is_rejected(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).write([make("uniform")]).path / "tables.json"
-    told = json.loads(path.read_bytes())
-    del told["checksum"], told["tables"]["uniform"]["remover"]
-    path.write_text(json.dumps(told))
+    reported = json.loads(path.read_bytes())
+    del reported["checksum"], reported["tables"]["uniform"]["remover"]
+    path.write_text(json.dumps(reported))
     with pytest.raises(FormatError, match="must declare the remover of table 'uniform', got none"):
         Checkpoints(tmp_path).restore([make("uniform")])
 
@@ -222,12 +222,12 @@ def test_a_checkpoint_is_consistent_while_rows_are_overwritten(
     reads = buffer_file._RowsBefore.read
     numbers = iter(range(100, 10_000))
 
-    def read_and_insert(self: Any, place: int, slots: Any) -> Any:
-        found = reads(self, place, slots)
+    def read_and_insert(self: Any, position: int, slots: Any) -> Any:
+        actual = reads(self, position, slots)
         for _ in range(next(numbers) % 4):
             number = next(numbers)
             table.extend(episode(number, range(number % 7 + 1)), writer=f"w{number % 5}")
-        return found
+        return actual
 
     monkeypatch.setattr(buffer_file._RowsBefore, "read", read_and_insert)
     Checkpoints(tmp_path).write([table])
@@ -235,27 +235,27 @@ def test_a_checkpoint_is_consistent_while_rows_are_overwritten(
     assert next(numbers) > 200
     again = ReplayTable("t", capacity=60, seed=3, **options)
     Checkpoints(tmp_path).restore([again])
-    found = again.state_dict()["buffer"]
-    for one in (found, expected):
-        del one["checksums"]
-    assert_equal(found, expected)
+    result = again.state_dict()["buffer"]
+    for item in (result, expected):
+        del item["checksums"]
+    assert_equal(result, expected)
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(actual: Any, expected: Any) -> None:
     if isinstance(expected, dict):
-        assert sorted(found) == sorted(expected)
+        assert sorted(actual) == sorted(expected)
         for name in expected:
-            assert_equal(found[name], expected[name])
+            assert_equal(actual[name], expected[name])
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_equal(one, other)
+        assert len(actual) == len(expected)
+        for first, other in zip(actual, expected, strict=True):
+            assert_equal(first, other)
     elif isinstance(expected, np.ndarray):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
     elif hasattr(expected, "equals"):
-        assert found.equals(expected)
+        assert actual.equals(expected)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 def test_a_table_continues_without_copies_once_it_is_written(tmp_path: Path) -> None:
@@ -295,9 +295,9 @@ def test_writers_are_blocked_for_at_most_one_part(tmp_path: Path) -> None:
 
     def insert() -> None:
         while not stop.is_set():
-            begun = time.perf_counter()
+            started = time.perf_counter()
             table.extend(rows[:16])
-            longest[0] = max(longest[0], time.perf_counter() - begun)
+            longest[0] = max(longest[0], time.perf_counter() - started)
 
     thread = threading.Thread(target=insert, daemon=True)
     thread.start()
@@ -358,11 +358,11 @@ def test_a_writer_that_is_killed_leaves_a_complete_checkpoint(tmp_path: Path) ->
         )
         assert child.stdout is not None
         done = -1
-        begun = None
+        started = None
         for line in child.stdout:
             done = int(line)
-            begun = begun or time.monotonic()
-            if time.monotonic() - begun > 0.05 * (kills + 1):
+            started = started or time.monotonic()
+            if time.monotonic() - started > 0.05 * (kills + 1):
                 child.send_signal(signal.SIGKILL)
         child.wait(30)
         child.stdout.close()
@@ -485,7 +485,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_reports_the_cause(name: str,
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "reported"),
     [
         (
             OSError(28, "No space left on device", "/replay"),
@@ -495,14 +495,14 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_reports_the_cause(name: str,
         (ArgumentError("a sentence"), "^a sentence$"),
     ],
 )
-def test_a_client_receives_the_reason_a_checkpoint_failed(failure: Exception, told: str) -> None:
+def test_a_client_receives_the_reason_a_checkpoint_failed(failure: Exception, reported: str) -> None:
     def fail() -> None:
         raise failure
 
     with (
         ReplayServer([make("fifo")], checkpoint=fail) as server,
         ReplayClient(server.uri, "fifo") as client,
-        pytest.raises(SampleBatchError, match=told) as caught,
+        pytest.raises(SampleBatchError, match=reported) as caught,
     ):
         client.checkpoint()
     assert isinstance(caught.value, ArgumentError if isinstance(failure, ArgumentError) else StorageError)
@@ -655,8 +655,8 @@ def test_clients_receive_new_weights_after_restarts(tmp_path: Path) -> None:
 
 
 def follow(client: Any, newer_than: int) -> tuple[int, int] | None:
-    found = client.latest(newer_than)
-    return None if found is None else (found.version, int(found.value["w"][0]))
+    actual = client.latest(newer_than)
+    return None if actual is None else (actual.version, int(actual.value["w"][0]))
 
 
 def test_damage_is_detected(tmp_path: Path) -> None:
@@ -665,12 +665,12 @@ def test_damage_is_detected(tmp_path: Path) -> None:
     fill(table)
     path = Checkpoints(tmp_path).write([table], published).path
     for file in sorted(path.iterdir()):
-        whole = file.read_bytes()
-        middle = len(whole) // 2
-        file.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        data = file.read_bytes()
+        middle = len(data) // 2
+        file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
         with pytest.raises(FormatError, match=file.name):
             Checkpoints(tmp_path).restore([make("uniform")])
-        file.write_bytes(whole)
+        file.write_bytes(data)
 
 
 def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_the_same_seed_gives_the_samples_of_a_local_buffer() -> None:
         assert_alike(*sequences)
         assert sequences[0].batch.rew.shape == (8,)
         episodes = [zip(*buffer.sample_episodes(3), strict=True) for buffer in (remote, local)]
-        for one, other in zip(*episodes, strict=True):
-            assert_alike(one, other)
+        for first, other in zip(*episodes, strict=True):
+            assert_alike(first, other)
         # A stream draws ahead, therefore it is the last.
         streamed = next(remote.stream(8, mode="sequences", length=5, per_sequence=["rew"]))
         assert_alike((streamed, streamed.pop("batch_indexes")), local.sample_sequences(8, 5, per_sequence="rew"))
@@ -125,9 +125,9 @@ def test_priorities_are_returned_with_their_generations() -> None:
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as remote:
         fill(remote, local)
         for turn in range(5):
-            drawn, there = remote.sample(16), local.sample(16)
-            assert_alike(drawn, there)
-            for buffer, (batch, indices) in ((remote, drawn), (local, there)):
+            sample, is_present = remote.sample(16), local.sample(16)
+            assert_alike(sample, is_present)
+            for buffer, (batch, indices) in ((remote, sample), (local, is_present)):
                 buffer.update_weight(indices, batch.rew + turn, generation=batch.generation)
 
 
@@ -176,8 +176,8 @@ def test_each_sequence_has_one_priority(shards: int, form: str, burn_in: int) ->
     with ExitStack() as stack:
         uris = [stack.enter_context(ReplayServer([table])).uri for table in tables]
         # With shards, the rows are those of the second.
-        made = ReplayClient(uris, "prio", shares=[1e-9, 1.0]) if shards else ReplayClient(uris[0], "prio")
-        client: Any = stack.enter_context(made)
+        result = ReplayClient(uris, "prio", shares=[1e-9, 1.0]) if shards else ReplayClient(uris[0], "prio")
+        client: Any = stack.enter_context(result)
         for buffer in (local, client):
             buffer.extend(episode(0, range(9)))
         client.flush()
@@ -186,7 +186,7 @@ def test_each_sequence_has_one_priority(shards: int, form: str, burn_in: int) ->
         priorities: Any = np.arange(6) + 2.0
         options = {"generation": batch.generation} | ({"burn_in": batch.burn_in} if burn_in else {})
         expected = np.ones(9)
-        drawn = places[np.arange(6), batch.burn_in.sum(1)]
+        sampled = places[np.arange(6), batch.burn_in.sum(1)]
         if form == "steps":
             priorities, options = np.arange(30).reshape(6, 5) + 2.0, {}
             for slot, priority in zip(places.ravel(), priorities.ravel(), strict=True):
@@ -194,7 +194,7 @@ def test_each_sequence_has_one_priority(shards: int, form: str, burn_in: int) ->
                     expected[slot] = priority
         else:
             priorities = 5.0 if form == "one" else priorities
-            expected[drawn] = priorities
+            expected[sampled] = priorities
         assert (indices < 0).any()
         client.update_weight(indices, priorities, **options)
         client.flush()
@@ -261,13 +261,13 @@ def test_a_bad_priority_update_is_raised_by_the_next_call(server: ReplayServer) 
 
 
 def test_prefetched_samples_equal_samples_drawn_one_by_one() -> None:
-    found: list[list[list[int]]] = []
+    actual: list[list[list[int]]] = []
     # The last one is more than a request may ask for.
     for prefetch in (0, 4, MAX_ASKED + 100):
         with ReplayServer([new_table()]) as server, ReplayClient(server.uri, "replay", prefetch=prefetch) as client:
             fill(client)
-            found.append([client.sample(16)[1].tolist() for _ in range(8)])
-    assert found[0] == found[1] == found[2]
+            actual.append([client.sample(16)[1].tolist() for _ in range(8)])
+    assert actual[0] == actual[1] == actual[2]
 
 
 def test_a_seeded_sample_does_not_change_the_generator_of_the_table(client: ReplayClient) -> None:
@@ -319,10 +319,10 @@ def test_fragments_of_several_agents_are_received_unchanged(client: ReplayClient
     for batch in sent:
         client.extend(batch)
     for batch in sent:
-        found, _ = client.sample(1)
-        assert isinstance(found, MultiAgentBatch)
-        assert found == batch
-        assert found.env_steps() == batch.env_steps()
+        actual, _ = client.sample(1)
+        assert isinstance(actual, MultiAgentBatch)
+        assert actual == batch
+        assert actual.env_steps() == batch.env_steps()
 
 
 @pytest.mark.parametrize("client", ["levels"], indirect=True)
@@ -387,12 +387,12 @@ def test_weights_are_published_and_received(client: ReplayClient) -> None:
     weights = {"layer": {"w": np.eye(2), "b": torch.ones(3, dtype=torch.bfloat16)}, "step": torch.tensor(7)}
     assert client.latest(name="mine") is None
     assert client.publish(weights, name="mine") == 1
-    found = client.latest(name="mine")
-    assert found is not None
-    assert found.version == 1
-    assert found.value["layer"]["w"].tolist() == [[1.0, 0.0], [0.0, 1.0]]
-    assert torch.equal(found.value["layer"]["b"], weights["layer"]["b"])  # type: ignore[index]
-    assert found.value["step"].item() == 7
+    actual = client.latest(name="mine")
+    assert actual is not None
+    assert actual.version == 1
+    assert actual.value["layer"]["w"].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert torch.equal(actual.value["layer"]["b"], weights["layer"]["b"])  # type: ignore[index]
+    assert actual.value["step"].item() == 7
     assert client.latest(newer_than=1, name="mine") is None
     assert client.publish({"step": 8}, name="mine") == 2
 
@@ -403,10 +403,10 @@ def test_weights_of_every_supported_dtype_are_received(client: ReplayClient) -> 
     weights = {name: torch.zeros(64, dtype=torch.uint8) for name in names}
     weights = {name: bits.view(getattr(torch, name)) for name, bits in weights.items()}
     client.publish({**weights, "big": np.array([1.5, 2.5], ">f4")}, name="dtypes")
-    found = client.latest(name="dtypes")
-    assert found is not None
-    assert found.value.pop("big").tolist() == [1.5, 2.5]
-    for name, tensor in found.value.items():
+    actual = client.latest(name="dtypes")
+    assert actual is not None
+    assert actual.value.pop("big").tolist() == [1.5, 2.5]
+    for name, tensor in actual.value.items():
         assert tensor.dtype == getattr(torch, name)
         assert tensor.view(torch.uint8).tolist() == [0] * 64
 
@@ -576,13 +576,13 @@ def test_a_rejected_fragment_does_not_prevent_the_next_one() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_closing_ends_the_wait_of_a_thread_for_a_sample(client: ReplayClient, prefetch: int) -> None:
-    found: list[BaseException] = []
+    actual: list[BaseException] = []
 
     def draw() -> None:
         try:
             learner.sample(4)
         except SampleBatchError as error:
-            found.append(error)
+            actual.append(error)
 
     with ReplayClient(client.uris, "replay", prefetch=prefetch) as learner:
         thread = threading.Thread(target=draw)
@@ -590,19 +590,19 @@ def test_closing_ends_the_wait_of_a_thread_for_a_sample(client: ReplayClient, pr
         while not client.info()["held_back"]:
             time.sleep(0.01)
     thread.join(20)
-    assert [type(error) for error in found] == [ServiceError]
-    assert "the client must be open, got a closed one" in str(found[0])
+    assert [type(error) for error in actual] == [ServiceError]
+    assert "the client must be open, got a closed one" in str(actual[0])
 
 
 def test_an_error_does_not_wait_for_a_thread_with_blocked_fragments(server: ReplayServer) -> None:
-    found: list[BaseException] = []
+    actual: list[BaseException] = []
 
     def write() -> None:
         try:
             for number in range(40):
                 writer.extend(fragment(number))
         except SampleBatchError as error:
-            found.append(error)
+            actual.append(error)
 
     with ReplayClient(server.uri, "queue") as reader:
         reader.reset()
@@ -614,7 +614,7 @@ def test_an_error_does_not_wait_for_a_thread_with_blocked_fragments(server: Repl
         writer.__exit__(KeyError, KeyError(), None)
         reader.sample(20)
         thread.join(20)
-    assert [type(error) for error in found] == [ServiceError]
+    assert [type(error) for error in actual] == [ServiceError]
 
 
 def test_available_samples_do_not_wait_for_later_requests() -> None:
@@ -622,26 +622,26 @@ def test_available_samples_do_not_wait_for_later_requests() -> None:
     with ReplayServer([table]) as server, ReplayClient(server.uri, "once", timeout_s=0.3) as client:
         client.extend(episode(0, range(24)))
         client.flush()
-        found: list[int] = []
+        actual: list[int] = []
         samples = client.stream(2, prefetch=16)
         for _ in range(12):
-            found += next(samples).batch_indexes.tolist()
+            actual += next(samples).batch_indexes.tolist()
         with pytest.raises(LimitTimeoutError):
             next(samples)
-        assert sorted(found) == list(range(24))
+        assert sorted(actual) == list(range(24))
 
 
 def test_added_values_of_several_environments_may_be_overwritten(
     client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = []
-    monkeypatch.setattr(client._only._writer, "put", lambda rows, fragment: kept.append(rows))
+    retained = []
+    monkeypatch.setattr(client._only._writer, "put", lambda rows, fragment: retained.append(rows))
     obs = np.zeros((2, 3))
     columns = {"act": [0, 0], "rew": [0.0, 0.0], "terminated": [False, False], "truncated": [False, False]}
     client.add(obs=obs, obs_next=obs.copy(), buffer_ids=[0, 1], **columns)
     obs[:] = 7.0
     # A fragment that is lost on its way is sent again.
-    assert not SampleBatch.from_arrow(kept[0])["obs"].any()
+    assert not SampleBatch.from_arrow(retained[0])["obs"].any()
 
 
 def _pendulum_steps(scale: bool, seed: int = 0) -> SampleBatch:

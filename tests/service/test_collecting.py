@@ -35,12 +35,12 @@ def test_a_collector_fills_a_table_like_a_local_buffer(num_envs: int) -> None:
         for buffer in (client, local):
             with Collector("random", "CartPole-v1", buffer, num_envs=num_envs, seed=1) as collector:
                 stats = [collector.collect(n_step=60) for _ in range(2)]
-                assert [one.batch for one in stats] == [None, None]
+                assert [item.batch for item in stats] == [None, None]
         assert len(client) == len(local) == 120
         assert held(buffer_of(table)) == held(local)
-        (found, indices), (wanted, there) = client.sample(32), local.sample(32)
-        assert indices.tolist() == there.tolist()
-        assert {name: found[name].tolist() for name in _STEPS} == {name: wanted[name].tolist() for name in _STEPS}
+        (actual, indices), (expected, is_present) = client.sample(32), local.sample(32)
+        assert indices.tolist() == is_present.tolist()
+        assert {name: actual[name].tolist() for name in _STEPS} == {name: expected[name].tolist() for name in _STEPS}
 
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
@@ -54,10 +54,10 @@ def test_workers_write_directly_to_the_service(backend: Any) -> None:
             with RolloutWorkers("random", "CartPole-v1", buffer, backend=kind, **options) as workers:
                 reports.append([workers.collect(n_step=80) for _ in range(2)])
         assert len(client) == len(local) == 160
-    for report, wanted in zip(*reports, strict=True):
+    for report, expected in zip(*reports, strict=True):
         assert report.batch is None
-        assert report.n_collected_steps == wanted.n_collected_steps == 80
-        assert sorted(report.returns) == sorted(wanted.returns)
+        assert report.n_collected_steps == expected.n_collected_steps == 80
+        assert sorted(report.returns) == sorted(expected.returns)
     assert held(buffer_of(table)) == held(local)
 
 
@@ -83,14 +83,14 @@ def test_each_environment_is_collected_into_one_of_several_services(way: Any, sh
             kind = way if buffer is client else "inline"
             with RolloutWorkers("random", "CartPole-v1", buffer, backend=kind, **options) as workers:
                 collected = [workers.collect(n_step=80) for _ in range(2)]
-        assert [(one.batch, one.n_collected_steps) for one in collected] == [(None, 80)] * 2
+        assert [(item.batch, item.n_collected_steps) for item in collected] == [(None, 80)] * 2
     assert len(client) == len(local) == 160
     # Which service an environment goes to depends on the addresses; one may have got none of four.
     rows = [buffer_of(table)[:] for table in tables if len(table)]
     for env in range(4):
-        (whole,) = [own[own.env_id == env] for own in rows if env in own.env_id]
-        wanted = local[:][env * 40 : env * 40 + 40]
-        assert {name: whole[name].tolist() for name in _STEPS} == {name: wanted[name].tolist() for name in _STEPS}
+        (full,) = [part[part.env_id == env] for part in rows if env in part.env_id]
+        expected = local[:][env * 40 : env * 40 + 40]
+        assert {name: full[name].tolist() for name in _STEPS} == {name: expected[name].tolist() for name in _STEPS}
 
 
 def test_iteration_yields_batches_with_statistics_columns_only() -> None:
@@ -110,8 +110,8 @@ def test_environments_of_several_agents_are_collected_into_a_service() -> None:
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
         with MultiAgentCollector("random", "mpe2/simple_spread_v3", buffer=client, seed=1) as collector:
             collector.collect(n_step=10)
-        found, _ = client.sample(1)
-        assert found.env_steps() == 10
+        actual, _ = client.sample(1)
+        assert actual.env_steps() == 10
         # Workers tell the version of the weights, too.
         client.reset()
         with RolloutWorkers("random", "mpe2/simple_spread_v3", client, num_workers=1, backend="inline") as workers:

@@ -202,12 +202,12 @@ def test_impala_learns_from_actors_of_a_service() -> None:
         errors: list[Exception] = []
 
         def act(index: int) -> None:
-            own = make(IMPALA).policy
+            ours = make(IMPALA).policy
             writer = ReplayClient(server.uri, "queue", reconnect_s=0.1)
             try:
                 with (
-                    Collector(own, [Match] * 2, writer, seed=index, worker_index=index, weights=writer) as collector,
-                    policy_within_training_step(own),
+                    Collector(ours, [Match] * 2, writer, seed=index, worker_index=index, weights=writer) as collector,
+                    policy_within_training_step(ours),
                 ):
                     while not has_ended.is_set():
                         collector.collect(n_step=20)

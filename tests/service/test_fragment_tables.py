@@ -91,19 +91,19 @@ def test_every_sampler_and_remover_agrees_with_the_model(
             before = {item["number"] for item in model.items}
             assert table.extend(fragment(number), keys=key, priorities=priority).indices.tolist() == [number]
             model.items = [item for item in model.items if item not in replaced]
-            gone = before - set(numbers_of(table)) - {item["number"] for item in replaced}
-            assert len(gone) == (1 if full else 0)
-            assert gone <= set(model.may_be_removed() if gone else ())
-            model.items = [item for item in model.items if item["number"] not in gone]
+            removed = before - set(numbers_of(table)) - {item["number"] for item in replaced}
+            assert len(removed) == (1 if full else 0)
+            assert removed <= set(model.may_be_removed() if removed else ())
+            model.items = [item for item in model.items if item["number"] not in removed]
             model.largest = max(model.largest, priority or 0.0)
             weight = model.largest if priority is None else priority
             model.items.append({"number": number, "key": key, "times": 0, "priority": weight})
             number += 1
         elif action == "update" and by_priority:
             indices = list({a, b})
-            there = [item for item in model.items if item["number"] in indices]
-            assert table.update_weight(indices, [a + 0.5] * len(indices)) == len(there)
-            for item in there:
+            is_present = [item for item in model.items if item["number"] in indices]
+            assert table.update_weight(indices, [a + 0.5] * len(indices)) == len(is_present)
+            for item in is_present:
                 item["priority"] = a + 0.5
                 model.largest = max(model.largest, a + 0.5)
         elif action == "sample":
@@ -113,11 +113,11 @@ def test_every_sampler_and_remover_agrees_with_the_model(
                     table.sample(1, timeout_s=0, **options)
                 continue
             sample = table.sample(1, timeout_s=0, **options)
-            (found,) = sample.indices.tolist()
+            (actual,) = sample.indices.tolist()
             allowed = model.may_be_sampled(f"k{b}")
-            assert found in allowed or not allowed
-            assert sample.batch["number"].tolist() == [found, found]
-            (item,) = (item for item in model.items if item["number"] == found)
+            assert actual in allowed or not allowed
+            assert sample.batch["number"].tolist() == [actual, actual]
+            (item,) = (item for item in model.items if item["number"] == actual)
             item["times"] += 1
             if max_times and item["times"] == max_times:
                 model.items.remove(item)
@@ -127,8 +127,8 @@ def test_every_sampler_and_remover_agrees_with_the_model(
 
 
 def numbers_of(table: ReplayTable) -> list[int]:
-    found: list[int] = table.state_dict()["numbers"]
-    return found
+    actual: list[int] = table.state_dict()["numbers"]
+    return actual
 
 
 def filled(kind: Any, numbers: int = 8, **arguments: Any) -> ReplayTable:
@@ -259,12 +259,12 @@ def test_a_table_resumes_from_its_state(kind: Any, remover: str) -> None:
     again = make()
     again.load_state_dict(table.state_dict())
     assert again.info() == table.info()
-    for one in (table, again):
+    for item in (table, again):
         for number in range(5, 9):
-            if remover != "none" or len(one) < 6:
-                one.extend(fragment(number), keys=key[number])
+            if remover != "none" or len(item) < 6:
+                item.extend(fragment(number), keys=key[number])
         if kind != "key":
-            one.sample(3)
+            item.sample(3)
     assert numbers_of(again) == numbers_of(table)
     assert again.state_dict()["times"] == table.state_dict()["times"]
     assert again.state_dict()["generator"] == table.state_dict()["generator"]
@@ -395,10 +395,10 @@ def test_fragments_are_measured_before_they_are_sent(kind: str, times: int, colu
         size = 30_000 if number == 9 else 1
         if column == "objects":
             return SampleBatch(text=np.array([{"a": ["x" * 8 * size]}, None], object), number=[number, number])
-        own = SampleBatch(number=np.full((2, size), number), padded=np.zeros((2, 1)))
+        achieved = SampleBatch(number=np.full((2, size), number), padded=np.zeros((2, 1)))
         if column == "numbers":
             return SampleBatch(number=np.full(size, number))
-        return MultiAgentBatch({f"p{number // 9}": own}, 2)
+        return MultiAgentBatch({f"p{number // 9}": achieved}, 2)
 
     options: dict[str, Any] = {"kind": kind, "max_times_sampled": times, "remover": "fifo"}
     table = ReplayTable("t", capacity=10, items="fragments", seed=1, **options)
@@ -426,21 +426,21 @@ def test_the_lock_is_released_while_a_large_sample_is_gathered(ending: str) -> N
     table = ReplayTable("t", items="fragments", capacity=10, seed=1)
     for number in range(10):
         table.extend(fragment(number))
-    found: list[BaseException] = []
-    begun, left = threading.Event(), threading.Event()
+    actual: list[BaseException] = []
+    started, left = threading.Event(), threading.Event()
     items: Any = table._items
     pick = items._sampler.pick
-    items._sampler.pick = lambda rng: (begun.set(), pick(rng))[1]
+    items._sampler.pick = lambda rng: (started.set(), pick(rng))[1]
 
     def draw() -> None:
         try:
             table.sample(50_000_000, is_cancelled=left.is_set)
         except Exception as error:
-            found.append(error)
+            actual.append(error)
 
     drawing = threading.Thread(target=draw, daemon=True)
     drawing.start()
-    begun.wait()
+    started.wait()
     # Both would take minutes if the draw kept the lock.
     assert len(table) == 10
     table.extend(fragment(10))
@@ -448,5 +448,5 @@ def test_the_lock_is_released_while_a_large_sample_is_gathered(ending: str) -> N
     drawing.join(30)
     assert not drawing.is_alive()
     kinds = {"close": TableClosedError, "gone": AbandonedError, "reset": EmptyBufferError}
-    assert [type(error) for error in found] == [kinds[ending]]
+    assert [type(error) for error in actual] == [kinds[ending]]
     assert table.info()["sampled"] == 0

@@ -173,8 +173,8 @@ def test_invalid_tickets_are_rejected(raw: Any, ticket: bytes, why: str) -> None
     with pytest.raises(flight.FlightError, match=why) as caught:
         get(raw, ticket)
     assert "Traceback" not in str(caught.value)
-    told = json.loads(caught.value.extra_info)
-    assert told["error"].endswith("Error")
+    reported = json.loads(caught.value.extra_info)
+    assert reported["error"].endswith("Error")
 
 
 @pytest.mark.parametrize(
@@ -346,8 +346,8 @@ def test_a_schema_that_lacks_parts_is_rejected(raw: Any) -> None:
     weights = bytearray(pack_weights({"w": np.zeros(2)}, "net").to_pybytes())
     refused = []
     # The table of a field begins with how far its own layout lies before it.
-    for place in range(8, 400):
-        body = bytes([*weights[:place], 0, *weights[place + 1 :]])
+    for position in range(8, 400):
+        body = bytes([*weights[:position], 0, *weights[position + 1 :]])
         try:
             list(raw.do_action(flight.Action("publish", body)))
         except flight.FlightServerError as error:
@@ -360,8 +360,8 @@ def test_a_session_continues_after_invalid_requests(raw: Any) -> None:
     writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(b'{"table": "replay", "batch_size": 2}'))
     writer.begin(pa.schema([("x", pa.int64())]))
     writer.write_batch(pa.record_batch({"x": [1]}))
-    told = json.loads(reader.read_chunk().app_metadata.to_pybytes())
-    assert (told["error"], told["of"]) == ("ColumnNotFoundError", "update")
+    reported = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+    assert (reported["error"], reported["of"]) == ("ColumnNotFoundError", "update")
     for request, error in (
         (b"nonsense", "FormatError"),
         (b'{"cuont": 2}', "FormatError"),
@@ -369,8 +369,8 @@ def test_a_session_continues_after_invalid_requests(raw: Any) -> None:
         (b'{"count": 1025}', "ArgumentError"),
     ):
         writer.write_metadata(request)
-        told = json.loads(reader.read_chunk().app_metadata.to_pybytes())
-        assert (told["error"], told["of"]) == (error, "sample")
+        reported = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+        assert (reported["error"], reported["of"]) == (error, "sample")
     writer.write_metadata(b"{}")
     assert samples_in(reader.read_chunk())[0].num_rows == 2
     reader.cancel()

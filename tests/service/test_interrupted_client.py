@@ -285,8 +285,8 @@ def test_threads_of_a_deleted_client_end() -> None:
     before = set(threading.enumerate())
 
     def reading() -> list[str]:
-        own = set(threading.enumerate()) - before
-        return [thread.name for thread in own if thread.name in ("samplebatch-read", "samplebatch-call")]
+        ours = set(threading.enumerate()) - before
+        return [thread.name for thread in ours if thread.name in ("samplebatch-read", "samplebatch-call")]
 
     with ReplayServer([table, rows]) as server:
         client, row_client = ReplayClient(server.uri, "replay", prefetch=2), RowClient(server.uri, "rows")

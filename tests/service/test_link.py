@@ -25,9 +25,9 @@ LOST = LostError("the connection is gone")
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let a clock of its own pass in pauses, which it lists."""
-    found: list[float] = []
-    monkeypatch.setattr(links, "time", SimpleNamespace(sleep=found.append, monotonic=lambda: sum(found)))
-    return found
+    actual: list[float] = []
+    monkeypatch.setattr(links, "time", SimpleNamespace(sleep=actual.append, monotonic=lambda: sum(actual)))
+    return actual
 
 
 def test_retry_pauses_grow_to_one_second_and_end_at_the_timeout(pauses: list[float]) -> None:
@@ -37,7 +37,9 @@ def test_retry_pauses_grow_to_one_second_and_end_at_the_timeout(pauses: list[flo
     ):
         deque(map(patience.wait, repeat(LOST)))
     assert sum(pauses) == pytest.approx(60.0)
-    assert all(0.5 * most <= pause <= most for pause, most in zip(pauses, (0.05, 0.1, 0.2, 0.4, 0.8), strict=False))
+    assert all(
+        0.5 * maximum <= pause <= maximum for pause, maximum in zip(pauses, (0.05, 0.1, 0.2, 0.4, 0.8), strict=False)
+    )
     assert all(0.5 <= pause <= 1.0 for pause in pauses[5:-1])
     assert len(pauses) < 130
 
@@ -45,7 +47,7 @@ def test_retry_pauses_grow_to_one_second_and_end_at_the_timeout(pauses: list[flo
 def test_clients_reconnect_after_random_pauses(pauses: list[float]) -> None:
     for _ in range(50):
         Patience(URI, 60.0).wait(LOST)
-    assert all(one != other for one, other in pairwise(pauses))
+    assert all(first != other for first, other in pairwise(pauses))
     assert 0.025 <= min(pauses) < 0.03
     assert 0.045 < max(pauses) <= 0.05
 

@@ -84,10 +84,10 @@ def test_the_table_receives_the_same_steps_as_a_local_buffer(steps_of_a_fragment
                 rows = steps(t, rng.random(len(ids)) < 0.1)
                 client.add(rows, buffer_ids=ids)
                 local.add(Batch(rows), buffer_ids=ids)
-        found, wanted = client.sample(64, n_step=3), local.sample(64, n_step=3)
-        assert found[1].tolist() == wanted[1].tolist()
+        actual, expected = client.sample(64, n_step=3), local.sample(64, n_step=3)
+        assert actual[1].tolist() == expected[1].tolist()
         for name in ("obs", "rew", "obs_next", "terminated", "done", "returns", "discount"):
-            assert found[0][name].tolist() == wanted[0][name].tolist()
+            assert actual[0][name].tolist() == expected[0][name].tolist()
         assert len(table) == len(local)
 
 
@@ -121,9 +121,9 @@ def test_fragments_are_sent_after_earlier_steps() -> None:
 def test_a_step_with_other_columns_starts_a_new_fragment() -> None:
     local = ReplayBuffer(120)
     with serving() as (table, client):
-        for one in (step(0), step(1), step(2, info={"lives": 3}), step(3, info={"lives": 2})):
-            client.add(one)
-            local.add(one)
+        for item in (step(0), step(1), step(2, info={"lives": 3}), step(3, info={"lives": 2})):
+            client.add(item)
+            local.add(item)
         assert client.written.sent == 1
         client.flush()
         assert client.written.sent == 2
@@ -199,9 +199,9 @@ def test_a_client_can_be_sent_to_other_processes_without_its_steps() -> None:
 def test_several_services_receive_fragments_of_steps() -> None:
     tables = [ReplayTable("replay", capacity=400, streams=8) for _ in range(2)]
     with (
-        ReplayServer(tables[:1]) as one,
-        ReplayServer(tables[1:]) as two,
-        ReplayClient([one.uri, two.uri], "replay", fragment_steps=5) as client,
+        ReplayServer(tables[:1]) as first,
+        ReplayServer(tables[1:]) as second,
+        ReplayClient([first.uri, second.uri], "replay", fragment_steps=5) as client,
     ):
         for t in range(7):
             client.add(steps(t, [False] * 6), buffer_ids=range(6))

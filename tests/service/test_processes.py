@@ -93,13 +93,13 @@ def shared_mappings(pid: int | str = "self") -> int:
 
 
 def shared_descriptors(pid: int) -> int:
-    found = 0
+    actual = 0
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
-            found += "memfd:samplebatch" in os.readlink(f"/proc/{pid}/fd/{name}")
+            actual += "memfd:samplebatch" in os.readlink(f"/proc/{pid}/fd/{name}")
         except OSError:
             continue
-    return found
+    return actual
 
 
 def wait_until(condition: Any, timeout_s: float = 20.0) -> None:
@@ -149,12 +149,12 @@ def test_a_client_reports_how_long_it_has_retried() -> None:
 def test_a_stream_continues_when_the_service_is_ended_and_started_again(
     sign: signal.Signals, prefetch: int, tmp_path: Path
 ) -> None:
-    found: list[int] = []
+    actual: list[int] = []
 
     def read() -> None:
         numbers = (int(fragment["eps_id"][0]) for fragment in reader.stream(prefetch=prefetch))
         with pytest.raises(ServiceError, match="got a closed one"):
-            found.extend(numbers)
+            actual.extend(numbers)
 
     folder = str(tmp_path / "checkpoints")
     with running(QUEUE, "0", folder) as (server, port):
@@ -166,15 +166,15 @@ def test_a_stream_continues_when_the_service_is_ended_and_started_again(
             writer.extend(episode(number, range(5)))
         writer.flush()
         # The reader waits for more when the service ends.
-        wait_until(lambda: len(found) == 3)
+        wait_until(lambda: len(actual) == 3)
         server.send_signal(sign)
         server.wait()
         with running(QUEUE, port, folder):
             for number in range(3, 9):
                 writer.extend(episode(number, range(5)))
             writer.flush()
-            wait_until(lambda: len(found) >= 9)
-            assert found == [*range(9)]
+            wait_until(lambda: len(actual) >= 9)
+            assert actual == [*range(9)]
             assert (writer.written.fragments, writer.written.refused) == (9, 0)
             reader._end()
             reading.join(20.0)
@@ -265,7 +265,7 @@ def test_a_service_killed_before_acknowledging_inserts_each_fragment_once(
             client.flush()
             episodes, _ = client.sample_episodes(64, seed=0)
             assert len(client) == client.written.rows == 40
-            assert {int(one.obs[0]) // 100 for one in episodes} == {*range(8)}
+            assert {int(item.obs[0]) // 100 for item in episodes} == {*range(8)}
         client._end()
 
 
@@ -276,11 +276,11 @@ def test_memory_of_mapped_samples_is_removed_after_a_killed_service() -> None:
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.2)
         batch, indices = client.sample(256)
         assert shared_mappings() > before
-        kept = batch.obs.copy()
+        retained = batch.obs.copy()
         server.kill()
         server.wait()
         # The sample lives on with who has it.
-        assert (batch.obs == kept).all()
+        assert (batch.obs == retained).all()
         assert batch.obs.shape == (256, 64, 64)
         client._end()
     del batch, indices
@@ -312,10 +312,10 @@ def test_a_client_that_retains_samples_receives_others_by_network() -> None:
         ReplayClient(server.uri, "replay") as client,
     ):
         before = shared_mappings()
-        kept = [client.sample(256)[0] for _ in range(12)]
+        retained = [client.sample(256)[0] for _ in range(12)]
         # Twice each: the service is in this process, too.
-        assert 0 < shared_mappings() - before <= 2 * (8 << 20) // kept[0].obs.nbytes + 2
-        assert all(batch.obs.shape == (256, 64, 64) for batch in kept)
+        assert 0 < shared_mappings() - before <= 2 * (8 << 20) // retained[0].obs.nbytes + 2
+        assert all(batch.obs.shape == (256, 64, 64) for batch in retained)
 
 
 @pytest.mark.parametrize("way", ["shared", "wire"])
@@ -496,7 +496,7 @@ def test_a_blocked_sample_is_not_sent_to_a_closed_client() -> None:
 
 def test_a_server_closes_while_clients_wait_and_streams_are_open() -> None:
     table = ReplayTable("queue", kind="queue", capacity=10)
-    found: list[Exception] = []
+    actual: list[Exception] = []
     with ReplayServer([table]) as server:
         client = ReplayClient(server.uri, "queue", reconnect_s=0.1)
 
@@ -504,7 +504,7 @@ def test_a_server_closes_while_clients_wait_and_streams_are_open() -> None:
             try:
                 client.sample(1)
             except Exception as error:
-                found.append(error)
+                actual.append(error)
 
         waiting = threading.Thread(target=read)
         waiting.start()
@@ -521,9 +521,9 @@ def test_a_server_closes_while_clients_wait_and_streams_are_open() -> None:
     assert time.monotonic() - began < 10.0
     waiting.join(20.0)
     assert not waiting.is_alive()
-    assert len(found) == 1
-    for one in (client, idle):
-        one._end()
+    assert len(actual) == 1
+    for item in (client, idle):
+        item._end()
 
 
 def test_an_interpreter_exits_with_an_open_server_and_client() -> None:

@@ -54,9 +54,9 @@ def test_the_queue_check_detects_faults(
     fault: str | None,
     sums: dict[str, int],
 ) -> None:
-    faults, found = account_queue(LINES, readings, left, losses)
-    assert [one.startswith(fault or "") for one in faults] == [True] * bool(fault)
+    faults, actual = account_queue(LINES, readings, left, losses)
+    assert [item.startswith(fault or "") for item in faults] == [True] * bool(fault)
     for name in ("on their way", "lost by a restart"):
-        assert found[name] == sums.get(name, 0)
+        assert actual[name] == sums.get(name, 0)
     if "handed out again" in sums:
-        assert found["handed out again"] == sums["handed out again"]
+        assert actual["handed out again"] == sums["handed out again"]

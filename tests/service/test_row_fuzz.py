@@ -27,21 +27,21 @@ class Model:
 
     def put(self, keys: list[int], columns: dict[str, list[int]], update: bool | None) -> type[SampleBatchError] | None:
         """Store columns, or return the error that the table must raise."""
-        known = [key in self.rows for key in keys]
+        valid = [key in self.rows for key in keys]
         if update is None and any(key in self.former for key in keys):
             return RowIndexError
-        if self.remover == "none" and len(self.rows) + known.count(False) > CAPACITY and False in known:
+        if self.remover == "none" and len(self.rows) + valid.count(False) > CAPACITY and False in valid:
             return LimitTimeoutError
-        if update is True and not all(known):
+        if update is True and not all(valid):
             return RowIndexError
-        if update is False and any(known):
+        if update is False and any(valid):
             return ArgumentError
         if any(name in self.rows.get(key, {}) for key in keys for name in columns):
             return ArgumentError
-        for place, key in enumerate(keys):
+        for position, key in enumerate(keys):
             self.former.pop(key, None)
             self.takers.setdefault(key, set())
-            self.rows.setdefault(key, {}).update({name: values[place] for name, values in columns.items()})
+            self.rows.setdefault(key, {}).update({name: values[position] for name, values in columns.items()})
         self.version = max([self.version, *columns.get("version", [])])
         self.evict()
         return None
@@ -113,30 +113,30 @@ def test_random_histories_match_a_dictionary(remover, seed, tmp_path):
                 if expected is None:
                     table.put(keys, sent, update=update, timeout_s=0)
                     created = max(created, keys[-1] + 1) if action == "put" else created
-                    for one in handed.values():
+                    for item in handed.values():
                         # A row that is created again is another row.
-                        one -= set(keys) if update is False else set()
+                        item -= set(keys) if update is False else set()
                 else:
                     with pytest.raises(expected):
                         table.put(keys, sent, update=update, timeout_s=0)
             elif action in ("take", "abandon"):
-                ready = model.complete(columns, consumer)
+                completed = model.complete(columns, consumer)
                 count = int(rng.integers(1, 6))
-                if len(ready) < count:
+                if len(completed) < count:
                     with pytest.raises(LimitTimeoutError):
                         table.take(count, columns=columns, consumer=consumer, timeout_s=0)
                     continue
                 lease = table.lease(Selection.of(count, {"columns": columns}), consumer, reader="r", number=number)
-                check_rows(lease.gather(), ready[:count], columns, model.rows)
+                check_rows(lease.gather(), completed[:count], columns, model.rows)
                 if action == "abandon":
                     # A client that was killed: the service returns its rows.
                     table.release(lease)
                     assert not table.settle("r", number)
                     continue
                 assert table.commit(lease)
-                assert not handed[consumer] & set(ready[:count]), "a row was handed twice"
-                handed[consumer].update(ready[:count])
-                model.take(ready[:count], consumer)
+                assert not handed[consumer] & set(completed[:count]), "a row was handed twice"
+                handed[consumer].update(completed[:count])
+                model.take(completed[:count], consumer)
             elif action == "sample" and model.complete(columns):
                 batch = table.sample(3, columns=columns, at_least=1, timeout_s=0)
                 assert set(batch["key"].tolist()) <= set(model.complete(columns))
@@ -160,9 +160,9 @@ def test_random_histories_match_a_dictionary(remover, seed, tmp_path):
         assert table._removed_keys == model.former
         for consumer in CONSUMERS:
             for name in COLUMNS:
-                ready = model.complete([name], consumer)
-                if ready:
-                    batch = table.take(len(ready), columns=[name], consumer=consumer, timeout_s=0)
-                    check_rows(batch, ready, [name], model.rows)
-                    model.take(ready, consumer)
+                completed = model.complete([name], consumer)
+                if completed:
+                    batch = table.take(len(completed), columns=[name], consumer=consumer, timeout_s=0)
+                    check_rows(batch, completed, [name], model.rows)
+                    model.take(completed, consumer)
     assert len(table) == len(model.rows)

@@ -78,12 +78,12 @@ def run_kills(folder: Path, writers: int, killed: int, keys_before_kill: int) ->
                 process.kill()
                 process.wait()
                 process.stderr.close()
-    taken = read_keys(folder, "consume")
+    selected = read_keys(folder, "consume")
     assert len(acknowledged) >= writers * keys_before_kill
-    assert len(np.unique(taken)) == len(taken), "a row was taken twice"
-    lost = np.setdiff1d(acknowledged, taken)
+    assert len(np.unique(selected)) == len(selected), "a row was taken twice"
+    lost = np.setdiff1d(acknowledged, selected)
     # A consumer that was killed may have taken rows that it had no time to log.
-    unlogged = table.info()["sampled"] - len(taken)
+    unlogged = table.info()["sampled"] - len(selected)
     assert len(lost) <= unlogged <= 16, f"{len(lost)} acknowledged rows were lost"
 
 

@@ -68,7 +68,7 @@ def test_rows_are_inserted_once_their_columns_are_complete(rows):
 
 
 def test_a_service_preserves_the_kinds_of_row_columns(client):
-    given = {
+    options = {
         "flag": np.array([True, False, True]),
         "small": np.array([1, 2, 3], np.uint8),
         "half": np.array([1, 2, 3], np.float16),
@@ -76,9 +76,9 @@ def test_a_service_preserves_the_kinds_of_row_columns(client):
         "ids": [np.array([1, 2], np.int32), np.array([], np.int32), np.array([3], np.int32)],
         "texts": ["é", "", "c"],
     }
-    expected = SampleBatch({"key": [0, 1, 2], **given}, ragged="ids")
-    client.put([0, 1, 2], SampleBatch(given, ragged="ids"))
-    assert client.take(3, columns=list(given)) == expected
+    expected = SampleBatch({"key": [0, 1, 2], **options}, ragged="ids")
+    client.put([0, 1, 2], SampleBatch(options, ragged="ids"))
+    assert client.take(3, columns=list(options)) == expected
 
 
 def test_keys_are_assigned_where_none_are_given(rows):
@@ -149,7 +149,7 @@ def test_memory_of_rows_is_freed_and_reused():
 
 def test_a_complete_random_history_matches_a_dictionary():
     rng = np.random.default_rng(7)
-    table, model, taken = RowTable("rows", 60, consumers=["a", "b"]), {}, {"a": [], "b": []}
+    table, model, selected = RowTable("rows", 60, consumers=["a", "b"]), {}, {"a": [], "b": []}
     for step in range(600):
         action = rng.integers(5)
         if action < 2 and len(model) < 50:
@@ -165,18 +165,18 @@ def test_a_complete_random_history_matches_a_dictionary():
         elif action > 2:
             consumer = "ab"[action - 3]
             columns = ["x", "y"] if rng.integers(2) else ["x"]
-            ready = [key for key in model if model[key] >= set(columns) and key not in taken[consumer]]
+            completed = [key for key in model if model[key] >= set(columns) and key not in selected[consumer]]
             n = int(rng.integers(1, 6))
-            if len(ready) < n:
+            if len(completed) < n:
                 with pytest.raises(LimitTimeoutError):
                     table.take(n, columns=columns, consumer=consumer, timeout_s=0)
                 continue
             batch = table.take(n, columns=columns, consumer=consumer)
-            assert batch["key"].tolist() == ready[:n]
+            assert batch["key"].tolist() == completed[:n]
             assert (batch["x"] == 2 * batch["key"]).all()
-            taken[consumer] += ready[:n]
-            gone = [key for key in ready[:n] if key in taken["a"] and key in taken["b"]]
-            for key in gone:
+            selected[consumer] += completed[:n]
+            removed = [key for key in completed[:n] if key in selected["a"] and key in selected["b"]]
+            for key in removed:
                 del model[key]
         assert len(table) == len(model)
 
@@ -185,26 +185,26 @@ def test_a_complete_random_history_matches_a_dictionary():
 
 
 def test_a_wait_ends_when_the_columns_are_complete(rows):
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(rows.wait([4, 5], columns=["reward"], timeout_s=5)))
+    actual = []
+    waiting = threading.Thread(target=lambda: actual.append(rows.wait([4, 5], columns=["reward"], timeout_s=5)))
     waiting.start()
     rows.put([5, 4], {"x": [1, 2]})
     rows.put([4], {"reward": [1.0]})
-    assert not found
+    assert not actual
     rows.put([5], {"reward": [1.0]})
     waiting.join(5)
-    assert found[0].tolist() == [4, 5]
+    assert actual[0].tolist() == [4, 5]
     assert rows.wait(2, columns=["x"]).tolist() == [5, 4]
 
 
 def test_a_put_continues_while_the_same_client_waits(client):
-    found = []
-    taking = threading.Thread(target=lambda: found.append(client.take(1, columns=["x"])))
+    actual = []
+    taking = threading.Thread(target=lambda: actual.append(client.take(1, columns=["x"])))
     taking.start()
     time.sleep(0.1)
     client.put([1], {"x": [1]})
     taking.join(5)
-    assert found[0]["x"].tolist() == [1]
+    assert actual[0]["x"].tolist() == [1]
 
 
 def test_a_timeout_reports_missing_columns_with_row_counts(rows):
@@ -372,9 +372,9 @@ def test_rows_that_lag_too_far_are_evicted_when_weights_are_published():
 
 def test_samples_are_uniform_without_replacement_and_keep_the_rows(rows):
     rows.put(range(10), {"x": np.arange(10), "uid": np.arange(10) // 5})
-    drawn = [sorted(rows.sample(5, columns=["x"], seed=seed)["x"].tolist()) for seed in range(40)]
-    assert all(len(set(one)) == 5 for one in drawn)
-    assert {value for one in drawn for value in one} == set(range(10))
+    sample = [sorted(rows.sample(5, columns=["x"], seed=seed)["x"].tolist()) for seed in range(40)]
+    assert all(len(set(item)) == 5 for item in sample)
+    assert {value for item in sample for value in item} == set(range(10))
     assert rows.sample(5, columns=["x"], seed=3) == rows.sample(5, columns=["x"], seed=3)
     groups = {tuple(rows.sample(9, columns=["x"], by_group=True, seed=seed)["x"].tolist()) for seed in range(20)}
     assert groups == {(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)}
@@ -478,10 +478,10 @@ def test_a_signal_handler_interrupts_a_blocked_call(call):
         with ReplayServer([table]) as server, RowClient(server.uri, "rows") as rows:
             rows.put([1], {"ids": [1]})
             threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1]).start()
-            begun = time.monotonic()
+            started = time.monotonic()
             with pytest.raises(Interrupt):
                 call(rows)
-            assert time.monotonic() - begun < 50
+            assert time.monotonic() - started < 50
             # No later call gets the answer to the interrupted one.
             assert rows.get([1], columns=["ids"])["ids"].tolist() == [1]
             assert rows.take(1, columns=["ids"])["key"].tolist() == [1]

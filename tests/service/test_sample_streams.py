@@ -57,8 +57,8 @@ def prioritized() -> Sample:
 
 def sent(writer: SampleWriter, reader: SampleReader, sample: Sample) -> Any:
     stream, _ = writer.prepare(sample)
-    told, received = cut_inline(inline([stream]))
-    (only,) = split_inline(received, json.loads(told)["streams"])
+    metadata, received = cut_inline(inline([stream]))
+    (only,) = split_inline(received, json.loads(metadata)["streams"])
     return reader.read(only)
 
 
@@ -69,9 +69,9 @@ def test_samples_of_a_cached_layout_are_received_unchanged(make: Any) -> None:
         sample = make()
         assert isinstance(writer.prepare(sample)[0], LaidOutStream) == (turn > 0)
         batch, indices = sent(writer, reader, sample)
-        wanted, expected = unpack(*pack(sample))
-        assert batch == wanted
-        assert str(batch) == str(wanted)
+        reference, expected = unpack(*pack(sample))
+        assert batch == reference
+        assert str(batch) == str(reference)
         assert indices.tolist() == expected.tolist() == sample.indices.tolist()
     assert len(reader._layouts) == 1
 
@@ -146,8 +146,8 @@ def test_several_samples_share_one_message() -> None:
     writer, reader = SampleWriter(), SampleReader()
     writer.prepare(flat(3))
     samples = [flat(3) for _ in range(5)]
-    told, received = cut_inline(inline([writer.prepare(sample)[0] for sample in samples]))
-    parts = split_inline(received, json.loads(told)["streams"])
+    metadata, received = cut_inline(inline([writer.prepare(sample)[0] for sample in samples]))
+    parts = split_inline(received, json.loads(metadata)["streams"])
     assert [reader.read(part).batch for part in parts] == [sample.batch for sample in samples]
 
 
@@ -166,8 +166,8 @@ def test_uninitialized_memory_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("letters", [10, 5000, 200_000])
 def test_a_message_is_split_after_json_of_any_length(letters: int) -> None:
-    told, stream = cut_inline(json.dumps({"numbers": "7" * letters}).encode() + b"\n" + b"stream\n")
-    assert json.loads(told) == {"numbers": "7" * letters}
+    metadata, stream = cut_inline(json.dumps({"numbers": "7" * letters}).encode() + b"\n" + b"stream\n")
+    assert json.loads(metadata) == {"numbers": "7" * letters}
     assert stream.tobytes() == b"stream\n"
 
 
@@ -190,12 +190,12 @@ def test_large_samples_are_viewed_in_their_stream() -> None:
         stream, _ = writer.prepare(sample)
         out = np.empty(stream.nbytes, np.uint8)
         stream.write(out)
-        drawn = reader.read(out)
-        assert drawn.batch == unpack(*pack(sample)).batch
-        assert list(drawn.batch) == list(sample.batch)
-        assert drawn.indices.tolist() == sample.indices.tolist()
+        sampled = reader.read(out)
+        assert sampled.batch == unpack(*pack(sample)).batch
+        assert list(sampled.batch) == list(sample.batch)
+        assert sampled.indices.tolist() == sample.indices.tolist()
         assert isinstance(stream, LaidOutStream)
-    assert np.shares_memory(drawn.batch.obs_next, out)
+    assert np.shares_memory(sampled.batch.obs_next, out)
 
 
 def objects(rows: int) -> Sample:
@@ -208,12 +208,12 @@ def test_the_object_reader_agrees_with_the_general_reader() -> None:
     writer, reader = SampleWriter(), SampleReader()
     for rows in (3, 3, 5, 3, 4, 8):
         sample = objects(rows)
-        drawn, expected = sent(writer, reader, sample), unpack(*pack(sample))
-        assert str(drawn.batch) == str(expected.batch)
-        assert drawn.batch.obs.words.tolist() == sample.batch.obs.words.tolist()
-        assert drawn.batch.info.lives.tolist() == sample.batch.info.lives.tolist()
-        assert drawn.indices.tolist() == expected.indices.tolist()
-        assert not drawn.batch.obs.camera.flags.writeable
+        sampled, expected = sent(writer, reader, sample), unpack(*pack(sample))
+        assert str(sampled.batch) == str(expected.batch)
+        assert sampled.batch.obs.words.tolist() == sample.batch.obs.words.tolist()
+        assert sampled.batch.info.lives.tolist() == sample.batch.info.lives.tolist()
+        assert sampled.indices.tolist() == expected.indices.tolist()
+        assert not sampled.batch.obs.camera.flags.writeable
     assert not reader._layouts
     assert all(reader._readers.values())
 
@@ -254,10 +254,10 @@ def test_later_samples_preserve_the_action_unit() -> None:
     unit = ActionUnit("scale", -2.0, 2.0)
     for make in (flat, lambda: objects(4)):
         writer, reader = SampleWriter(), SampleReader()
-        for own in (None, None, unit, unit, unit, None):
+        for part in (None, None, unit, unit, unit, None):
             sample = make()
-            set_unit(sample.batch, own)
-            assert unit_of(sent(writer, reader, sample).batch) == own
+            set_unit(sample.batch, part)
+            assert unit_of(sent(writer, reader, sample).batch) == part
 
 
 def bytes_of(rows: pa.RecordBatch) -> Any:
@@ -271,9 +271,9 @@ def test_a_reader_without_the_cached_layout_decodes_the_stream() -> None:
     writer = SampleWriter()
     writer.prepare(large())
     sample = large()
-    drawn = sent(writer, SampleReader(), sample)
-    assert drawn.batch == unpack(*pack(sample)).batch
-    assert not drawn.batch.rew.flags.writeable
+    sampled = sent(writer, SampleReader(), sample)
+    assert sampled.batch == unpack(*pack(sample)).batch
+    assert not sampled.batch.rew.flags.writeable
 
 
 @settings(max_examples=100, deadline=None)
@@ -290,10 +290,10 @@ def test_samples_with_a_cached_layout_agree_with_arrow(data: st.DataObject) -> N
     for form in data.draw(st.lists(st.sampled_from(forms), min_size=1, max_size=8)):
         columns = {name: RNG.integers(0, 2, shape).astype(dtype) for name, shape, dtype in form}
         sample = sample_of(form[0][1][0], **columns, info=Batch())
-        drawn, expected = sent(writer, reader, sample), unpack(*pack(sample))
-        assert drawn.batch == expected.batch
-        assert str(drawn.batch) == str(expected.batch)
-        assert drawn.indices.tolist() == expected.indices.tolist()
+        sampled, expected = sent(writer, reader, sample), unpack(*pack(sample))
+        assert sampled.batch == expected.batch
+        assert str(sampled.batch) == str(expected.batch)
+        assert sampled.indices.tolist() == expected.indices.tolist()
 
 
 ROWS = 64
@@ -361,7 +361,7 @@ def test_the_session_continues_after_an_error_in_a_column(
 def test_the_session_continues_after_an_error_in_writing_a_sample(
     learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(streams: Any, told: Any) -> Any:
+    def fail(streams: Any, reported: Any) -> Any:
         raise CapacityError("a message must have memory, there is none")
 
     with monkeypatch.context() as patch:

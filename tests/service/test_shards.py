@@ -44,17 +44,17 @@ def serving(*shards: ReplayTable, **options: Any) -> Iterator[ReplayClient]:
 
 
 def test_environments_are_assigned_to_services_by_share() -> None:
-    one, two = tables(capacity=200_000, streams=300)
-    with serving(one, two, shares=[1, 3]) as client:
+    first, second = tables(capacity=200_000, streams=300)
+    with serving(first, second, shares=[1, 3]) as client:
         for start in range(0, 8, 4):
             for env in range(0, 200, 50):
                 parts = [episode(i, range(start, start + 4), done=start == 4, env_id=i) for i in range(env, env + 50)]
                 client.extend(concat_samples(parts))
         client.flush()
-        told = client.info()
-        samples = [table.sample(50, mode="episodes") for table in (one, two)]
-    assert told["size"] == 1600
-    sizes = [told["shards"][uri]["size"] for uri in client.uris]
+        reported = client.info()
+        samples = [table.sample(50, mode="episodes") for table in (first, second)]
+    assert reported["size"] == 1600
+    sizes = [reported["shards"][uri]["size"] for uri in client.uris]
     assert all(size % 8 == 0 for size in sizes)
     assert 0.6 < sizes[1] / 1600 < 0.9
     for sample in samples:
@@ -85,21 +85,21 @@ def test_rows_of_add_are_sent_to_the_service_of_their_environment() -> None:
 
 
 def test_rows_are_drawn_as_often_as_from_one_table() -> None:
-    one, two = tables()
-    with serving(one, two) as client:
+    first, second = tables()
+    with serving(first, second) as client:
         for number in range(60):
             client.extend(episode(number, range(2 + number % 7)))
         client.flush()
-        sizes = [len(one), len(two)]
+        sizes = [len(first), len(second)]
         samples = [client.sample(64) for _ in range(300)]
     owners = np.array([indices[0] >> 48 for _, indices in samples])
     share = sizes[1] / sum(sizes)
     assert abs(owners.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(samples))
     for number, size in enumerate(sizes):
-        drawn = Counter(obs for batch, indices in samples if indices[0] >> 48 == number for obs in batch.obs.tolist())
-        expected = drawn.total() / size
-        square = sum((found - expected) ** 2 / expected for found in drawn.values())
-        assert len(drawn) == size
+        sampled = Counter(obs for batch, indices in samples if indices[0] >> 48 == number for obs in batch.obs.tolist())
+        expected = sampled.total() / size
+        square = sum((actual - expected) ** 2 / expected for actual in sampled.values())
+        assert len(sampled) == size
         assert abs(square - size) < 4 * np.sqrt(2 * size)
 
 
@@ -125,7 +125,7 @@ def test_a_stream_receives_fragments_of_all_services_once() -> None:
         for number in range(30):
             client.extend(fragment(number))
         client.flush()
-        assert all(own["size"] for own in client.info()["shards"].values())
+        assert all(part["size"] for part in client.info()["shards"].values())
         stream = client.stream()
         assert sorted(int(next(stream)["number"][0]) for _ in range(30)) == [*range(30)]
         stream.close()
@@ -146,9 +146,9 @@ def test_weights_are_published_on_all_services_and_read_from_any() -> None:
         assert client.latest() is None
         assert client.publish({"w": np.arange(3.0)}) == 1
         assert client.publish({"w": np.arange(4.0)}) == 2
-        found = client.latest(1)
-        assert found is not None
-        assert (found.version, found.value["w"].tolist()) == (2, [0.0, 1.0, 2.0, 3.0])
+        actual = client.latest(1)
+        assert actual is not None
+        assert (actual.version, actual.value["w"].tolist()) == (2, [0.0, 1.0, 2.0, 3.0])
         assert client.latest(2) is None
 
 
@@ -178,14 +178,14 @@ def test_a_restarted_service_continues_the_versions_of_weights() -> None:
 
 def followed(actor: ReplayClient, version: int) -> list[int]:
     """Poll as an actor does, and list the versions that it gets."""
-    found: list[int] = []
+    actual: list[int] = []
     for _ in range(4):
         publication = actor.latest(version)
         if publication is not None:
             assert publication.value["w"].tolist() == [publication.version]
             version = publication.version
-            found.append(version)
-    return found
+            actual.append(version)
+    return actual
 
 
 def test_a_client_can_be_sent_to_another_process_by_pickle() -> None:
@@ -197,9 +197,9 @@ def test_a_client_can_be_sent_to_another_process_by_pickle() -> None:
 
 
 def test_closing_sends_to_every_service_despite_rejections() -> None:
-    one, two = tables(streams=16)
+    first, second = tables(streams=16)
     with contextlib.ExitStack() as stack:
-        uris = [stack.enter_context(ReplayServer([table])).uri for table in (one, two)]
+        uris = [stack.enter_context(ReplayServer([table])).uri for table in (first, second)]
         client = ReplayClient(uris, "replay", max_unacknowledged=100)
         client.extend(concat_samples([episode(i, range(4), env_id=i) for i in range(16)]))
         client.flush()
@@ -212,8 +212,8 @@ def test_closing_sends_to_every_service_despite_rejections() -> None:
 def test_limits_and_reset_apply_to_all_tables() -> None:
     with serving(*tables()) as client:
         client.extend(episode(1, range(5)))
-        told = client.set_limits(min_size=3)
-        assert [own["limits"]["min_size"] for own in told["shards"].values()] == [3, 3]
+        reported = client.set_limits(min_size=3)
+        assert [part["limits"]["min_size"] for part in reported["shards"].values()] == [3, 3]
         client.reset()
         assert len(client) == 0
 
@@ -246,7 +246,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def test_writers_and_learners_continue_if_a_service_is_restarted() -> None:
-    (one, first), (two, second) = start(), start()
+    (single, first), (two, second) = start(), start()
     try:
         with ReplayClient([first, second], "replay", retry_s=0.5, reconnect_s=0.3, seed=1) as client:
             for number in range(40):
@@ -254,7 +254,7 @@ def test_writers_and_learners_continue_if_a_service_is_restarted() -> None:
             client.flush()
             left = client.info()["shards"][second]["size"]
             assert 0 < left < 160
-            kill(one)
+            kill(single)
             before = client.written
             for number in range(40, 80):
                 client.extend(episode(number, range(4)))
@@ -262,10 +262,10 @@ def test_writers_and_learners_continue_if_a_service_is_restarted() -> None:
             client.flush()
             assert client.lost == [first]
             # Fragments that were sent to the one that is gone are kept for it.
-            kept = client.written.sent - client.written.fragments
-            assert client.info()["size"] == left + 4 * (40 - kept)
+            count = client.written.sent - client.written.fragments
+            assert client.info()["size"] == left + 4 * (40 - count)
             assert before.sent == before.fragments == 40
-            one, _ = start(int(first.rsplit(":", 1)[1]))
+            single, _ = start(int(first.rsplit(":", 1)[1]))
             time.sleep(0.6)
             for number in range(80, 120):
                 client.extend(episode(number, range(4)))
@@ -273,36 +273,36 @@ def test_writers_and_learners_continue_if_a_service_is_restarted() -> None:
             assert client.lost == []
             assert client.written.sent == client.written.fragments == 120
             assert client.info()["size"] == left + 4 * 80
-            for process in (one, two):
+            for process in (single, two):
                 kill(process)
             with pytest.raises(ServiceError, match="one of the replay services"):
                 client.sample(8)
             with pytest.raises(ServiceError):
                 client.extend(episode(1, range(4)))
     finally:
-        for process in (one, two):
+        for process in (single, two):
             if process.poll() is None:
                 kill(process)
 
 
 def test_closing_sends_fragments_and_wakes_waiting_threads() -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def draw() -> None:
         try:
             client.sample(8)
         except ServiceError as error:
-            told.append(str(error))
+            reported.append(str(error))
 
-    one, two = tables(limiter=RateLimiter(100))
-    with serving(one, two) as client:
+    first, second = tables(limiter=RateLimiter(100))
+    with serving(first, second) as client:
         for number in range(6):
             client.extend(episode(number, range(4)))
         thread = threading.Thread(target=draw)
         thread.start()
-        while not (one.info()["held_back"] or two.info()["held_back"]):
+        while not (first.info()["held_back"] or second.info()["held_back"]):
             time.sleep(0.01)
         client.close()
         thread.join(20)
-        assert one.info()["size"] + two.info()["size"] == 24
-    assert len(told) == 1
+        assert first.info()["size"] + second.info()["size"] == 24
+    assert len(reported) == 1

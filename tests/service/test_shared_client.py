@@ -14,13 +14,13 @@ from tests.service.table_rows import fragment
 def stream_while_another_thread_writes(client: ReplayClient, count: int, between: Callable[[], Any]) -> list[int]:
     """Write numbered fragments in a thread, and return the numbers that a stream of the same client reads."""
     writing = threading.Thread(target=lambda: [client.extend(fragment(number)) for number in range(count)], daemon=True)
-    found: list[int] = []
+    actual: list[int] = []
 
     def read() -> None:
         samples = client.stream()
-        while found[-1:] != [count - 1]:
-            found.append(int(next(samples)["number"][0]))
-            if len(found) == count // 2:
+        while actual[-1:] != [count - 1]:
+            actual.append(int(next(samples)["number"][0]))
+            if len(actual) == count // 2:
                 between()
         samples.close()
 
@@ -31,7 +31,7 @@ def stream_while_another_thread_writes(client: ReplayClient, count: int, between
     reading.start()
     reading.join(30)
     writing.join(30)
-    return found
+    return actual
 
 
 def full_queue() -> ReplayTable:
@@ -54,9 +54,9 @@ def test_a_shared_client_continues_writing_and_streaming_after_a_restart() -> No
         servers.append(ReplayServer([full_queue()], port=port))
 
     client = ReplayClient(servers[0].uri, "queue", max_unacknowledged=1)
-    found = stream_while_another_thread_writes(client, 40, restart)
+    actual = stream_while_another_thread_writes(client, 40, restart)
     client.close()
     servers[0].close()
-    assert found == sorted(set(found))
+    assert actual == sorted(set(actual))
     # One in the table, and those on their way to the stream, are lost with the service.
-    assert len(found) >= 35
+    assert len(actual) >= 35

@@ -70,10 +70,10 @@ def test_the_prefetch_queue_is_filled_while_a_learner_computes(shared: bool) -> 
         end = time.monotonic() + 20
         for number in range(12):
             next(stream)
-            wanted = 4 * (number + 6)
-            while table.info()["sampled"] < wanted and time.monotonic() < end:
+            expected = 4 * (number + 6)
+            while table.info()["sampled"] < expected and time.monotonic() < end:
                 time.sleep(0.001)
-            assert table.info()["sampled"] == wanted
+            assert table.info()["sampled"] == expected
         stream.close()
 
 
@@ -103,31 +103,31 @@ def test_fragments_are_inserted_once_over_a_failing_link(cuts: dict[str, float])
         client.flush()
         assert link.cuts >= 2
         assert (client.written.fragments, client.written.rows) == (40, 80)
-        found = table._items.buffer[:]  # type: ignore[attr-defined]
-        assert sorted(found.obs.tolist()) == [100.0 * number + t for number in range(40) for t in range(2)]
-        assert (found.frame == found.obs.astype(int)[:, None, None] // 100).all()
+        actual = table._items.buffer[:]  # type: ignore[attr-defined]
+        assert sorted(actual.obs.tolist()) == [100.0 * number + t for number in range(40) for t in range(2)]
+        assert (actual.frame == actual.obs.astype(int)[:, None, None] // 100).all()
 
 
-def read_all(link: SlowLink, last: int, found: list[int]) -> None:
+def read_all(link: SlowLink, last: int, actual: list[int]) -> None:
     """Read a queue until the last fragment or a later fragment has arrived."""
     with ReplayClient(link.uri, "queue", shared_memory=False) as reader:
         for rows in reader.stream(prefetch=AHEAD):
-            found.append(number_of(rows))
-            if found[-1] >= last - 1:
+            actual.append(number_of(rows))
+            if actual[-1] >= last - 1:
                 return
 
 
 def carry(fragments: int, cut_bytes: float, delay_s: float, seed: int) -> tuple[SlowLink, SlowLink]:
     """Carry fragments through a queue whose writer and reader have links that break; return the links."""
     table = ReplayTable("queue", kind="fifo", capacity=4 * fragments, max_times_sampled=1)
-    found: list[int] = []
+    actual: list[int] = []
     with (
         ReplayServer([table]) as server,
         slow_link(server.port, delay_s, seed=seed, cut_sent=4 * cut_bytes, cut_received=cut_bytes / 8) as wide,
         slow_link(server.port, delay_s, seed=seed + 1, cut_received=cut_bytes) as narrow,
         ReplayClient(wide.uri, "queue") as writer,
     ):
-        reading = threading.Thread(target=read_all, args=(narrow, fragments, found), daemon=True)
+        reading = threading.Thread(target=read_all, args=(narrow, fragments, actual), daemon=True)
         reading.start()
         sent = 0
         while sent < fragments or reading.is_alive():
@@ -137,9 +137,9 @@ def carry(fragments: int, cut_bytes: float, delay_s: float, seed: int) -> tuple[
             reading.join(0.02 * (sent > fragments))
         writer.flush()
         assert table.info()["inserted"] == writer.written.fragments == sent
-    assert found == sorted(set(found))
+    assert actual == sorted(set(actual))
     # No more are lost than were on their way to the reader when its connection broke.
-    assert found[-1] + 1 - len(found) <= narrow.cuts * (1 + AHEAD)
+    assert actual[-1] + 1 - len(actual) <= narrow.cuts * (1 + AHEAD)
     return wide, narrow
 
 

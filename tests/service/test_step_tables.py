@@ -65,10 +65,10 @@ def both(name: str, **limits: Any) -> tuple[ReplayTable, Any]:
     return table, buffer
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert sorted(found.keys()) == sorted(expected.keys())
-    for name in list(found.keys()):
-        np.testing.assert_array_equal(found[name], expected[name])
+def assert_same(actual: Any, expected: Any) -> None:
+    assert sorted(actual.keys()) == sorted(expected.keys())
+    for name in list(actual.keys()):
+        np.testing.assert_array_equal(actual[name], expected[name])
 
 
 @pytest.mark.parametrize("name", BUFFERS)
@@ -166,8 +166,8 @@ def test_priorities_of_steps_that_were_removed_are_dropped_and_not_counted() -> 
     table.extend(episode(0, range(4)))
     sample = table.sample(4)
     table.extend(episode(1, range(2)))
-    there = sample.indices >= 2
-    assert table.update_weight(sample.indices, np.full(4, 9.0), sample.generation) == int(there.sum())
+    is_present = sample.indices >= 2
+    assert table.update_weight(sample.indices, np.full(4, 9.0), sample.generation) == int(is_present.sum())
 
 
 def test_steps_are_inserted_with_priorities() -> None:
@@ -242,10 +242,10 @@ def test_remaining_draws_are_equally_likely() -> None:
     table = ReplayTable("once", capacity=4, max_times_sampled=1, seed=0)
     for _ in range(1000):
         table.extend(episode(0, range(4)))
-        drawn = table.sample(3).indices
-        assert len(set(drawn.tolist())) == 3
-        first[drawn[0]] += 1
-        last[drawn[2]] += 1
+        sample = table.sample(3).indices
+        assert len(set(sample.tolist())) == 3
+        first[sample[0]] += 1
+        last[sample[2]] += 1
     # Of chi-square with 3 degrees of freedom, 99.9% lie below 16.3.
     assert ((first - 250) ** 2 / 250).sum() < 16.3
     assert ((last - 250) ** 2 / 250).sum() < 16.3
@@ -413,9 +413,9 @@ def test_a_table_resumes_from_its_state(name: str) -> None:
     assert {**again.info(), "nbytes": 0} == {**table.info(), "nbytes": 0}
     more = episode(5, range(6, 9), env_id=1)
     samples: list[Sample] = []
-    for one in (table, again):
-        one.extend(more, writer="w")
-        samples.append(one.sample(16))
+    for item in (table, again):
+        item.extend(more, writer="w")
+        samples.append(item.sample(16))
     assert samples[0].indices.tolist() == samples[1].indices.tolist()
     assert_same(samples[0].batch, samples[1].batch)
 
@@ -480,9 +480,9 @@ def test_a_sample_is_measured_before_its_rows_are_gathered(
     gathered: list[int] = []
     for store in (DenseStore, CompressedStore, RaggedStore, ObjectStore):
 
-        def take(own: Any, slots: Any, take: Any = store.take) -> Any:
-            gathered.append(own.gathered_nbytes(slots))
-            return take(own, slots)
+        def take(ours: Any, slots: Any, take: Any = store.take) -> Any:
+            gathered.append(ours.gathered_nbytes(slots))
+            return take(ours, slots)
 
         monkeypatch.setattr(store, "take", take)
     bound = 1 << 20

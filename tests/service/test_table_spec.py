@@ -90,8 +90,8 @@ def test_exponents_are_rejected_as_buffers_do() -> None:
 
 
 def test_a_described_table_equals_the_table_of_its_arguments() -> None:
-    described, made = parse_table("r=uniform:50,seed=3"), ReplayTable("r", capacity=50, seed=3)
-    assert described.info() == made.info()
+    described, result = parse_table("r=uniform:50,seed=3"), ReplayTable("r", capacity=50, seed=3)
+    assert described.info() == result.info()
 
 
 def test_a_description_declares_columns() -> None:
@@ -103,8 +103,8 @@ def test_a_description_declares_columns() -> None:
         "h": "torch.bfloat16[2]",
         "infos.text": "text",
     }
-    made = {"obs": (np.float32, (84, 84)), "act": int, "ids": ("int32", [None]), "h": "torch.bfloat16[2]"}
-    assert ReplayTable("r", capacity=50, columns={**made, "info.text": str}).info() == table.info()
+    result = {"obs": (np.float32, (84, 84)), "act": int, "ids": ("int32", [None]), "h": "torch.bfloat16[2]"}
+    assert ReplayTable("r", capacity=50, columns={**result, "info.text": str}).info() == table.info()
     policies = parse_table("q=queue:4,columns=left/obs:float32[2]+right/obs:object").info()["columns"]
     assert policies == {"left": {"obs": "float32[2]"}, "right": {"obs": "object"}}
 

@@ -43,21 +43,21 @@ def running(*calls: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
 def wait_for_held(table: ReplayTable, count: int) -> list[dict[str, Any]]:
     """Return the callers that a table blocks, once their number is reached."""
     for _ in range(2000):
-        held: list[dict[str, Any]] = table.info()["held_back"]
-        if len(held) == count:
-            return held
+        stored: list[dict[str, Any]] = table.info()["held_back"]
+        if len(stored) == count:
+            return stored
         time.sleep(0.005)
-    raise AssertionError(f"{count} should be held back, there are {held}")
+    raise AssertionError(f"{count} should be held back, there are {stored}")
 
 
 def test_a_sample_waits_for_items_and_reports_the_reason() -> None:
     table = ReplayTable("replay", capacity=10, limiter=RateLimiter(3))
-    begun = time.time()
+    started = time.time()
     with running(lambda: table.sample(2, reader="learner-0")) as (sampling,):
-        (held,) = wait_for_held(table, 1)
-        assert (held["who"], held["action"]) == ("learner-0", "sample")
-        assert held["why"] == "sampling requires 3 items, and there are 0"
-        assert begun <= held["since"] <= time.time()
+        (stored,) = wait_for_held(table, 1)
+        assert (stored["who"], stored["action"]) == ("learner-0", "sample")
+        assert stored["why"] == "sampling requires 3 items, and there are 0"
+        assert started <= stored["since"] <= time.time()
         table.extend(episode(0, range(2)))
         assert wait_for_held(table, 1)[0]["why"] == "sampling requires 3 items, and there are 2"
         table.extend(episode(1, range(2)))
@@ -99,8 +99,8 @@ def test_a_full_queue_blocks_writers_until_it_is_read() -> None:
             table.extend(fragment(i), writer="worker")
 
     with running(insert) as (inserting,):
-        (held,) = wait_for_held(table, 1)
-        assert held["why"] == "it is full with 2 fragments, and only sampling removes them"
+        (stored,) = wait_for_held(table, 1)
+        assert stored["why"] == "it is full with 2 fragments, and only sampling removes them"
         assert [table.sample(1, timeout_s=5).indices.item() for _ in range(50)] == list(range(50))
         inserting.result(5)
 
@@ -122,7 +122,7 @@ def test_a_fragment_that_is_sent_again_while_it_is_blocked_is_inserted_once() ->
 
 def test_every_fragment_of_many_writers_is_read_once() -> None:
     table = ReplayTable("queue", kind="queue", capacity=3)
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def write(start: int) -> None:
         for i in range(start, start + 100):
@@ -130,12 +130,12 @@ def test_every_fragment_of_many_writers_is_read_once() -> None:
 
     def read() -> None:
         for _ in range(200):
-            seen.append(int(table.sample(1).batch["number"][0]))
+            recorded.append(int(table.sample(1).batch["number"][0]))
 
     with running(*(lambda start=start: write(start) for start in (0, 100, 200, 300)), read, read) as calls:
         for call in calls:
             call.result(60)
-    assert sorted(seen) == list(range(400))
+    assert sorted(recorded) == list(range(400))
     assert (table.info()["inserted"], table.info()["sampled"]) == (400, 400)
 
 
@@ -226,9 +226,9 @@ def test_closing_wakes_waiting_threads_and_rejects_new_requests() -> None:
     with running(lambda: table.extend(fragment(1)), lambda: other.sample(1)) as calls:
         wait_for_held(table, 1)
         wait_for_held(other, 1)
-        for one, call in zip((table, other), calls, strict=True):
-            one.close()
-            with pytest.raises(TableClosedError, match=f"table {one.name!r} is closed"):
+        for first, call in zip((table, other), calls, strict=True):
+            first.close()
+            with pytest.raises(TableClosedError, match=f"table {first.name!r} is closed"):
                 call.result(5)
     for refused in (lambda: table.extend(fragment(2)), lambda: table.sample(1)):
         with pytest.raises(TableClosedError):
@@ -239,16 +239,16 @@ def test_closing_wakes_waiting_threads_and_rejects_new_requests() -> None:
 
 def test_a_timeout_is_reported_with_its_reason_and_start_time() -> None:
     table = ReplayTable("replay", capacity=10)
-    begun = time.time()
+    started = time.time()
     with pytest.raises(
         LimitTimeoutError, match=r"table 'replay' blocked the sample of 'l' for 0\.1 s: sampling"
-    ) as told:
+    ) as reported:
         table.sample(1, reader="l", timeout_s=0.1)
-    assert time.time() - begun >= 0.1
-    assert told.value.why == "sampling requires 1 items, and there are 0"
-    assert begun <= told.value.since <= time.time()
-    again = pickle.loads(pickle.dumps(told.value))
-    assert (str(again), again.why, again.since) == (str(told.value), told.value.why, told.value.since)
+    assert time.time() - started >= 0.1
+    assert reported.value.why == "sampling requires 1 items, and there are 0"
+    assert started <= reported.value.since <= time.time()
+    again = pickle.loads(pickle.dumps(reported.value))
+    assert (str(again), again.why, again.since) == (str(reported.value), reported.value.why, reported.value.since)
 
 
 def test_unknown_limits_and_limits_that_do_not_fit_change_nothing() -> None:

@@ -91,14 +91,14 @@ def test_samples_are_record_batches(client: Any) -> None:
     assert len(rows["rew"]) == 18
     assert {"obs", "act", "returns", "discount", "weight", "generation", "batch_indexes"} <= rows.keys()
     returns = {3: 1.0, 2: 0.5, 1: 0.0, 0: 0.0}
-    assert all(returns[slot] == found for slot, found in zip(rows["batch_indexes"], rows["returns"], strict=True))
+    assert all(returns[slot] == actual for slot, actual in zip(rows["batch_indexes"], rows["returns"], strict=True))
     sequences = {"table": "prio", "batch_size": 2, "count": 1, "mode": "sequences", "length": 3}
-    found = client.do_get(flight.Ticket(json.dumps(sequences).encode())).read_all()
-    assert found.schema.field("mask").type == pa.fixed_shape_tensor(pa.int8(), (3,))
-    assert found.schema.field("batch_indexes").type == pa.fixed_shape_tensor(pa.int64(), (3,))
+    result = client.do_get(flight.Ticket(json.dumps(sequences).encode())).read_all()
+    assert result.schema.field("mask").type == pa.fixed_shape_tensor(pa.int8(), (3,))
+    assert result.schema.field("batch_indexes").type == pa.fixed_shape_tensor(pa.int64(), (3,))
     episodes = {"table": "prio", "batch_size": 2, "count": 1, "mode": "episodes"}
-    found = client.do_get(flight.Ticket(json.dumps(episodes).encode())).read_all()
-    assert [len(rewards) for rewards in found.column("rew").to_pylist()] == [4, 4]
+    result = client.do_get(flight.Ticket(json.dumps(episodes).encode())).read_all()
+    assert [len(rewards) for rewards in result.column("rew").to_pylist()] == [4, 4]
 
 
 def test_a_session_samples_and_updates_priorities(client: Any) -> None:
@@ -130,14 +130,14 @@ def test_samples_of_a_session_are_streams_in_metadata(client: Any) -> None:
     put(client, "prio")
     request = {"table": "prio", "batch_size": 8}
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
-    found = []
+    actual = []
     for count in (1, 3):
         writer.write_metadata(json.dumps({"count": count}).encode())
         chunk = reader.read_chunk()
         assert chunk.data is None
-        found += samples_in(chunk)
-    assert len(found) == 4
-    assert all(rows.schema.equals(found[0].schema, check_metadata=True) and rows.num_rows == 8 for rows in found)
+        actual += samples_in(chunk)
+    assert len(actual) == 4
+    assert all(rows.schema.equals(actual[0].schema, check_metadata=True) and rows.num_rows == 8 for rows in actual)
     writer.done_writing()
 
 
@@ -153,14 +153,16 @@ def test_fragments_of_a_session_have_sequence_numbers(client: Any) -> None:
 
 def test_large_samples_of_a_session_are_complete(client: Any, uri: str) -> None:
     frames = np.random.default_rng(5).integers(0, 256, (4, 300, 300), np.uint8)
-    with ReplayClient(uri, "prio") as own:
-        own.extend(SampleBatch(obs=frames, actions=[0, 1, 2, 3], rewards=np.zeros(4), terminateds=[False] * 3 + [True]))
+    with ReplayClient(uri, "prio") as library_client:
+        library_client.extend(
+            SampleBatch(obs=frames, actions=[0, 1, 2, 3], rewards=np.zeros(4), terminateds=[False] * 3 + [True])
+        )
     request = {"table": "prio", "batch_size": 4}
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
     for _ in range(3):
         writer.write_metadata(b"{}")
-        found = SampleBatch.from_arrow(samples_in(reader.read_chunk())[0])
-        assert (found["obs"] == frames[found["batch_indexes"]]).all()
+        actual = SampleBatch.from_arrow(samples_in(reader.read_chunk())[0])
+        assert (actual["obs"] == frames[actual["batch_indexes"]]).all()
     writer.done_writing()
 
 
@@ -185,10 +187,10 @@ def test_weights_are_published_as_documented(client: Any, uri: str) -> None:
             stream.write_batch(pa.RecordBatch.from_pylist([row], schema))
         return json.loads(next(client.do_action(flight.Action("publish", sink.getvalue()))).body.to_pybytes())
 
-    told = publish(pa.large_binary())
-    assert (told["version"], len(told["epoch"])) == (1, 16)
-    with ReplayClient(uri, "prio") as own:
-        assert own.latest(name="policy").value["layer"]["bias"].tolist() == [1.0, 2.0]
+    answer = publish(pa.large_binary())
+    assert (answer["version"], len(answer["epoch"])) == (1, 16)
+    with ReplayClient(uri, "prio") as library_client:
+        assert library_client.latest(name="policy").value["layer"]["bias"].tolist() == [1.0, 2.0]
     with pytest.raises(
         flight.FlightServerError, match=r"shape \(list<.*int64>\), data \(large_binary\), without nulls"
     ):
@@ -196,20 +198,20 @@ def test_weights_are_published_as_documented(client: Any, uri: str) -> None:
 
 
 def test_weights_are_rows_of_bytes(client: Any, uri: str) -> None:
-    with ReplayClient(uri, "prio") as own:
-        own.publish({"layer": {"bias": np.array([1.0, 2.0], np.float32)}}, name="policy")
-    told, weights = client.do_action(flight.Action("latest", b'{"name": "policy"}'))
-    assert json.loads(told.body.to_pybytes()) == {"version": 1, "epoch": uri_epoch(client)}
+    with ReplayClient(uri, "prio") as library_client:
+        library_client.publish({"layer": {"bias": np.array([1.0, 2.0], np.float32)}}, name="policy")
+    answer, weights = client.do_action(flight.Action("latest", b'{"name": "policy"}'))
+    assert json.loads(answer.body.to_pybytes()) == {"version": 1, "epoch": uri_epoch(client)}
     (row,) = pa.ipc.open_stream(weights.body).read_all().to_pylist()
     assert (row["path"], row["dtype"], row["shape"]) == (["layer", "bias"], "<f4", [2])
     assert np.frombuffer(row["data"], row["dtype"]).tolist() == [1.0, 2.0]
-    (told,) = client.do_action(flight.Action("latest", b'{"name": "policy", "newer_than": 1}'))
+    (answer,) = client.do_action(flight.Action("latest", b'{"name": "policy", "newer_than": 1}'))
 
 
 def uri_epoch(client: Any) -> str:
     """Return the epoch of the weights `policy`."""
-    (told,) = client.do_action(flight.Action("latest", b'{"name": "policy", "version_only": true}'))
-    return str(json.loads(told.body.to_pybytes())["epoch"])
+    (answer,) = client.do_action(flight.Action("latest", b'{"name": "policy", "version_only": true}'))
+    return str(json.loads(answer.body.to_pybytes())["epoch"])
 
 
 def page_bytes(part: str) -> bytes:

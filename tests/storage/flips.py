@@ -17,27 +17,27 @@ COUNT = int(os.environ.get("SAMPLEBATCH_FLIPS", "300"))
 
 def flipped(path: Path, count: int = COUNT, seed: int = 0) -> Iterator[int]:
     """Change one byte of a file after the other, each put back before the next; yield its place."""
-    whole = path.read_bytes()
+    data = path.read_bytes()
     rng = np.random.default_rng(seed)
     # The ends, where formats say what is where, in full if there is room for it; then anywhere.
-    ends = [*range(min(24, len(whole))), *range(max(0, len(whole) - 48), len(whole))]
-    places = [*ends, *rng.integers(0, len(whole), max(0, count - len(ends))).tolist()]
+    ends = [*range(min(24, len(data))), *range(max(0, len(data) - 48), len(data))]
+    places = [*ends, *rng.integers(0, len(data), max(0, count - len(ends))).tolist()]
     for at in places:
-        bad = bytearray(whole)
+        bad = bytearray(data)
         bad[at] ^= int(rng.integers(1, 256))
         path.write_bytes(bad)
         yield at
-    path.write_bytes(whole)
+    path.write_bytes(data)
 
 
 def unnoticed(path: Path, read: Callable[[], Any], equal: Callable[[Any], bool], count: int = COUNT) -> list[int]:
     """List the offsets at which a changed byte neither raised a library error nor was harmless."""
-    found = []
+    actual = []
     for at in flipped(path, count):
         try:
             back = read()
         except SampleBatchError:
             continue
         if not equal(back):
-            found.append(at)
-    return found
+            actual.append(at)
+    return actual

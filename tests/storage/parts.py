@@ -20,8 +20,8 @@ def commit(path: Path) -> Path:
     return path.parent
 
 
-def append_some(folder: Path, who: int) -> None:
+def append_some(folder: Path, writer: int) -> None:
     """Append five fragments of one row."""
     dataset = Dataset(folder)
     for i in range(5):
-        dataset.extend(SampleBatch(who=[who], i=[i]))
+        dataset.extend(SampleBatch(who=[writer], i=[i]))

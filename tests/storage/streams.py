@@ -18,17 +18,17 @@ Make = Callable[..., Any]
 
 def numbers(i: int, n: int) -> dict[str, Any]:
     """Create step i of n environments with numeric values that identify the step."""
-    own = i + 1000.0 * np.arange(n)
+    achieved = i + 1000.0 * np.arange(n)
     ends = (i + np.arange(n)) % 7 == 6
     return {
-        "obs": {"x": (own[:, None] + np.zeros(3)).astype(np.float32), "image": _images(i, n)},
-        "act": own.astype(np.int32),
-        "rew": own,
+        "obs": {"x": (achieved[:, None] + np.zeros(3)).astype(np.float32), "image": _images(i, n)},
+        "act": achieved.astype(np.int32),
+        "rew": achieved,
         "terminated": ends,
         "truncated": ~ends & ((i + np.arange(n)) % 5 == 4),
-        "obs_next": {"x": (own[:, None] + np.ones(3)).astype(np.float32), "image": _images(i + 1, n)},
+        "obs_next": {"x": (achieved[:, None] + np.ones(3)).astype(np.float32), "image": _images(i + 1, n)},
         "info": {"lives": np.full(n, i % 3), "empty": {}},
-        "policy": {"logits": own[:, None] * [1.0, 2.0]},
+        "policy": {"logits": achieved[:, None] * [1.0, 2.0]},
     }
 
 
@@ -59,14 +59,14 @@ def step(i: int, n: int, values: Make = numbers) -> Batch:
 
 
 BUFFERS: dict[str, tuple[Make, int]] = {
-    "plain": (lambda **own: ReplayBuffer(20, **own), 0),
-    "stacked": (lambda **own: ReplayBuffer(20, stack_num=3, ignore_obs_next=True, **own), 0),
-    "vector": (lambda **own: VectorReplayBuffer(21, 3, **own), 3),
-    "vector ignoring next": (lambda **own: VectorReplayBuffer(21, 3, ignore_obs_next=True, **own), 3),
-    "prioritized": (lambda **own: PrioritizedReplayBuffer(20, alpha=0.6, beta=0.4, **own), 0),
+    "plain": (lambda **options: ReplayBuffer(20, **options), 0),
+    "stacked": (lambda **options: ReplayBuffer(20, stack_num=3, ignore_obs_next=True, **options), 0),
+    "vector": (lambda **options: VectorReplayBuffer(21, 3, **options), 3),
+    "vector ignoring next": (lambda **options: VectorReplayBuffer(21, 3, ignore_obs_next=True, **options), 3),
+    "prioritized": (lambda **options: PrioritizedReplayBuffer(20, alpha=0.6, beta=0.4, **options), 0),
     "prioritized vector": (
-        lambda **own: PrioritizedVectorReplayBuffer(
-            21, 3, alpha=0.6, beta=0.4, weight_norm=False, stratified=True, stack_num=2, **own
+        lambda **options: PrioritizedVectorReplayBuffer(
+            21, 3, alpha=0.6, beta=0.4, weight_norm=False, stratified=True, stack_num=2, **options
         ),
         3,
     ),
@@ -113,8 +113,8 @@ def assert_go_on_alike(a: Any, b: Any, n: int, start: int, values: Make = number
     assert (a.maxsize, plain(a.options), a.stack_num) == (b.maxsize, plain(b.options), b.stack_num)
     assert_same_rows(a, b)
     for i in range(start, start + 30, 10):
-        for got, expected in zip(fill(a, n, i, i + 10, values), fill(b, n, i, i + 10, values), strict=True):
-            assert all(map(np.array_equal, got, expected))
+        for actual, expected in zip(fill(a, n, i, i + 10, values), fill(b, n, i, i + 10, values), strict=True):
+            assert all(map(np.array_equal, actual, expected))
         (rows, indices), (other_rows, other_indices) = a.sample(5), b.sample(5)
         assert np.array_equal(indices, other_indices)
         assert rows == other_rows

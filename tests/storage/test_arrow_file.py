@@ -108,13 +108,13 @@ def test_rows_of_a_compressed_file_are_counted_without_decompressing(tmp_path: P
     table = SampleBatch(a=np.zeros(1 << 20)).to_arrow()
     with arrow_writer(path, table.schema, "zstd") as writer:
         writer.write_table(table, max_chunksize=1 << 19)
-    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pool, default = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
     pa.set_memory_pool(pool)
     try:
         file, _ = open_arrow(path)
         assert file.group_rows == [1 << 19, 1 << 19]
     finally:
-        pa.set_memory_pool(usual)
+        pa.set_memory_pool(default)
     assert pool.max_memory() < 1 << 16
 
 
@@ -138,9 +138,9 @@ def test_other_readers_read_the_file(tmp_path: Path) -> None:
 def test_a_file_truncated_anywhere_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
-    whole = path.read_bytes()
-    for length in [*range(0, 64), *range(64, len(whole), 97), len(whole) - 1]:
-        path.write_bytes(whole[:length])
+    data = path.read_bytes()
+    for length in [*range(0, 64), *range(64, len(data), 97), len(data) - 1]:
+        path.write_bytes(data[:length])
         with pytest.raises(FormatError, match=r"batch\.arrow"):
             read_arrow(path)
 
@@ -148,12 +148,12 @@ def test_a_file_truncated_anywhere_is_rejected(tmp_path: Path) -> None:
 def test_a_damaged_file_is_rejected_or_decoded_safely(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(steps(), path)
-    whole = path.read_bytes()
+    data = path.read_bytes()
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(150):
-        bad = bytearray(whole)
-        for at in rng.integers(8, len(whole), 4):
+        bad = bytearray(data)
+        for at in rng.integers(8, len(data), 4):
             bad[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(bad)
         try:
@@ -352,8 +352,8 @@ def test_filters_reject_strings_with_invalid_offsets(tmp_path: Path, column: str
     damaged: Any = pa.StringArray.from_buffers(4, offsets, pa.py_buffer(b"onetwo"))
     if column == "policy_id":
         damaged = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 1], pa.int32()), damaged, safe=False)
-    place = table.schema.get_field_index(column)
-    table = table.set_column(place, table.schema.field(column).with_type(damaged.type), damaged)
+    position = table.schema.get_field_index(column)
+    table = table.set_column(position, table.schema.field(column).with_type(damaged.type), damaged)
     path = tmp_path / "batch.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)

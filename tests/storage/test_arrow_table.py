@@ -135,8 +135,8 @@ def test_buffers_outside_of_the_message_body_are_rejected(tmp_path: Path, at: in
     load(path)
     data = bytearray(path.read_bytes())
     # The place of the first buffer that has values, in the message of the record batch.
-    place = data.index((0).to_bytes(8, "little") + (8 * rows).to_bytes(8, "little"))
-    data[place + at : place + at + 8] = value.to_bytes(8, "little", signed=True)
+    position = data.index((0).to_bytes(8, "little") + (8 * rows).to_bytes(8, "little"))
+    data[position + at : position + at + 8] = value.to_bytes(8, "little", signed=True)
     path.write_bytes(data)
     with pytest.raises(FormatError):
         load(path)

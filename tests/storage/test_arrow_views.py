@@ -23,7 +23,7 @@ def random_batch(rng: np.random.Generator) -> SampleBatch:
     columns: dict[str, Any] = {name: kinds[name] for name in names}
     nested = [name for name in names if rng.random() < 0.3]
     if nested:
-        columns["obs"] = {str(place): columns.pop(name) for place, name in enumerate(nested)}
+        columns["obs"] = {str(position): columns.pop(name) for position, name in enumerate(nested)}
     batch = SampleBatch(columns)
     if rng.random() < 0.5:
         batch.action_unit = ActionUnit("clip", -1.0, 1.0)

@@ -31,8 +31,8 @@ RUNS = pa.run_end_encoded(pa.int32(), pa.string())
 
 def views(count: int) -> pa.Array:
     """Return string views of one long text, count times."""
-    one = pa.array([TEXT], pa.string_view()).buffers()
-    return pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(one[1].to_pybytes() * count), one[2]])
+    first = pa.array([TEXT], pa.string_view()).buffers()
+    return pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(first[1].to_pybytes() * count), first[2]])
 
 
 def overlapping_lists(count: int) -> pa.Array:
@@ -95,10 +95,10 @@ def test_rows_without_bytes_in_the_file_are_rejected(name: str, tmp_path: Path) 
 
 def test_large_compressed_zeros_are_rejected_before_decompression(tmp_path: Path) -> None:
     path = written(about(pa.table({"obs": np.zeros((1 << 25) + 1)})), tmp_path / "bomb.arrow", "zstd")
-    held = pa.total_allocated_bytes()
+    stored = pa.total_allocated_bytes()
     with pytest.raises(CapacityError, match=r"compressed data must fit into .* got 268435464 bytes"):
         read_arrow(path)
-    assert pa.total_allocated_bytes() == held
+    assert pa.total_allocated_bytes() == stored
 
 
 def test_the_claimed_size_of_a_compressed_buffer_is_limited(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_parquet_files_that_repeat_a_value_are_rejected(column: Callable[[], pa.
     path = tmp_path / "part-000000-00000000.parquet"
     parquet.write_table(about(pa.table({"infos": column()})), path, compression="zstd")
     assert path.stat().st_size < 1 << 19
-    held = pa.total_allocated_bytes()
+    stored = pa.total_allocated_bytes()
     with pytest.raises(CapacityError, match=r"column 'infos.* for '.*parquet'.* max_nbytes"):
         read_parquet(path)
-    assert pa.total_allocated_bytes() - held < 1 << 20
+    assert pa.total_allocated_bytes() - stored < 1 << 20
     commit(path)
     with pytest.raises(CapacityError, match="max_nbytes"):
         Dataset(tmp_path).read()
@@ -184,6 +184,6 @@ def test_parquet_files_that_repeat_a_value_are_rejected(column: Callable[[], pa.
 def test_repeated_strings_of_parquet_dictionaries_are_read(tmp_path: Path) -> None:
     words = pa.array(["up", "down"] * 5000)
     parquet.write_table(about(pa.table({"words": words, "t": np.arange(10_000)})), tmp_path / "words.parquet")
-    found = read_parquet(tmp_path / "words.parquet")
-    assert found["words"].tolist() == words.to_pylist()
-    assert found["t"].tolist() == list(range(10_000))
+    actual = read_parquet(tmp_path / "words.parquet")
+    assert actual["words"].tolist() == words.to_pylist()
+    assert actual["t"].tolist() == list(range(10_000))

@@ -95,13 +95,13 @@ def test_objects_strings_dates_and_ragged_rows_are_included(way: str, ignore: bo
 def test_tensors_are_included(way: str, tmp_path: Path) -> None:
     import torch
 
-    def one(i: int, n: int) -> dict[str, Any]:
+    def first(i: int, n: int) -> dict[str, Any]:
         return streams.numbers(i, n) | {
             "policy": {"hidden": torch.full((n, 2), float(i)), "half": torch.full((n,), i, dtype=torch.bfloat16)}
         }
 
     buffer = ReplayBuffer(9)
-    fill(buffer, 0, 0, 13, one)
+    fill(buffer, 0, 0, 13, first)
     other = WAYS[way](buffer, lambda: ReplayBuffer(9), tmp_path)
     for name in ("hidden", "half"):
         ours, theirs = buffer[:].policy[name], other[:].policy[name]
@@ -251,13 +251,13 @@ def test_classes_are_checked(tmp_path: Path) -> None:
     class Own(ReplayBuffer):
         """A class of a user's."""
 
-    own = Own(5)
-    own.tag = "mine"
-    fill(own, 0, 0, 3)
-    own.save(tmp_path / "own.arrow")
-    found = ReplayBuffer.load(tmp_path / "own.arrow")
-    assert type(found) is Own
-    assert found.tag == "mine"
+    custom = Own(5)
+    custom.tag = "mine"
+    fill(custom, 0, 0, 3)
+    custom.save(tmp_path / "own.arrow")
+    actual = ReplayBuffer.load(tmp_path / "own.arrow")
+    assert type(actual) is Own
+    assert actual.tag == "mine"
 
 
 def test_functions_are_passed_when_a_buffer_is_loaded(tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_functions_are_passed_when_a_buffer_is_loaded(tmp_path: Path) -> None:
         buffer.add(
             Batch(obs=goal(i), act=0, rew=0.0, terminated=i % 5 == 4, truncated=False, obs_next=goal(i + 1), info={})
         )
-    kept = {"arrow": "load", "hdf5": "load_hdf5"}
+    retained = {"arrow": "load", "hdf5": "load_hdf5"}
     pytest.importorskip("h5py")
-    for way, load in kept.items():
+    for way, load in retained.items():
         path = tmp_path / f"buffer.{way}"
         if way == "arrow":
             buffer.save(path)
@@ -296,9 +296,9 @@ def test_functions_are_passed_when_a_buffer_is_loaded(tmp_path: Path) -> None:
         other = getattr(hindsight.HERReplayBuffer, load)(path, compute_reward_fn=reached)
         assert (other.horizon, other.future_p) == (10, 0.75)
         assert other.compute_reward_fn is reached
-        one, two = copy.deepcopy(buffer).sample(8), other.sample(8)
-        assert one[0] == two[0]
-        assert np.array_equal(one[1], two[1])
+        first, second = copy.deepcopy(buffer).sample(8), other.sample(8)
+        assert first[0] == second[0]
+        assert np.array_equal(first[1], second[1])
 
 
 def test_a_state_of_another_buffer_is_rejected_without_changes() -> None:
@@ -312,8 +312,8 @@ def test_a_state_of_another_buffer_is_rejected_without_changes() -> None:
         (ReplayBuffer(6, ignore_obs_next=True).state_dict(), "the same 'ignore_obs_next'"),
         (ReplayBuffer(6, save_only_last_obs=True).state_dict(), "the same 'save_only_last_obs'"),
     ]
-    for other, found in others:
-        with pytest.raises(ColumnMismatchError, match=found):
+    for other, actual in others:
+        with pytest.raises(ColumnMismatchError, match=actual):
             buffer.load_state_dict(other)
     damaged: list[Any] = [
         {},

@@ -156,9 +156,9 @@ def test_a_changed_page_of_a_parquet_file_is_detected(tmp_path: Path) -> None:
 def test_a_changed_byte_in_any_part_of_a_dataset_is_detected(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "parts")
     parts = [dataset.extend(steps(n)) for n in (3, 9)]
-    whole = dataset.read()
+    full = dataset.read()
     for part in parts:
-        assert unnoticed(part, dataset.read, lambda back: back == whole, 150) == []
+        assert unnoticed(part, dataset.read, lambda back: back == full, 150) == []
 
 
 def filled(cls: type[ReplayBuffer], **options: Any) -> ReplayBuffer:
@@ -174,8 +174,8 @@ def filled(cls: type[ReplayBuffer], **options: Any) -> ReplayBuffer:
 def content(buffer: ReplayBuffer) -> str:
     """Describe the contents of a buffer, independent of attribute order: rows, rings, sampler and generator."""
     state = buffer.state_dict()
-    own = sorted(state["own"].items())
-    return repr([buffer[:], state["table"]["rings"], state["sampler"], state["generator"], own])
+    attributes = sorted(state["own"].items())
+    return repr([buffer[:], state["table"]["rings"], state["sampler"], state["generator"], attributes])
 
 
 @pytest.mark.parametrize("kind", ["plain", "prioritized", "ignoring next"])
@@ -268,18 +268,18 @@ def test_checksums_are_computed_while_blocks_are_written(tmp_path: Path, nbytes:
             assert summed.tell() == len(written)
         summed.flush()
         assert (tmp_path / "file").read_bytes() == written
-    whole = dict(enumerate(block_checksums(written)))
-    assert summed.blocks.items() <= whole.items()
+    full = dict(enumerate(block_checksums(written)))
+    assert summed.blocks.items() <= full.items()
     if nbytes == [MIB]:
-        assert summed.blocks == whole
+        assert summed.blocks == full
 
 
 def test_only_blocks_written_in_several_pieces_are_read_again(tmp_path: Path) -> None:
     batch = SampleBatch(obs=np.arange(1 << 20), rewards=np.arange(1 << 20) / 7)
     with mock.patch("samplebatch.storage.checksums.block_checksums", wraps=block_checksums) as summed:
         batch.save(tmp_path / "batch.arrow")
-    _, known = summed.call_args.args
-    assert len(known) >= 8
+    _, checksums = summed.call_args.args
+    assert len(checksums) >= 8
     assert load(tmp_path / "batch.arrow", verify=True) == batch
 
 

@@ -151,7 +151,7 @@ def test_incompatible_batches_are_rejected_with_the_column_name(tmp_path: Path) 
 
 def test_several_processes_append_to_one_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=append_some, args=(tmp_path, who)) for who in range(2)]
+    writers = [context.Process(target=append_some, args=(tmp_path, writer)) for writer in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -200,9 +200,9 @@ def test_rows_of_several_policies_are_read_of_one(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     for i in range(6):
         dataset.extend(fragment(i))
-    own = Dataset(tmp_path, policy="b")
-    assert len(own) == 3
-    assert own.read()["t"].tolist() == [2, 6, 10]
+    ours = Dataset(tmp_path, policy="b")
+    assert len(ours) == 3
+    assert ours.read()["t"].tolist() == [2, 6, 10]
     for use in (lambda: dataset.sample(3), lambda: next(iter(dataset.iter_batches(2)))):
         with pytest.raises(ArgumentError, match="'a', 'b'"):
             use()
@@ -243,10 +243,10 @@ def test_batches_and_sequences_are_tensors_in_the_requested_dtype(tmp_path: Path
     parts = [next(iter(batches)), *flat.iter_batches(3, **how)]
     assert [part["t"].tolist() for part in parts] == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [6, 7]]
     assert {part["rewards"].dtype for part in parts} == {torch.float32}
-    rest = flat.iter_batches(3, **how)
-    rest.load_state_dict(batches.state_dict())
-    assert [part["t"].tolist() for part in rest.share(0, 1)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    assert [part["t"].tolist() for part in rest] == [[3, 4, 5], [6, 7]]
+    remaining = flat.iter_batches(3, **how)
+    remaining.load_state_dict(batches.state_dict())
+    assert [part["t"].tolist() for part in remaining.share(0, 1)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [part["t"].tolist() for part in remaining] == [[3, 4, 5], [6, 7]]
     sequences, rows = flat.sample_sequences(2, 4, **how)
     assert (sequences["rewards"].dtype, sequences["seq_lens"].tolist()) == (torch.float32, [4, 4])
     assert sequences["t"].tolist() == rows.reshape(-1).tolist()
@@ -268,14 +268,14 @@ def test_batches_and_sequences_are_tensors_in_the_requested_dtype(tmp_path: Path
 def test_batches_have_each_row_once(tmp_path: Path, shuffle: bool, size: int, memory: int) -> None:
     dataset = filled(tmp_path)
     batches = dataset.iter_batches(size, shuffle=shuffle, memory_nbytes=memory)
-    found = [ids(batch) for batch in batches]
-    flat = [i for batch in found for i in batch]
+    actual = [ids(batch) for batch in batches]
+    flat = [i for batch in actual for i in batch]
     assert sorted(flat) == list(range(41))
     assert shuffle == (flat != list(range(41)))
-    assert [len(batch) for batch in found[:-1]] == [size] * (len(found) - 1)
-    assert len(found) == len(batches) == -(-41 // size)
-    whole = dataset.iter_batches(size, shuffle=shuffle, memory_nbytes=memory, drop_last=True)
-    assert [len(batch) for batch in whole] == [size] * (41 // size)
+    assert [len(batch) for batch in actual[:-1]] == [size] * (len(actual) - 1)
+    assert len(actual) == len(batches) == -(-41 // size)
+    full = dataset.iter_batches(size, shuffle=shuffle, memory_nbytes=memory, drop_last=True)
+    assert [len(batch) for batch in full] == [size] * (41 // size)
 
 
 def test_the_order_depends_on_seed_and_epoch(tmp_path: Path) -> None:
@@ -296,10 +296,10 @@ def test_iteration_continues_in_mid_epoch(tmp_path: Path, shuffle: bool) -> None
     for stop in range(len(expected)):
         batches = dataset.iter_batches(4, **options)
         iterator = iter(batches)
-        begun = [ids(next(iterator)) for _ in range(stop)]
+        started = [ids(next(iterator)) for _ in range(stop)]
         again = Dataset(tmp_path).iter_batches(4, **options)
         again.load_state_dict(batches.state_dict())
-        assert begun + [ids(batch) for batch in again] == expected
+        assert started + [ids(batch) for batch in again] == expected
     with pytest.raises(ColumnMismatchError, match="seed"):
         dataset.iter_batches(4, **{**options, "seed": 3}).load_state_dict(batches.state_dict())
 
@@ -310,24 +310,24 @@ def test_memory_limits_the_rows_read_at_once(tmp_path: Path, monkeypatch: pytest
     for i in range(4):
         dataset.extend(SampleBatch(obs=np.full((1000, 64), i, "f4"), t=np.arange(1000)))
     dataset = Dataset(tmp_path, cache_nbytes=0)
-    most: list[int] = []
+    maximum: list[int] = []
     take = dataset._rows.take
-    monkeypatch.setattr(dataset._rows, "take", lambda rows: most.append(len(rows)) or take(rows))
+    monkeypatch.setattr(dataset._rows, "take", lambda rows: maximum.append(len(rows)) or take(rows))
     memory = 1 << 17
     assert sum(len(batch) for batch in dataset.iter_batches(50, shuffle=True, memory_nbytes=memory)) == 4000
-    assert max(most) * dataset._rows.row_nbytes <= memory
+    assert max(maximum) * dataset._rows.row_nbytes <= memory
     assert len(set(dataset.iter_batches(50, shuffle=True, memory_nbytes=memory)._windows[0][:, 0] // 1000)) > 1
 
 
 @pytest.mark.parametrize("shares", [1, 2, 5])
 def test_shards_contain_each_row_once(tmp_path: Path, shares: int) -> None:
     dataset = filled(tmp_path)
-    found = [
+    actual = [
         [i for batch in dataset.iter_batches(4, shuffle=True, shard=(share, shares)) for i in ids(batch)]
         for share in range(shares)
     ]
-    assert sorted(i for share in found for i in share) == list(range(41))
-    assert all(found)
+    assert sorted(i for share in actual for i in share) == list(range(41))
+    assert all(actual)
     with pytest.raises(ArgumentError, match="shard"):
         dataset.iter_batches(4, shard=(shares, shares))
 
@@ -344,9 +344,9 @@ def test_workers_of_a_data_loader_read_separate_shards(tmp_path: Path, workers: 
     loader: Any = DataLoader(
         batches, batch_size=None, num_workers=workers, multiprocessing_context="spawn" if workers else None
     )
-    found = [batch.t.tolist() for batch in loader]
-    assert sorted(t for batch in found for t in batch) == list(range(64))
-    assert [len(t) for t in found].count(5) >= 12
+    actual = [batch.t.tolist() for batch in loader]
+    assert sorted(t for batch in actual for t in batch) == list(range(64))
+    assert [len(t) for t in actual].count(5) >= 12
 
 
 # Episodes
@@ -354,9 +354,9 @@ def test_workers_of_a_data_loader_read_separate_shards(tmp_path: Path, workers: 
 
 def test_episodes_are_assembled_from_fragments(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
-    whole = steps(0, 40)
+    full = steps(0, 40)
     for rows in (np.r_[0:5, 10:13], np.r_[13:20, 5:8], np.r_[20:40], np.r_[8:10]):
-        dataset.extend(whole.take(rows))
+        dataset.extend(full.take(rows))
     assert dataset.episodes == 4
     assert [ids(episode) for episode in dataset.iter_episodes()] == [list(range(i, i + 10)) for i in (0, 10, 20, 30)]
 
@@ -456,15 +456,15 @@ def test_the_next_writer_reports_which_parts_it_dropped(tmp_path: Path) -> None:
 def test_a_missing_or_truncated_part_is_detected(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
     first, *_, last = dataset.parts()
-    whole = last.read_bytes()
-    last.write_bytes(whole[:-1])
+    data = last.read_bytes()
+    last.write_bytes(data[:-1])
     with pytest.raises(FormatError, match=r"must have the committed \d+ bytes, got \d+ bytes"):
         Dataset(tmp_path)
     last.unlink()
     with pytest.raises(FormatError, match=f"'{last.name}' .* got no file"):
         Dataset(tmp_path)
     assert [bool(report.fault) for report in verify(tmp_path)] == [False, False, False, False, True]
-    last.write_bytes(whole)
+    last.write_bytes(data)
     first.write_bytes(last.read_bytes())
     with pytest.raises(FormatError):
         Dataset(tmp_path)
@@ -473,21 +473,21 @@ def test_a_missing_or_truncated_part_is_detected(tmp_path: Path) -> None:
 def test_a_log_that_has_changed_is_rejected(tmp_path: Path) -> None:
     filled(tmp_path)
     log = tmp_path / LOG
-    whole = log.read_bytes()
-    lines = whole.rindex(b"}\n") + 2
+    data = log.read_bytes()
+    lines = data.rindex(b"}\n") + 2
     for at in range(0, lines, 37):
-        log.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        log.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(FormatError, match=LOG):
             Dataset(tmp_path)
     # The end of the last line and its newline too: the seal says that the line was written.
     for at in (*range(lines - 12, lines), *range(4)):
         for flip in (1, 0x80):
-            log.write_bytes(whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :])
+            log.write_bytes(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
             with pytest.raises(FormatError, match=LOG):
                 Dataset(tmp_path)
     # A line that was damaged after the writer of the next one was killed.
-    second = whole.index(b"\n") + 1
-    log.write_bytes(whole[:second] + b"0" * 8 + whole[second + 8 : lines])
+    second = data.index(b"\n") + 1
+    log.write_bytes(data[:second] + b"0" * 8 + data[second + 8 : lines])
     with pytest.raises(FormatError, match="line 2"):
         Dataset(tmp_path)
     log.unlink()
@@ -498,13 +498,13 @@ def test_a_log_that_has_changed_is_rejected(tmp_path: Path) -> None:
 def test_a_log_whose_footer_has_changed_is_reported_read_and_repaired(tmp_path: Path) -> None:
     filled(tmp_path)
     log = tmp_path / LOG
-    whole = log.read_bytes()
-    for at in range(whole.rindex(b"}\n") + 2, len(whole), 97):
-        log.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    data = log.read_bytes()
+    for at in range(data.rindex(b"}\n") + 2, len(data), 97):
+        log.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert [report.path.name for report in verify(tmp_path) if report.fault] == [LOG]
         assert ids(Dataset(tmp_path).read()) == list(range(41))
     assert Dataset(tmp_path).compact(1) == 0
-    assert log.read_bytes() == whole
+    assert log.read_bytes() == data
 
 
 def test_a_log_truncated_within_a_commit_opens_before_or_after_it(tmp_path: Path) -> None:
@@ -539,11 +539,11 @@ def test_a_log_truncated_within_a_commit_opens_before_or_after_it(tmp_path: Path
 
 def test_a_folder_with_an_incomplete_first_commit_counts_as_new(tmp_path: Path) -> None:
     filled(tmp_path / "whole", [3])
-    whole = (tmp_path / "whole" / LOG).read_bytes()
-    for at in (0, 1, 4, 5, 100, whole.index(b"\n")):
+    data = (tmp_path / "whole" / LOG).read_bytes()
+    for at in (0, 1, 4, 5, 100, data.index(b"\n")):
         folder = tmp_path / str(at)
         folder.mkdir()
-        (folder / LOG).write_bytes(whole[:at])
+        (folder / LOG).write_bytes(data[:at])
         assert len(Dataset(folder)) == 0
         Dataset(folder).extend(steps(0, 2))
         assert ids(Dataset(folder).read()) == [0, 1]
@@ -552,7 +552,7 @@ def test_a_folder_with_an_incomplete_first_commit_counts_as_new(tmp_path: Path) 
 
 def test_a_commit_on_a_full_disk_does_not_change_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = filled(tmp_path)
-    whole = (tmp_path / LOG).read_bytes()
+    data = (tmp_path / LOG).read_bytes()
     write, calls = os.pwritev, []
 
     def full(fd: int, parts: Any, at: int) -> int:
@@ -568,7 +568,7 @@ def test_a_commit_on_a_full_disk_does_not_change_the_log(tmp_path: Path, monkeyp
         dataset.extend(steps(41, 2))
     monkeypatch.undo()
     assert len(calls) == 3
-    assert (tmp_path / LOG).read_bytes() == whole
+    assert (tmp_path / LOG).read_bytes() == data
     dataset.extend(steps(41, 2))
     assert ids(Dataset(tmp_path).read()) == list(range(43))
 
@@ -675,14 +675,14 @@ for i in range(40):
 def test_readers_see_complete_fragments_while_another_process_writes_and_joins(tmp_path: Path) -> None:
     Dataset(tmp_path).extend(SampleBatch(a=np.full(500, -1), b=np.full(500, -1)))
     writer = subprocess.Popen([sys.executable, "-c", WHILE, str(tmp_path)])
-    dataset, seen = Dataset(tmp_path, cache_nbytes=0), set()
+    dataset, observed = Dataset(tmp_path, cache_nbytes=0), set()
     while writer.poll() is None or len(dataset.refresh()) < 20_500:
         batch = dataset.refresh().take(np.random.default_rng(0).permutation(len(dataset)))
         assert (batch["a"] == batch["b"]).all()
         assert np.bincount(batch["a"] + 1).tolist() == [500] * (len(batch) // 500)
-        seen.add(len(batch))
+        observed.add(len(batch))
     assert writer.wait() == 0
-    assert len(seen) > 1
+    assert len(observed) > 1
 
 
 # Compaction
@@ -692,11 +692,11 @@ def test_compaction_joins_small_parts_without_losing_rows(tmp_path: Path) -> Non
     dataset = filled(tmp_path, [3] * 20)
     reader = Dataset(tmp_path, cache_nbytes=0)
     iterator = iter(reader.iter_batches(7, memory_nbytes=1000))
-    begun = [ids(next(iterator))]
+    started = [ids(next(iterator))]
     assert dataset.compact(2000) > 10
     assert len(dataset.parts()) < 10
     assert ids(dataset.read()) == list(range(60))
-    assert [i for batch in [*begun, *map(ids, iterator)] for i in batch] == list(range(60))
+    assert [i for batch in [*started, *map(ids, iterator)] for i in batch] == list(range(60))
     assert ids(reader.take([59, 0])) == [59, 0]
     assert dataset.compact(1 << 30) == len(dataset.parts()) + 0 or len(dataset.parts()) == 1
     assert ids(Dataset(tmp_path).read()) == list(range(60))
@@ -855,14 +855,14 @@ def test_polars_reads_a_folder_while_another_process_appends(tmp_path: Path) -> 
 
 def test_buffers_are_filled_with_complete_episodes(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
-    whole = steps(0, 40)
+    full = steps(0, 40)
     flat = SampleBatch(
-        obs=whole["obs.id"],
-        actions=whole["t"],
-        rewards=whole["t"] * 1.0,
-        terminateds=whole["terminateds"],
-        eps_id=whole["eps_id"],
-        t=whole["t"],
+        obs=full["obs.id"],
+        actions=full["t"],
+        rewards=full["t"] * 1.0,
+        terminateds=full["terminateds"],
+        eps_id=full["eps_id"],
+        t=full["t"],
     )
     for rows in (np.r_[0:5, 10:13], np.r_[13:20, 5:8], np.r_[20:40], np.r_[8:10]):
         dataset.extend(flat.take(rows))

@@ -57,10 +57,10 @@ ARRAYS = {
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_are_restored(path: Path, name: str, compression: str | None) -> None:
-    found = through(path, {"a": ARRAYS[name]}, compression)["a"]
-    assert found.dtype == ARRAYS[name].dtype
-    assert found.dtype.metadata is None
-    assert repr(found) == repr(ARRAYS[name])
+    actual = through(path, {"a": ARRAYS[name]}, compression)["a"]
+    assert actual.dtype == ARRAYS[name].dtype
+    assert actual.dtype.metadata is None
+    assert repr(actual) == repr(ARRAYS[name])
 
 
 def test_numbers_strings_and_structures_are_restored(path: Path) -> None:
@@ -74,28 +74,28 @@ def test_numbers_strings_and_structures_are_restored(path: Path) -> None:
         "list": [1, "a", (2, None)],
         "dict": {"empty": {}, "batch": Batch(x=[1, 2], y=Batch(z=[3]))},
     }
-    found = through(path, values)
-    assert found.keys() == values.keys()
+    actual = through(path, values)
+    assert actual.keys() == values.keys()
     for name in values.keys() - {"dict"}:
-        assert found[name] == values[name]
-        assert type(found[name]) is type(values[name])
-    assert found["dict"]["empty"] == {}
-    assert found["dict"]["batch"] == Batch(x=[1, 2], y=Batch(z=[3]))
-    assert isinstance(found["dict"]["batch"], Batch)
+        assert actual[name] == values[name]
+        assert type(actual[name]) is type(values[name])
+    assert actual["dict"]["empty"] == {}
+    assert actual["dict"]["batch"] == Batch(x=[1, 2], y=Batch(z=[3]))
+    assert isinstance(actual["dict"]["batch"], Batch)
 
 
 def test_numpy_scalars_become_numbers(path: Path) -> None:
-    found = through(path, {"a": np.float32(0.5), "b": np.int8(3), "c": np.bool_(True)})
-    assert found == {"a": 0.5, "b": 3, "c": True}
+    actual = through(path, {"a": np.float32(0.5), "b": np.int8(3), "c": np.bool_(True)})
+    assert actual == {"a": 0.5, "b": 3, "c": True}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8, torch.bfloat16, torch.complex64])
 def test_tensors_are_restored(path: Path, dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0, 1], [1, 0]]).to(dtype).requires_grad_(dtype.is_floating_point)
-    found = through(path, {"a": tensor, "b": torch.tensor(1).to(dtype)})
-    assert found["a"].dtype == dtype
-    assert torch.equal(found["a"], tensor.detach())
-    assert found["b"].shape == ()
+    actual = through(path, {"a": tensor, "b": torch.tensor(1).to(dtype)})
+    assert actual["a"].dtype == dtype
+    assert torch.equal(actual["a"], tensor.detach())
+    assert actual["b"].shape == ()
     assert through(path, {"a": tensor}, device="meta")["a"].device.type == "meta"
 
 
@@ -108,8 +108,8 @@ def test_compression_reduces_the_file_size(path: Path) -> None:
 
 
 def test_columns_become_arrays(path: Path) -> None:
-    found = through(path, {"a": RaggedColumn.from_rows([[1, 2], [3]], "a")})["a"]
-    assert [row.tolist() for row in found] == [[1, 2], [3]]
+    actual = through(path, {"a": RaggedColumn.from_rows([[1, 2], [3]], "a")})["a"]
+    assert [row.tolist() for row in actual] == [[1, 2], [3]]
 
 
 def test_values_that_can_be_neither_stored_nor_pickled_are_rejected(path: Path) -> None:
@@ -229,15 +229,15 @@ def test_tianshou_reads_written_files(path: Path) -> None:
     with h5py.File(path, "w") as file:
         to_hdf5(values, file)
     with h5py.File(path) as file:
-        found = tianshou.utils.converter.from_hdf5(file)
-    assert found["a"].tolist() == [0, 1, 2]
-    assert torch.equal(found["t"], torch.ones(2))
-    assert (found["n"], found["text"], found["none"]) == (1.5, "hello", None)
-    assert repr(found["dates"]) == repr(ARRAYS["dates"])
-    assert found["objects"].tolist() == [None, "a"]
-    assert isinstance(found["batch"], tianshou.Batch)
-    assert found["batch"].y.z.tolist() == [3]
-    assert found["dict"]["b"].tolist() == [1, 1]
+        actual = tianshou.utils.converter.from_hdf5(file)
+    assert actual["a"].tolist() == [0, 1, 2]
+    assert torch.equal(actual["t"], torch.ones(2))
+    assert (actual["n"], actual["text"], actual["none"]) == (1.5, "hello", None)
+    assert repr(actual["dates"]) == repr(ARRAYS["dates"])
+    assert actual["objects"].tolist() == [None, "a"]
+    assert isinstance(actual["batch"], tianshou.Batch)
+    assert actual["batch"].y.z.tolist() == [3]
+    assert actual["dict"]["b"].tolist() == [1, 1]
 
 
 def test_files_written_by_tianshou_are_read(path: Path) -> None:
@@ -259,13 +259,13 @@ def test_files_written_by_tianshou_are_read(path: Path) -> None:
     with h5py.File(path, "w") as file:
         tianshou.utils.converter.to_hdf5(values, file, compression="gzip")
     with h5py.File(path) as file:
-        found = from_hdf5(file)
-    assert found.keys() == values.keys()
-    assert found["a"].tolist() == [0, 1, 2]
-    assert torch.equal(found["t"], torch.ones(2))
-    assert (found["n"], found["text"], found["none"], found["list"]) == (1.5, "hello", None, [1, (2, "x")])
-    assert found["scalar"] == np.float32(0.5)
-    assert repr(found["objects"]) == repr(values["objects"])
-    assert found["strings"].tolist() == found["wide"].tolist() == ["ab", "c"]
-    assert found["batch"] == Batch(x=[1, 2], y=Batch(z=[3]), names=np.array(["a", "b"], object))
-    assert found["dict"]["b"].tolist() == [1, 1]
+        actual = from_hdf5(file)
+    assert actual.keys() == values.keys()
+    assert actual["a"].tolist() == [0, 1, 2]
+    assert torch.equal(actual["t"], torch.ones(2))
+    assert (actual["n"], actual["text"], actual["none"], actual["list"]) == (1.5, "hello", None, [1, (2, "x")])
+    assert actual["scalar"] == np.float32(0.5)
+    assert repr(actual["objects"]) == repr(values["objects"])
+    assert actual["strings"].tolist() == actual["wide"].tolist() == ["ab", "c"]
+    assert actual["batch"] == Batch(x=[1, 2], y=Batch(z=[3]), names=np.array(["a", "b"], object))
+    assert actual["dict"]["b"].tolist() == [1, 1]

@@ -96,9 +96,9 @@ def test_heaps_are_found_at_any_byte(path: Path, shift: int) -> None:
 
 
 def test_cyclic_heap_objects_are_rejected(path: Path) -> None:
-    one = (1).to_bytes(8, "little")
+    first = (1).to_bytes(8, "little")
     path.write_bytes(
-        b"GCOL\1\0\0\0" + (64).to_bytes(8, "little") + one + (2**64 - 16).to_bytes(8, "little") + bytes(32)
+        b"GCOL\1\0\0\0" + (64).to_bytes(8, "little") + first + (2**64 - 16).to_bytes(8, "little") + bytes(32)
     )
     with pytest.raises(FormatError, match="heaps of strings that end"):
         check_heaps(str(path))

@@ -59,14 +59,14 @@ def step(make: Any, i: int, n: int) -> Any:
 
 def plain(batch: Any) -> dict[str, Any]:
     """Turn rows into arrays under dotted names; sampler's columns, generations and empty names aside."""
-    found = {}
+    actual = {}
     for name in batch.__dict__:
         value = batch.__dict__[name]
         if isinstance(value, np.ndarray):
-            found[name] = value
+            actual[name] = value
         else:
-            found |= {f"{name}.{inner}": leaf for inner, leaf in plain(value).items()}
-    return {name: value for name, value in found.items() if name not in ("weight", "generation")}
+            actual |= {f"{name}.{inner}": leaf for inner, leaf in plain(value).items()}
+    return {name: value for name, value in actual.items() if name not in ("weight", "generation")}
 
 
 def same(a: Any, b: Any, leave_out: str = "nothing") -> bool:
@@ -162,14 +162,14 @@ def reached(achieved: Any, desired: Any) -> Any:
 
 
 def goal(make: Any, i: int, n: int) -> Any:
-    own = np.full((max(n, 1), 1), i)
+    achieved = np.full((max(n, 1), 1), i)
     batch = make(
-        obs={"observation": own, "achieved_goal": own, "desired_goal": own * 0 + 9},
-        act=own[:, 0],
-        rew=own[:, 0] * 1.0,
-        terminated=np.full(len(own), i % 5 == 4),
-        truncated=np.zeros(len(own), bool),
-        obs_next={"observation": own + 1, "achieved_goal": own + 1, "desired_goal": own * 0 + 9},
+        obs={"observation": achieved, "achieved_goal": achieved, "desired_goal": achieved * 0 + 9},
+        act=achieved[:, 0],
+        rew=achieved[:, 0] * 1.0,
+        terminated=np.full(len(achieved), i % 5 == 4),
+        truncated=np.zeros(len(achieved), bool),
+        obs_next={"observation": achieved + 1, "achieved_goal": achieved + 1, "desired_goal": achieved * 0 + 9},
         info={},
     )
     return batch if n else batch[0]
@@ -306,19 +306,19 @@ class Malice:
         return os.mkdir, ("/tmp/should_never_exist_of_samplebatch",)
 
 
-@pytest.mark.parametrize("place", ["weight", "buffers", "_random_state", "compute_reward_fn", "_meta/act"])
-def test_no_code_in_a_file_is_executed(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("position", ["weight", "buffers", "_random_state", "compute_reward_fn", "_meta/act"])
+def test_no_code_in_a_file_is_executed(tmp_path: Path, position: str) -> None:
     path = str(tmp_path / "buffer.hdf5")
     theirs = tianshou.PrioritizedVectorReplayBuffer(6, 2, alpha=0.5, beta=0.5)
     for i in range(5):
         theirs.add(step(tianshou.Batch, i, 2))
     theirs.save_hdf5(path)
     with h5py.File(path, "a") as file:
-        if place in file:
-            del file[place]
-        file[place] = np.frombuffer(pickle.dumps(Malice()), np.int8)
-        file[place].attrs["__data_type__"] = "object"
-    if place in ("_random_state", "compute_reward_fn"):
+        if position in file:
+            del file[position]
+        file[position] = np.frombuffer(pickle.dumps(Malice()), np.int8)
+        file[position].attrs["__data_type__"] = "object"
+    if position in ("_random_state", "compute_reward_fn"):
         assert len(PrioritizedVectorReplayBuffer.load_hdf5(path)) == 6
     else:
         with pytest.raises((FormatError, UntrustedPickleError)):

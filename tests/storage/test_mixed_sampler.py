@@ -52,10 +52,10 @@ def test_rows_have_the_configured_ratio(tmp_path: Path) -> None:
 
 def test_the_same_seed_draws_the_same_rows(tmp_path: Path) -> None:
     offline(tmp_path)
-    drawn = [MixedSampler({"a": Dataset(tmp_path), "b": online()}, seed=7).sample(32)[1] for _ in range(2)]
-    assert np.array_equal(drawn[0].row, drawn[1].row)
-    assert np.array_equal(drawn[0].source, drawn[1].source)
-    assert len(set(drawn[0].source[:8])) == 2
+    sample = [MixedSampler({"a": Dataset(tmp_path), "b": online()}, seed=7).sample(32)[1] for _ in range(2)]
+    assert np.array_equal(sample[0].row, sample[1].row)
+    assert np.array_equal(sample[0].source, sample[1].source)
+    assert len(set(sample[0].source[:8])) == 2
 
 
 def test_columns_of_only_one_source_are_rejected_or_dropped(tmp_path: Path) -> None:
@@ -94,15 +94,15 @@ def test_priorities_are_returned_to_the_buffer_of_their_rows(tmp_path: Path) -> 
     sampler = MixedSampler({"data": offline(tmp_path), "one": buffers[0], "two": buffers[1]})
     batch, indices = sampler.sample(60)
     assert (batch.weight[indices.source == 0] == 1).all()
-    given = indices.source * 10.0 + 1
-    sampler.update_weight(indices, given, generation=batch.generation)
+    priorities = indices.source * 10.0 + 1
+    sampler.update_weight(indices, priorities, generation=batch.generation)
     for number, buffer in enumerate(buffers, 1):
         rows = np.unique(indices.row[indices.source == number])
         assert buffer.weight[rows] == pytest.approx(number * 10.0 + 1)
         others = np.setdiff1d(np.arange(30), rows)
         assert (buffer.weight[others] == 1).all()
     with pytest.raises(ArgumentError, match="shape"):
-        sampler.update_weight(indices, given[:3], generation=batch.generation)
+        sampler.update_weight(indices, priorities[:3], generation=batch.generation)
 
 
 def test_rows_are_tensors_and_their_priorities_are_returned_as_such(tmp_path: Path) -> None:

@@ -134,14 +134,14 @@ def test_layouts_of_slices_and_nulls_are_restored() -> None:
     array = pa.array(rows, pa.large_list(inner))
     for start in range(5):
         part = array.slice(start)
-        laid = to_parquet(part)
+        layout = to_parquet(part)
         assert (
-            laid.type
+            layout.type
             == parquet_type(array.type)
             == pa.large_list(pa.struct([pa.field("empty", pa.bool_()), pa.field("when", pa.int64())]))
         )
-        laid.validate(full=True)
-        back = from_parquet(laid, array.type)
+        layout.validate(full=True)
+        back = from_parquet(layout, array.type)
         back.validate(full=True)
         assert back.equals(part)
     fixed = pa.array([[{}, None], None, [None, {}]], pa.list_(pa.struct([]), 2)).slice(1)
@@ -160,9 +160,9 @@ def test_layouts_of_slices_and_nulls_are_restored() -> None:
 def test_a_file_truncated_anywhere_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     write_parquet(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
-    whole = path.read_bytes()
-    for length in [*range(0, 16), *range(16, len(whole), 397), len(whole) - 1]:
-        path.write_bytes(whole[:length])
+    data = path.read_bytes()
+    for length in [*range(0, 16), *range(16, len(data), 397), len(data) - 1]:
+        path.write_bytes(data[:length])
         with pytest.raises(FormatError, match=r"batch\.parquet"):
             read_parquet(path)
 
@@ -171,10 +171,10 @@ def test_damaged_values_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     batch = SampleBatch(obs=np.random.default_rng(0).normal(size=(500, 8)))
     write_parquet(batch, path, compression="none")
-    whole = path.read_bytes()
+    data = path.read_bytes()
     rng = np.random.default_rng(1)
     for at in rng.integers(100, 30_000, 25).tolist():
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
         with pytest.raises(FormatError, match=r"batch\.parquet"):
             read_parquet(path)
 
@@ -182,13 +182,13 @@ def test_damaged_values_are_detected(tmp_path: Path) -> None:
 def test_a_damaged_description_is_rejected_or_decoded_safely(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     write_parquet(steps(), path)
-    whole = path.read_bytes()
-    footer = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    data = path.read_bytes()
+    footer = len(data) - int.from_bytes(data[-8:-4], "little") - 8
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(100):
-        bad = bytearray(whole)
-        for at in rng.integers(footer, len(whole), 3):
+        bad = bytearray(data)
+        for at in rng.integers(footer, len(data), 3):
             bad[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(bad)
         try:
@@ -280,8 +280,8 @@ def test_a_schema_is_analysed_once_and_cached_separately(tmp_path: Path) -> None
     ]
     for number, batch in enumerate(batches):
         batch.save(tmp_path / f"{number}.parquet")
-    known = Recent[bytes, Any](limit=8)
-    with mock.patch("samplebatch.storage.tables.parquet._schemas", known):
+    cache = Recent[bytes, Any](limit=8)
+    with mock.patch("samplebatch.storage.tables.parquet._schemas", cache):
         for _ in range(2):
             for number, batch in enumerate(batches):
                 again = load(tmp_path / f"{number}.parquet")
@@ -290,4 +290,4 @@ def test_a_schema_is_analysed_once_and_cached_separately(tmp_path: Path) -> None
                     batch.column_names,
                     batch["obs"]["x"].dtype if number != 1 else None,
                 )
-        assert len(known) == 3
+        assert len(cache) == 3

@@ -79,8 +79,8 @@ def test_pyarrow_reads_plain_types_only(path: Path) -> None:
 
 def test_columns_use_encodings_that_all_readers_support(path: Path) -> None:
     about = parquet.read_metadata(path).row_group(0)
-    found = {encoding for i in range(about.num_columns) for encoding in about.column(i).encodings}
-    assert found <= {"PLAIN", "RLE", "RLE_DICTIONARY"}
+    actual = {encoding for i in range(about.num_columns) for encoding in about.column(i).encodings}
+    assert actual <= {"PLAIN", "RLE", "RLE_DICTIONARY"}
 
 
 def test_byte_stream_split_encoding_is_read(path: Path, tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_every_reader_reads_text_as_strings(text: Path) -> None:
         assert frame.schema["raw"] == pl.Binary
         assert frame.filter(pl.col("task") == "left")["rewards"].to_list() == [0.0]
     assert pd.read_parquet(text / "text.parquet")["task"].tolist() == WORDS
-    found = duckdb.sql(f"select task from '{text / 'text.parquet'}' where task like 'na%'").fetchall()
-    assert found == [("naïve 漢字",)]
+    actual = duckdb.sql(f"select task from '{text / 'text.parquet'}' where task like 'na%'").fetchall()
+    assert actual == [("naïve 漢字",)]
     assert parquet.read_schema(text / "text.parquet").field("task").type == pa.large_string()
 
 

@@ -186,8 +186,8 @@ def test_a_buffer_of_several_agents_resumes_exactly(tmp_path: Path, lockstep: bo
         buffer.save(tmp_path / "agents")
     back = load(tmp_path / "agents")
     assert sorted(entry.suffix for entry in (tmp_path / "agents").iterdir()) == [".arrow", ".arrow", ".json"]
-    for own in (buffer, back):
-        own.add(agents(4))
+    for part in (buffer, back):
+        part.add(agents(4))
     assert back.sample(8).batch == buffer.sample(8).batch
     with pytest.raises(FormatError, match="folder"):
         buffer.save(tmp_path / "agents.arrow")
@@ -204,16 +204,16 @@ def test_only_durable_saves_wait_for_the_disk(
 ) -> None:
     waited: list[int] = []
     monkeypatch.setattr(os, "fsync", waited.append)
-    thing, path = make(), tmp_path / f"steps.{form}"
-    thing.save(path, durable=durable)
+    value, path = make(), tmp_path / f"steps.{form}"
+    value.save(path, durable=durable)
     assert len(waited) == durable
-    assert len(load(path, verify=True)) == len(thing)
+    assert len(load(path, verify=True)) == len(value)
 
 
 def test_a_folder_is_always_durable(tmp_path: Path) -> None:
-    for thing in (steps(), fill(ReplayBuffer(20)), MultiAgentReplayBuffer(4)):
+    for value in (steps(), fill(ReplayBuffer(20)), MultiAgentReplayBuffer(4)):
         with pytest.raises(ArgumentError, match="durable must be True for a folder"):
-            thing.save(tmp_path / "folder", durable=False)
+            value.save(tmp_path / "folder", durable=False)
     assert os.listdir(tmp_path) == []
 
 
@@ -268,8 +268,8 @@ def test_columns_are_selected_by_name(tmp_path: Path, form: str) -> None:
     wide(100).save(tmp_path / f"x.{form}")
     part = load(tmp_path / f"x.{form}", columns=["rewards", "obs.arm"])
     assert sorted(part.column_names) == ["obs.arm", "rewards"]
-    whole = load(tmp_path / f"x.{form}", columns=["obs"])
-    assert whole == wide(100).select("obs")
+    full = load(tmp_path / f"x.{form}", columns=["obs"])
+    assert full == wide(100).select("obs")
     with pytest.raises(ColumnNotFoundError, match=r"'reward'.*'rewards'"):
         load(tmp_path / f"x.{form}", columns=["reward"])
     with pytest.raises(ArgumentError, match="list of names"):
@@ -319,8 +319,8 @@ def test_policies_without_selected_rows_are_omitted(tmp_path: Path) -> None:
     batch = MultiAgentBatch({"a": wide(50), "b": SampleBatch(rewards=[9.0, 1.0], x=[1, 2])}, 50)
     for form in FILES:
         batch.save(tmp_path / f"x.{form}")
-        found = load(tmp_path / f"x.{form}", filters=[("rewards", ">", 8.0)], columns=["rewards"])
-        assert {policy: part["rewards"].tolist() for policy, part in found.items()} == {"a": [9.0] * 5, "b": [9.0]}
+        actual = load(tmp_path / f"x.{form}", filters=[("rewards", ">", 8.0)], columns=["rewards"])
+        assert {policy: part["rewards"].tolist() for policy, part in actual.items()} == {"a": [9.0] * 5, "b": [9.0]}
         assert list(load(tmp_path / f"x.{form}", filters=[("policy_id", "==", "b")])) == ["b"]
         assert load(tmp_path / f"x.{form}", columns=["x"])["b"]["x"].tolist() == [1, 2]
 
@@ -404,10 +404,10 @@ def test_columns_compressed_in_memory_are_compressed_in_the_file(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.pkl", "x.what", "x.npz"])
 def test_extensions_of_other_formats_are_rejected(tmp_path: Path, name: str) -> None:
-    things: list[Any] = [steps(), Batch(a=[1]), MultiAgentBatch({}, 0), ReplayBuffer(4)]
-    for thing in things:
+    values: list[Any] = [steps(), Batch(a=[1]), MultiAgentBatch({}, 0), ReplayBuffer(4)]
+    for value in values:
         with pytest.raises(FormatError, match=name):
-            thing.save(tmp_path / name)
+            value.save(tmp_path / name)
     assert os.listdir(tmp_path) == []
 
 
@@ -426,7 +426,7 @@ def test_a_format_is_not_written_with_the_extension_of_another(tmp_path: Path) -
 
 @pytest.mark.parametrize("form", FILES)
 def test_the_format_of_a_file_is_detected_from_its_bytes(tmp_path: Path, form: str) -> None:
-    for other in (f"x.{found}" for found in ("arrow", "parquet", "hdf5", "bin")):
+    for other in (f"x.{actual}" for actual in ("arrow", "parquet", "hdf5", "bin")):
         SampleBatch(a=[1]).save(tmp_path / f"x.{form}")
         os.rename(tmp_path / f"x.{form}", tmp_path / other)
         assert load(tmp_path / other) == SampleBatch(a=[1])
@@ -458,11 +458,11 @@ def test_foreign_files_and_folders_are_rejected_with_their_path(tmp_path: Path) 
 @pytest.mark.parametrize("form", FILES)
 def test_files_truncated_anywhere_are_rejected(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"x.{form}"
-    for thing in (steps(), Batch(a=np.arange(3)), fill(ReplayBuffer(5))):
-        thing.save(path)
-        whole = path.read_bytes()
-        for length in range(0, len(whole), 1 + len(whole) // 12):
-            path.write_bytes(whole[:length])
+    for value in (steps(), Batch(a=np.arange(3)), fill(ReplayBuffer(5))):
+        value.save(path)
+        data = path.read_bytes()
+        for length in range(0, len(data), 1 + len(data) // 12):
+            path.write_bytes(data[:length])
             with pytest.raises(FormatError, match=path.name):
                 load(path)
 

@@ -41,8 +41,8 @@ def filtered_tables(draw: st.DrawFn) -> tuple[pa.Table, list[list[tuple[str, str
 
 
 @given(filtered_tables())
-def test_selected_rows_agree_with_arrow(drawn: tuple[pa.Table, list[list[tuple[str, str, Any]]]]) -> None:
-    table, filters = drawn
+def test_selected_rows_agree_with_arrow(example: tuple[pa.Table, list[list[tuple[str, str, Any]]]]) -> None:
+    table, filters = example
     condition = RowFilter(filters, table.schema, "the table")
     numbered = table.append_column("row", pa.array(np.arange(table.num_rows)))
     expected = numbered.filter(condition.expression).column("row").to_pylist()

@@ -49,12 +49,12 @@ def test_a_changed_byte_in_an_array_of_a_state_is_detected(kind: str) -> None:
     assert_same_rows(other, buffer)
 
 
-def leaves(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def leaves(actual: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """List the paths of all values in a state."""
-    if isinstance(found, dict | list):
-        for key, inner in found.items() if isinstance(found, dict) else enumerate(found):
+    if isinstance(actual, dict | list):
+        for key, inner in actual.items() if isinstance(actual, dict) else enumerate(actual):
             yield from leaves(inner, (*path, key))
-    elif found is not None:
+    elif actual is not None:
         yield path
 
 
@@ -63,9 +63,9 @@ def test_a_change_anywhere_in_a_state_is_detected(kind: str) -> None:
     make, n = KINDS.get(kind) or (lambda: VectorReplayBuffer(21, 3), 3)
     buffer = make()
     fill(buffer, n, 0, 23, {"mixed": mixed, "tensors": with_tensors}.get(kind, numbers))
-    whole = buffer.state_dict()
-    for path in leaves(whole):
-        state = copy.deepcopy(whole)
+    full = buffer.state_dict()
+    for path in leaves(full):
+        state = copy.deepcopy(full)
         damaged(state, path)
         with pytest.raises(SampleBatchError):
             make().load_state_dict(state)
@@ -76,10 +76,10 @@ def test_a_change_in_a_multi_agent_state_is_detected() -> None:
     at = np.arange(5)
     steps = SampleBatch(obs=at, actions=at, rewards=at * 1.0, terminateds=at < 0)
     buffer.add(MultiAgentBatch({"a": steps, "b": steps}, 5))
-    whole = buffer.state_dict()
-    MultiAgentReplayBuffer(8).load_state_dict(whole)
+    full = buffer.state_dict()
+    MultiAgentReplayBuffer(8).load_state_dict(full)
     for path in (("steps",), ("generator", "state", "state"), ("buffers", "b", "table", "columns", "columns", 0)):
-        state = copy.deepcopy(whole)
+        state = copy.deepcopy(full)
         damaged(state, path)
         with pytest.raises(FormatError, match=r"must match its checksums|must have one checksum per part"):
             MultiAgentReplayBuffer(8).load_state_dict(state)
@@ -87,10 +87,10 @@ def test_a_change_in_a_multi_agent_state_is_detected() -> None:
 
 def damaged(state: dict[str, Any], path: tuple[Any, ...]) -> None:
     """Change the value at a path of a state: a bit of a number, a character of a string, a row of a column."""
-    found: Any = state
+    actual: Any = state
     for key in path[:-1]:
-        found = found[key]
-    value = found[path[-1]]
+        actual = actual[key]
+    value = actual[path[-1]]
     if isinstance(value, np.ndarray) and value.dtype != object:
         value = value.copy()
         value.reshape(-1).view(np.uint8)[:1] ^= 1
@@ -106,7 +106,7 @@ def damaged(state: dict[str, Any], path: tuple[Any, ...]) -> None:
         value = (*value, 1)
     else:
         value = value + "x" if isinstance(value, str) else value + 1
-    found[path[-1]] = value
+    actual[path[-1]] = value
 
 
 @pytest.mark.parametrize(

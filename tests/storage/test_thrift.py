@@ -40,10 +40,10 @@ def test_unterminated_structs_are_rejected() -> None:
 
 
 def varint(number: int) -> bytes:
-    found = b""
+    actual = b""
     while number > 127:
-        found, number = found + bytes([number & 127 | 128]), number >> 7
-    return found + bytes([number])
+        actual, number = actual + bytes([number & 127 | 128]), number >> 7
+    return actual + bytes([number])
 
 
 def zigzag(number: int) -> bytes:
@@ -82,11 +82,11 @@ STRUCTS = st.recursive(
 
 
 def encoded(fields: dict[int, tuple[int, Any]]) -> bytes:
-    found, last = b"", 0
+    actual, last = b"", 0
     for field, (kind, value) in sorted(fields.items()):
         head = bytes([field - last << 4 | kind]) if field - last < 16 else bytes([kind]) + zigzag(field)
-        found, last = found + head + (ENCODE[kind](value) if kind > 2 else b""), field
-    return found + b"\0"
+        actual, last = actual + head + (ENCODE[kind](value) if kind > 2 else b""), field
+    return actual + b"\0"
 
 
 def plain(fields: dict[int, tuple[int, Any]]) -> dict[int, Any]:

@@ -202,25 +202,25 @@ def test_values_in_hdf5_are_not_unpickled(nesting: str, protocol: int, mark: Pat
     assert protocol < 4 or ("'/info/note' holds pickled" in str(error.value) and error.type is UntrustedPickleError)
 
 
-@pytest.mark.parametrize("place", ["column", "final observations", "buffers", "reward function"])
-def test_buffers_in_hdf5_are_not_unpickled(place: str, mark: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("position", ["column", "final observations", "buffers", "reward function"])
+def test_buffers_in_hdf5_are_not_unpickled(position: str, mark: Path, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "buffer.hdf5"
     buffer_with_notes().save_hdf5(path)
     pickled = np.frombuffer(pickle.dumps([Mark(mark)]), np.int8)
     with h5py.File(path, "a") as file:
-        if place == "column":
+        if position == "column":
             del file["_meta/info/note"]
             file["_meta/info/note"] = pickled
             file["_meta/info/note"].attrs["__data_type__"] = "pickled_ndarray"
-        elif place == "final observations":
+        elif position == "final observations":
             attributes = file["_indices"].attrs
             attributes["samplebatch.finals"] = with_malicious_note(attributes["samplebatch.finals"], mark)
         else:
-            name = {"buffers": "buffers", "reward function": "compute_reward_fn"}[place]
+            name = {"buffers": "buffers", "reward function": "compute_reward_fn"}[position]
             file[name] = pickled
             file[name].attrs["__data_type__"] = "pickled_ndarray"
-    if place in ("column", "final observations"):
+    if position in ("column", "final observations"):
         with pytest.raises(UntrustedPickleError, match="holds pickled objects"):
             ReplayBuffer.load_hdf5(path)
     else:
@@ -231,10 +231,10 @@ def test_buffers_in_hdf5_are_not_unpickled(place: str, mark: Path, tmp_path: Pat
 def with_malicious_note(stream: Any, mark: Path) -> np.ndarray:
     """Put a malicious column into the stream of final observations."""
     batch = pa.ipc.open_stream(pa.py_buffer(np.asarray(stream, np.uint8))).read_next_batch()
-    place = next(i for i, field in enumerate(batch.schema) if field.metadata)
-    field, array = field_of("dict", mark, batch.schema.field(place).name)
-    schema = batch.schema.set(place, field)
-    columns = [repeated(array, batch.num_rows) if i == place else column for i, column in enumerate(batch.columns)]
+    position = next(i for i, field in enumerate(batch.schema) if field.metadata)
+    field, array = field_of("dict", mark, batch.schema.field(position).name)
+    schema = batch.schema.set(position, field)
+    columns = [repeated(array, batch.num_rows) if i == position else column for i, column in enumerate(batch.columns)]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))

@@ -82,18 +82,18 @@ def test_any_changed_byte_is_reported_with_its_file(tmp_path: Path, name: str) -
     unnoticed = []
     for trial in range(COUNT // 3):
         file = files[trial % len(files)]
-        whole = file.read_bytes()
-        at = int(rng.integers(len(whole)))
-        bad = bytearray(whole)
+        data = file.read_bytes()
+        at = int(rng.integers(len(data)))
+        bad = bytearray(data)
         bad[at] ^= int(rng.integers(1, 256))
         file.write_bytes(bad)
         faults = [report for report in verify(copy) if report.fault]
         # Without the magic of its checksums a file has none, and is otherwise as it was.
-        magic = whole.rfind(b"SBCHECKS")
+        magic = data.rfind(b"SBCHECKS")
         if not faults and not (magic >= 0 and magic <= at < magic + 8):
             unnoticed.append((file.name, at))
         assert all(str(file) in report.fault or str(copy) in report.fault for report in faults)
-        file.write_bytes(whole)
+        file.write_bytes(data)
     # The name of a checksum's key in `status.json` may change: then it has none, and says the same.
     assert [entry for entry in unnoticed if entry[0] != "status.json"] == []
     assert len(unnoticed) < COUNT // 30

@@ -29,8 +29,8 @@ def vector_of(makers: Makers, mode: str) -> SyncVectorEnv:
 
 
 class CollectorCase(CollectorContract):
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector | RolloutWorkers:
-        return Collector(policy, vector_of(makers, mode), **given)
+    def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector | RolloutWorkers:
+        return Collector(policy, vector_of(makers, mode), **options)
 
     def collect(
         self,
@@ -59,16 +59,16 @@ class CollectorCase(CollectorContract):
 class CollectorStepByStepCase(CollectorCase):
     """A hook that looks at each step makes every chunk one of a single step."""
 
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        return Collector(policy, vector_of(makers, mode), on_step_hook=lambda decided, transitions: None, **given)
+    def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
+        return Collector(policy, vector_of(makers, mode), on_step_hook=lambda decided, transitions: None, **options)
 
 
 class CollectorOfCopiesCase(CollectorCase):
     """Vector environments that hand out their own arrays, and write to them again."""
 
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
+    def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
         env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode), copy=False)
-        return Collector(policy, env, **given)
+        return Collector(policy, env, **options)
 
 
 class EnvironmentListCase(CollectorCase):
@@ -76,15 +76,15 @@ class EnvironmentListCase(CollectorCase):
 
     modes = ("SameStep",)
 
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        return Collector(policy, makers[0]() if len(makers) == 1 else [make() for make in makers], **given)
+    def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
+        return Collector(policy, makers[0]() if len(makers) == 1 else [make() for make in makers], **options)
 
 
 class EnvironmentListStepByStepCase(EnvironmentListCase):
     """Single environments, and a hook that looks at each step."""
 
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        return Collector(policy, list(makers), on_step_hook=lambda decided, transitions: None, **given)
+    def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
+        return Collector(policy, list(makers), on_step_hook=lambda decided, transitions: None, **options)
 
 
 class AsyncCollectorCase(CollectorCase):
@@ -92,8 +92,8 @@ class AsyncCollectorCase(CollectorCase):
 
     modes = ("Disabled",)
 
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        return AsyncCollector(policy, makers, start_method="fork", **given)
+    def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
+        return AsyncCollector(policy, makers, start_method="fork", **options)
 
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
@@ -115,16 +115,16 @@ class Worked:
     keeps_steps = False
 
     def fragments(
-        self, env: Any, policy: Any, amounts: dict[str, int], **given: Any
+        self, env: Any, policy: Any, amounts: dict[str, int], **options: Any
     ) -> tuple[BaseException | None, list[Any]]:
-        found: list[Any] = []
+        actual: list[Any] = []
         try:
-            with RolloutWorkers(policy, env, num_workers=1, backend="inline", **given) as workers:
+            with RolloutWorkers(policy, env, num_workers=1, backend="inline", **options) as workers:
                 for fragment in workers.fragments(**amounts):
-                    found.append(fragment)
+                    actual.append(fragment)
         except Exception as error:
-            return error, found
-        return None, found
+            return error, actual
+        return None, actual
 
 
 class WorkersCase(Worked, CollectorContract):
@@ -148,20 +148,20 @@ class WorkersCase(Worked, CollectorContract):
         # A fragment has as many steps of each environment as of the others.
         length = -(-(n_step or 0) // len(makers)) * len(makers)
         steps = {"n_step": n_step if times == 1 else times * length, "fragment_length": length}
-        given = steps if n_episode is None else {"n_episode": n_episode}
-        error, found = self.fragments(
-            policy=policy, amounts=given, seed=seed, hooks=hooks, **self.environments(makers, mode)
+        original = steps if n_episode is None else {"n_episode": n_episode}
+        error, actual = self.fragments(
+            policy=policy, amounts=original, seed=seed, hooks=hooks, **self.environments(makers, mode)
         )
         if error is not None:
             raise error
-        return found if n_episode is None else [concat_samples(found)]
+        return actual if n_episode is None else [concat_samples(actual)]
 
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
-        given = {"n_step": n_step, "fragment_length": 4}
-        error, found = self.fragments(policy=policy, amounts=given, **self.environments(makers, mode))
-        return error or AssertionError("nothing was raised"), found
+        options = {"n_step": n_step, "fragment_length": 4}
+        error, actual = self.fragments(policy=policy, amounts=options, **self.environments(makers, mode))
+        return error or AssertionError("nothing was raised"), actual
 
 
 class WorkersCollectCase(CollectorCase):
@@ -169,20 +169,20 @@ class WorkersCollectCase(CollectorCase):
 
     keeps_steps = False
 
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> RolloutWorkers:
-        return RolloutWorkers(policy, partial(vector_of, makers, mode), num_workers=1, backend="inline", **given)
+    def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> RolloutWorkers:
+        return RolloutWorkers(policy, partial(vector_of, makers, mode), num_workers=1, backend="inline", **options)
 
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
-        found: list[SampleBatch] = []
+        actual: list[SampleBatch] = []
         with self.make(makers, policy, mode) as workers:
             try:
-                while len(found) < n_step:
-                    found.append(workers.collect(n_step=4).batch)
+                while len(actual) < n_step:
+                    actual.append(workers.collect(n_step=4).batch)
             except Exception as error:
-                return error, [*found, *workers.fragments()]
-        return AssertionError("nothing was raised"), found
+                return error, [*actual, *workers.fragments()]
+        return AssertionError("nothing was raised"), actual
 
 
 class WorkersOfSeveralCase(WorkersCase):
@@ -207,8 +207,8 @@ class MultiAgentCollectorCase(MultiAgentContract):
         hooks: Any = (),
         **n: Any,
     ) -> list[MultiAgentBatch]:
-        given = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
-        collector = MultiAgentCollector(policies, [make() for make in makers], **given)
+        options = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
+        collector = MultiAgentCollector(policies, [make() for make in makers], **options)
         return [collector.collect(**n).batch for _ in range(times)]
 
     def collect_after_failure(
@@ -245,32 +245,32 @@ class MultiAgentWorkersCase(Worked, MultiAgentContract):
         seed: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> list[MultiAgentBatch]:
-        given = {"n_episode": n_episode} if n_step is None else {"n_step": times * n_step, "fragment_length": n_step}
-        error, found = self.fragments(
+        options = {"n_episode": n_episode} if n_step is None else {"n_step": times * n_step, "fragment_length": n_step}
+        error, actual = self.fragments(
             makers[0],
             policies,
             envs_per_worker=len(makers),
             policy_mapping=policy_mapping,
             seed=seed,
             hooks=hooks,
-            amounts=given,
+            amounts=options,
         )
         if error is not None:
             raise error
-        return found if n_episode is None else [grouped(concat_samples(found))]
+        return actual if n_episode is None else [grouped(concat_samples(actual))]
 
     def collect_after_failure(
         self, makers: Makers, policies: Any, *, n_step: int
     ) -> tuple[BaseException, list[MultiAgentBatch]]:
         waiting = list(makers)
-        error, found = self.fragments(
+        error, actual = self.fragments(
             lambda: waiting.pop(0)(),
             policies,
             envs_per_worker=len(makers),
             policy_mapping=everyone,
             amounts={"n_step": n_step, "fragment_length": 4},
         )
-        return error or AssertionError("nothing was raised"), found
+        return error or AssertionError("nothing was raised"), actual
 
 
 class MultiAgentWorkersCollectCase(MultiAgentWorkersCase):
@@ -287,6 +287,6 @@ class MultiAgentWorkersCollectCase(MultiAgentWorkersCase):
         hooks: Any = (),
         **n: Any,
     ) -> list[MultiAgentBatch]:
-        given = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks, "backend": "inline"}
-        with RolloutWorkers(policies, makers[0], num_workers=1, envs_per_worker=len(makers), **given) as workers:
+        options = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks, "backend": "inline"}
+        with RolloutWorkers(policies, makers[0], num_workers=1, envs_per_worker=len(makers), **options) as workers:
             return [workers.collect(**n).batch for _ in range(times)]

@@ -27,20 +27,20 @@ def broken(contract: type[Any], breach: Breach) -> Any:
     class Broken(contract):  # type: ignore[misc]
         modes = ("NextStep",)
 
-        def collect(self, *args: Any, **given: Any) -> list[Any]:
-            return [spoilt(batch) for batch in super().collect(*args, **given)]
+        def collect(self, *args: Any, **options: Any) -> list[Any]:
+            return [spoilt(batch) for batch in super().collect(*args, **options)]
 
-        def collect_after_failure(self, *args: Any, **given: Any) -> tuple[BaseException, list[Any]]:
-            error, batches = super().collect_after_failure(*args, **given)
+        def collect_after_failure(self, *args: Any, **options: Any) -> tuple[BaseException, list[Any]]:
+            error, batches = super().collect_after_failure(*args, **options)
             return error, [spoilt(batch) for batch in batches]
 
     return Broken()
 
 
 def with_column(batch: SampleBatch, name: str, change: Callable[[Any], Any]) -> SampleBatch:
-    own = batch.copy()
-    own[name] = change(np.array(own[name]))
-    return own
+    ours = batch.copy()
+    ours[name] = change(np.array(ours[name]))
+    return ours
 
 
 def rolled(values: Any) -> Any:
@@ -97,8 +97,8 @@ def test_infos_of_other_steps_are_detected() -> None:
 @pytest.mark.parametrize("case", [collectors.CollectorCase, collectors.MultiAgentCollectorCase])
 def test_ignored_seeds_are_detected(case: type[Any]) -> None:
     class Unseeded(case):  # type: ignore[misc]
-        def collect(self, *args: Any, seed: int | None = None, **given: Any) -> list[Any]:
-            return super().collect(*args, **given)
+        def collect(self, *args: Any, seed: int | None = None, **options: Any) -> list[Any]:
+            return super().collect(*args, **options)
 
     (test,) = [name for contract, name in SEEDS.items() if issubclass(case, contract)]
     with pytest.raises(AssertionError, match="the same seed"):

@@ -46,21 +46,21 @@ def test_packing_agrees_with_first_fit_in_a_loop(lengths, max_tokens, in_torch):
     packed = pack(batch, max_tokens)
     bins: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        fits = [own for own in bins if sum(lengths[i] for i in own) + lengths[row] <= max_tokens]
+        fits = [part for part in bins if sum(lengths[i] for i in part) + lengths[row] <= max_tokens]
         if fits:
             fits[0].append(row)
         else:
             bins.append([row])
-    assert lists(packed.rows) == [sorted(own) for own in bins]
+    assert lists(packed.rows) == [sorted(part) for part in bins]
     ids = lists(batch["ids"])
-    for number, own in enumerate(map(sorted, bins)):
+    for number, item in enumerate(map(sorted, bins)):
         row = {name: np.asarray(packed.batch[name][number]).tolist() for name in packed.batch}
-        assert row["ids"] == [token for i in own for token in ids[i]]
-        assert row["rewards"] == own
-        assert row["position_ids"] == [place for i in own for place in range(lengths[i])]
-        assert row["segment_ids"] == [segment for segment, i in enumerate(own) for _ in range(lengths[i])]
-        assert packed.cu_seqlens[number].tolist() == np.cumsum([0] + [lengths[i] for i in own]).tolist()
-        assert packed.max_seqlens[number] == max(lengths[i] for i in own)
+        assert row["ids"] == [token for i in item for token in ids[i]]
+        assert row["rewards"] == item
+        assert row["position_ids"] == [position for i in item for position in range(lengths[i])]
+        assert row["segment_ids"] == [segment for segment, i in enumerate(item) for _ in range(lengths[i])]
+        assert packed.cu_seqlens[number].tolist() == np.cumsum([0] + [lengths[i] for i in item]).tolist()
+        assert packed.max_seqlens[number] == max(lengths[i] for i in item)
     assert packed.cu_seqlens.dtype == np.int32
     assert len(packed) == len(bins)
     if bins:
@@ -200,7 +200,7 @@ def test_rows_are_repeated_and_columns_united():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (lambda b: pack(b, 3), ArgumentError, "max_tokens must be at least 4, the tokens of row 1, got 3; truncate"),
         (lambda b: pack(b, 0), ArgumentError, "max_tokens must be a whole number from 1, got 0"),
@@ -252,13 +252,13 @@ def test_rows_are_repeated_and_columns_united():
         (lambda b: group_by(b, "text").spread([1.0]), ColumnLengthError, "values must have 2 rows, one per group"),
     ],
 )
-def test_bad_input_is_rejected(call, error, says):
+def test_bad_input_is_rejected(call, error, message):
     batch = batch_of([2, 4])
     before = batch.copy()
     if error is None:
         call(batch)
     else:
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=message):
             call(batch)
     assert batch == before
     assert list(batch) == list(before)
@@ -280,13 +280,13 @@ def test_methods_of_batches_call_the_functions():
     if HAS_TORCH:
         (part,) = batch.minibatches(max_tokens=10, device="cpu", floats="float32")
         assert str(part["logp"].dtype) == "torch.float32"
-    for arguments, says in (
+    for arguments, message in (
         ({}, "one of size and max_tokens must be passed, got none"),
         ({"size": 2, "max_tokens": 5}, "one of size and max_tokens must be passed, got both"),
         ({"size": 2, "lengths": "ids"}, "lengths must be passed with max_tokens"),
         ({"max_tokens": 4}, "max_tokens must be at least 5, the tokens of row 0"),
     ):
-        with pytest.raises(ArgumentError, match=says):
+        with pytest.raises(ArgumentError, match=message):
             batch.minibatches(**arguments)
 
 

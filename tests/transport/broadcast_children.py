@@ -30,8 +30,8 @@ def is_whole(batch: SampleBatch) -> bool:
 
 def tell_latest(subscription: Subscription, answers: Any) -> None:
     with subscription:
-        found = subscription.latest(timeout_s=60)
-        answers.put((found.version, found.value))
+        actual = subscription.latest(timeout_s=60)
+        answers.put((actual.version, actual.value))
 
 
 def publish_and_end(publisher: Publisher, count: int) -> None:
@@ -77,12 +77,12 @@ def read_for_ever(subscription: Subscription, counter: Region) -> None:
     version = 0
     while True:
         try:
-            found = subscription.wait_for(version + 1, timeout_s=30)
+            actual = subscription.wait_for(version + 1, timeout_s=30)
         except (EndOfStreamError, PeerDiedError):
             os._exit(0)
-        if found.version <= version or not is_whole(found.value):
+        if actual.version <= version or not is_whole(actual.value):
             os._exit(TORN)
-        version = found.version
+        version = actual.version
         count[0] += 1
 
 

@@ -93,8 +93,8 @@ class Messages(Peer):
 def _other_field(raw: bytes, producer: Any, rng: Random) -> bytes:
     message = unpack(raw)
     field = rng.choice(Message._fields)
-    held = getattr(message, field)
-    number = rng.choice((rng.choice(NUMBERS), held + 1, held - 1, held * 2, held + 64))
+    stored = getattr(message, field)
+    number = rng.choice((rng.choice(NUMBERS), stored + 1, stored - 1, stored * 2, stored + 64))
     return pack(**message._replace(**{field: number % (1 << WIDTHS.get(field, 64))})._asdict())
 
 
@@ -181,8 +181,8 @@ def _other_board(memory: np.ndarray, board: Board, rng: Random) -> None:
     at = content.values.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
     start = at + (content.values.nbytes + 63) // 64 * 64
     memory[start : start + len(head)] = np.frombuffer(head, np.uint8)
-    own = 8 + board.status.newest % board.blocks * 8
-    words[own + 2], words[own + 3] = len(head), crc32(head)
+    ours = 8 + board.status.newest % board.blocks * 8
+    words[ours + 2], words[ours + 3] = len(head), crc32(head)
 
 
 class Parcels(Peer):

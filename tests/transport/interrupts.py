@@ -240,11 +240,11 @@ class GatheredStreams(Struck):
 
     def send(self) -> None:
         """Send from one of them, tagged with its place among them."""
-        place = self.chance.randrange(len(self.streams))
-        producer = self.streams[place].producer
+        position = self.chance.randrange(len(self.streams))
+        producer = self.streams[position].producer
         number = producer.sent
         batch = made(number)
-        batch["place"] = np.full(len(batch), place)
+        batch["place"] = np.full(len(batch), position)
         if self.strike(lambda: producer.send(batch, timeout_s=0)):
             self.receive()
         assert producer.sent in (number, number + 1)
@@ -336,7 +336,7 @@ class Queue(Struck):
         batch["checksum"] = np.full(len(batch), crc32(batch["payload"]))
         pickled: list[bytes] = []
         self.strike(lambda: pickled.append(bytes(ForkingPickler.dumps(batch))))
-        self.under_way.extend((self.number, one) for one in pickled)
+        self.under_way.extend((self.number, item) for item in pickled)
         if len(self.under_way) > 8:
             self.get()
 
@@ -344,9 +344,9 @@ class Queue(Struck):
         """Receive the oldest; it can be received once, so one that was interrupted is gone, and may be."""
         if self.under_way:
             number, pickled = self.under_way.popleft()
-            got: list[Any] = []
-            self.strike(lambda: got.append(pickle.loads(pickled)))
-            for batch in got:
+            actual: list[Any] = []
+            self.strike(lambda: actual.append(pickle.loads(pickled)))
+            for batch in actual:
                 check(batch, number)
                 self.received += 1
 

@@ -74,10 +74,10 @@ def sends(producer: Any) -> None:
 
 def receives(consumer: Any, keeps: int) -> None:
     """Receive and check without end, and keep the newest few batches, or all."""
-    kept: deque[Any] = deque(maxlen=keeps or None)
+    retained: deque[Any] = deque(maxlen=keeps or None)
     for number, batch in enumerate(consumer):
         check(batch, number)
-        kept.append(batch["payload"][1:])
+        retained.append(batch["payload"][1:])
 
 
 def kill_later(pid: int, delay_s: float) -> int:
@@ -150,12 +150,12 @@ def publisher_dies(context: Any, chance: random.Random) -> str:
     with subscription:
         while True:
             try:
-                found = subscription.wait_for(version + 1, timeout_s=GRACE_S)
+                actual = subscription.wait_for(version + 1, timeout_s=GRACE_S)
             except PeerDiedError:
                 break
-            assert found.version > version
-            version = found.version
-            check(found.value, version)
+            assert actual.version > version
+            version = actual.version
+            check(actual.value, version)
     os.waitpid(killer, 0)
     process.join()
     assert process.exitcode == -signal.SIGKILL, process.exitcode

@@ -15,11 +15,11 @@ SHARED = Path("/dev/shm")
 
 def descriptors() -> list[str]:
     """List what the open descriptors lead to."""
-    found = []
+    actual = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{name}").split(" ")[0])
-    return sorted(found)
+            actual.append(os.readlink(f"/proc/self/fd/{name}").split(" ")[0])
+    return sorted(actual)
 
 
 def names() -> set[str]:

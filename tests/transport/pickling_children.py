@@ -44,10 +44,10 @@ def send_for_ever(outbox: Any) -> None:
 
 def receive_for_ever(inbox: Any, counter: Region) -> None:
     received = SharedCounters(counter.array, 1)
-    held: list[SampleBatch] = []
+    stored: list[SampleBatch] = []
     while True:
-        held = [*held[-3:], inbox.get()]
-        if not all(map(is_whole, held)):
+        stored = [*stored[-3:], inbox.get()]
+        if not all(map(is_whole, stored)):
             os._exit(3)
         received[0] += 1
 
@@ -60,8 +60,8 @@ def made(seed: int) -> SampleBatch:
     return batch
 
 
-def receive_later(inbox: Any, ready: Any) -> None:
-    ready.wait(30)
+def receive_later(inbox: Any, completed: Any) -> None:
+    completed.wait(30)
     time.sleep(0.1)
     batch = inbox.recv()
     os._exit(0 if is_whole(batch) else 3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from samplebatch.transport.region import Region, SharedCounters
 
 
-def answer(seen: Region, written: Region) -> None:
+def answer(observed: Region, written: Region) -> None:
     """Copy every value of the first word to the second word."""
-    asked, answered = SharedCounters(seen.array, 2), SharedCounters(written.array, 2)
+    requested, answered = SharedCounters(observed.array, 2), SharedCounters(written.array, 2)
     for turn in range(1, 101):
-        while asked[0] != turn:
-            asked.wait(0, last_value=turn - 1, timeout_s=30)
+        while requested[0] != turn:
+            requested.wait(0, last_value=turn - 1, timeout_s=30)
         answered[1] = turn
         answered.wake(1)

@@ -38,10 +38,10 @@ def test_small_blocks_have_few_distinct_sizes() -> None:
 def test_blocks_never_overlap(steps: list[tuple[int, int]], order: random.Random) -> None:
     stop = START + (1 << 19)
     arena = Arena(START, stop)
-    taken: list[tuple[int, int]] = []
+    allocated: list[tuple[int, int]] = []
     for nbytes, action in steps:
-        if action == 0 and taken:
-            arena.give(*taken.pop(order.randrange(len(taken))))
+        if action == 0 and allocated:
+            arena.give(*allocated.pop(order.randrange(len(allocated))))
             continue
         size = block_nbytes(nbytes)
         start = arena.take(size)
@@ -49,11 +49,11 @@ def test_blocks_never_overlap(steps: list[tuple[int, int]], order: random.Random
             continue
         assert start % 64 == 0
         assert START <= start <= stop - size
-        assert all(start + size <= other or start >= other + length for other, length in taken)
-        taken.append((start, size))
-        assert arena.free_nbytes == arena.nbytes - sum(length for _, length in taken)
-    while taken:
-        arena.give(*taken.pop(order.randrange(len(taken))))
+        assert all(start + size <= other or start >= other + length for other, length in allocated)
+        allocated.append((start, size))
+        assert arena.free_nbytes == arena.nbytes - sum(length for _, length in allocated)
+    while allocated:
+        arena.give(*allocated.pop(order.randrange(len(allocated))))
     assert arena.free_nbytes == arena.nbytes
     # All of it in one piece.
     assert arena.take(arena.nbytes) == START
@@ -62,22 +62,22 @@ def test_blocks_never_overlap(steps: list[tuple[int, int]], order: random.Random
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 1 << 17), min_size=1, max_size=60))
-def test_requests_that_fit_a_free_range_are_accepted(wanted: list[int]) -> None:
+def test_requests_that_fit_a_free_range_are_accepted(expected: list[int]) -> None:
     """A range is rejected only if no free range is long enough, compared with a map of every cell."""
     cells = (1 << 19) // 64
     arena = Arena(0, 1 << 19)
     free = [True] * cells
-    held: list[tuple[int, int]] = []
-    for i, nbytes in enumerate(wanted):
+    stored: list[tuple[int, int]] = []
+    for i, nbytes in enumerate(expected):
         size = block_nbytes(nbytes)
         start = arena.take(size)
         longest = max(map(len, "".join("x" if cell else " " for cell in free).split()), default=0)
         assert (start is not None) == (longest * 64 >= size)
         if start is not None:
             free[start // 64 : (start + size) // 64] = [False] * (size // 64)
-            held.append((start, size))
-        if i % 3 == 2 and held:
-            start, size = held.pop(len(held) // 2)
+            stored.append((start, size))
+        if i % 3 == 2 and stored:
+            start, size = stored.pop(len(stored) // 2)
             arena.give(start, size)
             free[start // 64 : (start + size) // 64] = [True] * (size // 64)
 
@@ -95,13 +95,13 @@ def test_retained_small_blocks_do_not_fragment_large_ones() -> None:
     arena = Arena(0, 1 << 20)
     large = 1 << 18
     for _ in range(4):
-        kept = [arena.take(64) for _ in range(20)]
+        retained = [arena.take(64) for _ in range(20)]
         starts = [arena.take(large) for _ in range(3)]
         assert None not in starts
         for start in starts:
             assert start is not None
             arena.give(start, large)
-        assert None not in kept
+        assert None not in retained
     assert [arena.take(large) for _ in range(3)] == [0, large, 2 * large]
 
 
@@ -136,9 +136,9 @@ class Stream:
 
 @pytest.fixture
 def stream():
-    made = Stream()
-    yield made
-    made.close()
+    result = Stream()
+    yield result
+    result.close()
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def test_columns_of_every_kind_are_received_unchanged() -> None:
     with publisher, subscription:
         sent = with_every_kind(50)
         assert publisher.publish(sent) == 1
-        found = subscription.latest()
-        assert found.version == 1
-        assert found.value == sent
-        assert list(found.value.keys()) == list(sent.keys())
+        actual = subscription.latest()
+        assert actual.version == 1
+        assert actual.value == sent
+        assert list(actual.value.keys()) == list(sent.keys())
 
 
 def test_batches_of_every_class_are_received(ends) -> None:
@@ -103,10 +103,10 @@ def test_batches_of_every_class_are_received(ends) -> None:
     agents = MultiAgentBatch({"walker": rows, "lamp": rows[:2]}, 5)
     for version, sent in enumerate((rows, nested, agents, rows[:0], Batch()), start=1):
         assert publisher.publish(sent) == version
-        found = subscription.latest()
-        assert found.version == version
-        assert type(found.value) is type(sent)
-        assert found.value == sent
+        actual = subscription.latest()
+        assert actual.version == version
+        assert type(actual.value) is type(sent)
+        assert actual.value == sent
 
 
 def test_weights_are_received_unchanged(ends) -> None:
@@ -125,20 +125,26 @@ def test_weights_are_received_unchanged(ends) -> None:
         "none": {},
     }
     publisher.publish(sent)
-    got = subscription.latest().value
-    assert list(got) == list(sent)
-    assert list(got["torch"]) == list(model.state_dict())
+    actual = subscription.latest().value
+    assert list(actual) == list(sent)
+    assert list(actual["torch"]) == list(model.state_dict())
     for name, tensor in model.state_dict().items():
-        assert torch.equal(got["torch"][name], tensor)
-        assert got["torch"][name].dtype == tensor.dtype
-    assert not any(tensor.requires_grad for tensor in got["grad"].values())
+        assert torch.equal(actual["torch"][name], tensor)
+        assert actual["torch"][name].dtype == tensor.dtype
+    assert not any(tensor.requires_grad for tensor in actual["grad"].values())
     for name in ("w", "f"):
-        np.testing.assert_array_equal(got["numpy"][name], sent["numpy"][name])
-    assert torch.equal(got["half"], sent["half"])
-    assert got["strided"].tolist() == [0, 3, 6, 9]
-    assert (got["scalar"], got["whole"].shape, got["whole"][()], got["number"], got["none"]) == (3, (), 7, 0.5, {})
-    assert got["nothing"].shape == (0, 4)
-    model.load_state_dict(got["torch"])
+        np.testing.assert_array_equal(actual["numpy"][name], sent["numpy"][name])
+    assert torch.equal(actual["half"], sent["half"])
+    assert actual["strided"].tolist() == [0, 3, 6, 9]
+    assert (actual["scalar"], actual["whole"].shape, actual["whole"][()], actual["number"], actual["none"]) == (
+        3,
+        (),
+        7,
+        0.5,
+        {},
+    )
+    assert actual["nothing"].shape == (0, 4)
+    model.load_state_dict(actual["torch"])
 
 
 def test_readers_receive_independent_copies(ends) -> None:
@@ -163,9 +169,9 @@ def test_a_larger_publication_has_a_new_description(ends) -> None:
     publisher, subscription = ends
     for rows in (5, 7, 5, 5, 100_000, 1):
         publisher.publish(SampleBatch(a=np.arange(rows), words=np.full(rows, "word" * (rows % 3))))
-        found = subscription.latest().value
-        assert len(found) == rows
-        assert found["words"][-1] == "word" * (rows % 3)
+        actual = subscription.latest().value
+        assert len(actual) == rows
+        assert actual["words"][-1] == "word" * (rows % 3)
 
 
 # -- which one --------------------------------------------------------------------------------------------------------
@@ -178,8 +184,8 @@ def test_latest_returns_the_newest_publication(ends) -> None:
         assert publisher.publish({"i": np.array(i)}) == i + 1
     assert publisher.version == subscription.version == 10
     for _ in range(2):
-        found = subscription.latest(timeout_s=0)
-        assert (found.version, int(found.value["i"])) == (10, 9)
+        actual = subscription.latest(timeout_s=0)
+        assert (actual.version, int(actual.value["i"])) == (10, 9)
     assert subscription.wait_for(3).version == 10
 
 
@@ -187,12 +193,12 @@ def test_reading_without_a_publication_times_out(ends) -> None:
     publisher, subscription = ends
     for call in (subscription.latest, lambda timeout_s: subscription.wait_for(1, timeout_s)):
         for timeout_s in (0, 0.03):
-            begun = time.monotonic()
+            started = time.monotonic()
             with pytest.raises(
                 ChannelTimeoutError, match="publication 1 must be published to be read, the newest is 0"
             ):
                 call(timeout_s=timeout_s)
-            assert timeout_s <= time.monotonic() - begun < 5
+            assert timeout_s <= time.monotonic() - started < 5
     publisher.publish({})
     with pytest.raises(ChannelTimeoutError, match="publication 2 must be published to be read, the newest is 1"):
         subscription.wait_for(2, 0.01)
@@ -241,10 +247,10 @@ def test_closing_wakes_waiting_readers(ends) -> None:
     publisher.publish({})
     timer = threading.Timer(0.05, publisher.close)
     timer.start()
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(EndOfStreamError):
         subscription.wait_for(2)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started < 20
     timer.join()
 
 
@@ -345,10 +351,10 @@ def test_weights_are_copied_into_a_model(ends) -> None:
     publisher, subscription = ends
     torch.manual_seed(0)
     teacher, pupil = (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)) for _ in range(2))
-    own = pupil.state_dict()
+    target = pupil.state_dict()
     publisher.publish(teacher.state_dict())
-    found = subscription.latest(into=own)
-    assert found.value is own
+    actual = subscription.latest(into=target)
+    assert actual.value is target
     assert torch.equal(pupil[0].weight, teacher[0].weight)
     with torch.no_grad():
         teacher[0].weight += 1
@@ -379,33 +385,39 @@ def test_arrays_of_every_layout_can_be_copied_into(ends) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda own: own.pop("t"), "into must have 't', as the published weights have"),
+        (lambda weights: weights.pop("t"), "into must have 't', as the published weights have"),
         (
-            lambda own: own.update(extra=np.zeros(2)),
+            lambda weights: weights.update(extra=np.zeros(2)),
             "the published weights must have 'extra', as into has; there are 'a', 't', 'n'",
         ),
-        (lambda own: own["a"].update(y=np.zeros(2)), "weights must have 'a.y'"),
-        (lambda own: own.update(a=np.zeros(3)), "'a' must be a dict, as in the published weights, got a ndarray"),
+        (lambda weights: weights["a"].update(y=np.zeros(2)), "weights must have 'a.y'"),
         (
-            lambda own: own["a"].update(x=np.zeros(4)),
+            lambda weights: weights.update(a=np.zeros(3)),
+            "'a' must be a dict, as in the published weights, got a ndarray",
+        ),
+        (
+            lambda weights: weights["a"].update(x=np.zeros(4)),
             r"'a.x' must be float64 of shape \(3,\), got float64 of shape \(4,\)",
         ),
-        (lambda own: own["a"].update(x=np.zeros(3, "f4")), "'a.x' must be float64 of shape .* got float32"),
-        (lambda own: own["a"].update(x=torch.zeros(3)), "'a.x' must be an array of float64 of shape .* got Tensor"),
-        (lambda own: own.update(t=np.zeros(3)), "'t' must be a tensor of float32 of shape .* got ndarray"),
-        (lambda own: own.update(t=torch.zeros(3).double()), "'t' must be float32 of shape .* got float64"),
-        (lambda own: own.update(n={"y": 3}), "'n.y' must be published as an array or tensor"),
+        (lambda weights: weights["a"].update(x=np.zeros(3, "f4")), "'a.x' must be float64 of shape .* got float32"),
+        (
+            lambda weights: weights["a"].update(x=torch.zeros(3)),
+            "'a.x' must be an array of float64 of shape .* got Tensor",
+        ),
+        (lambda weights: weights.update(t=np.zeros(3)), "'t' must be a tensor of float32 of shape .* got ndarray"),
+        (lambda weights: weights.update(t=torch.zeros(3).double()), "'t' must be float32 of shape .* got float64"),
+        (lambda weights: weights.update(n={"y": 3}), "'n.y' must be published as an array or tensor"),
     ],
 )
 def test_weights_that_do_not_fit_are_not_written(ends, change, message) -> None:
     publisher, subscription = ends
     publisher.publish({"a": {"x": np.ones(3)}, "t": torch.ones(3), "n": {"y": "why"}})
-    own = {"a": {"x": np.zeros(3)}, "t": torch.zeros(3), "n": {"y": 3}}
-    change(own)
+    ours = {"a": {"x": np.zeros(3)}, "t": torch.zeros(3), "n": {"y": 3}}
+    change(ours)
     with pytest.raises(ColumnMismatchError, match=message):
-        subscription.latest(into=own)
-    if isinstance(own["a"], dict):
-        assert not own["a"]["x"].any()
+        subscription.latest(into=ours)
+    if isinstance(ours["a"], dict):
+        assert not ours["a"]["x"].any()
 
 
 def test_copying_a_batch_into_a_model_is_rejected(ends) -> None:
@@ -447,17 +459,17 @@ def overtaking(ends, monkeypatch):
 def test_a_read_is_valid_until_all_other_blocks_are_overwritten(ends, overtaking) -> None:
     _, subscription = ends
     overtaking.left = [2]
-    found = subscription.latest()
-    assert found.version == 1
-    assert is_whole(found.value)
+    actual = subscription.latest()
+    assert actual.version == 1
+    assert is_whole(actual.value)
 
 
 def test_a_slow_reader_gets_the_newest_publication(ends, overtaking) -> None:
     _, subscription = ends
     overtaking.left = [3, 5, 2]
-    found = subscription.latest()
-    assert found.version == 9
-    assert is_whole(found.value)
+    actual = subscription.latest()
+    assert actual.version == 9
+    assert is_whole(actual.value)
 
 
 def test_a_reader_that_is_always_too_slow_times_out(ends, overtaking) -> None:
@@ -480,9 +492,9 @@ def test_subscriptions_can_be_sent_to_children(ends, method) -> None:
         child(context, broadcast_children.tell_latest, subscription, answers),
     ):
         publisher.publish(checked(3))
-        found = [answers.get(timeout=60) for _ in range(2)]
-    assert [version for version, _ in found] == [1, 1]
-    assert all(is_whole(value) for _, value in found)
+        actual = [answers.get(timeout=60) for _ in range(2)]
+    assert [version for version, _ in actual] == [1, 1]
+    assert all(is_whole(value) for _, value in actual)
     answers.close()
     answers.join_thread()
 
@@ -503,26 +515,26 @@ def test_the_exit_of_a_child_with_the_publisher_is_detected(method) -> None:
 
 def test_a_dead_publisher_is_detected_and_replaced() -> None:
     publisher, subscription = broadcast(MIB)
-    here, there = FORK.Pipe()
-    with child(FORK, broadcast_children.publish_and_stay, publisher, there) as process:
+    parent_end, child_end = FORK.Pipe()
+    with child(FORK, broadcast_children.publish_and_stay, publisher, child_end) as process:
         subscription.latest(timeout_s=60)
         with pytest.raises(
             OwnershipError, match=f"must be used by process {process.pid}, which published first, got process"
         ):
             publisher.publish({})
         threading.Timer(0.05, process.kill).start()
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(
             PeerDiedError, match=f"publication 2 must be published .* newest is 1: .* {process.pid} has died"
         ):
             subscription.wait_for(2)
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - started < 20
     assert subscription.latest().value["i"].tolist() == [0]
     assert publisher.publish({"i": np.array([7])}) == 2
     assert subscription.wait_for(2).value["i"].tolist() == [7]
     with pytest.raises(ChannelTimeoutError):
         subscription.wait_for(3, timeout_s=0.01)
-    for end in (publisher, subscription, here, there):
+    for end in (publisher, subscription, parent_end, child_end):
         end.close()
 
 
@@ -552,12 +564,12 @@ def test_a_publisher_killed_while_it_starts_is_detected(method) -> None:
 
 
 def test_a_creator_killed_before_the_first_publication_is_detected() -> None:
-    here, there = FORK.Pipe()
-    with child(FORK, broadcast_children.make_and_die, there):
-        assert here.poll(30)
-        assert here.recv() == "PeerDiedError"
-    here.close()
-    there.close()
+    parent_end, child_end = FORK.Pipe()
+    with child(FORK, broadcast_children.make_and_die, child_end):
+        assert parent_end.poll(30)
+        assert parent_end.recv() == "PeerDiedError"
+    parent_end.close()
+    child_end.close()
 
 
 def test_an_unused_publisher_returns_to_its_creator() -> None:
@@ -583,9 +595,9 @@ def test_only_one_process_may_publish() -> None:
     answers = FORK.SimpleQueue()
     publisher.publish({})
     with child(FORK, broadcast_children.try_to_publish, publisher, answers) as process:
-        told = answers.get()
+        answer = answers.get()
         process.join(60)
-    assert told.startswith(
+    assert answer.startswith(
         f"OwnershipError: a publisher must be used by process {os.getpid()}, which published first, got process"
     )
     assert publisher.publish({}) == 2
@@ -619,8 +631,8 @@ def test_stopped_or_killed_readers_do_not_block_the_publisher(ends) -> None:
         for turn in range(8):
             before = publisher.version
             killed = stack.enter_context(child(FORK, broadcast_children.read_for_ever, subscription, regions[2]))
-            seen = counts[1][0]
-            publish_until(lambda seen=seen: counts[1][0] > seen + 3)
+            observed = counts[1][0]
+            publish_until(lambda received=observed: counts[1][0] > received + 3)
             if turn:
                 time.sleep(random.uniform(0, 0.002))
             killed.kill()
@@ -717,5 +729,5 @@ def test_damaged_memory_raises_an_error_and_does_not_crash(data) -> None:
                 words[at + 3] = zlib.crc32(head)
         assert len(memory) == 4096 * 4
         with contextlib.suppress(SampleBatchError):
-            found = subscription.latest(timeout_s=0)
-            assert found.version == 1
+            actual = subscription.latest(timeout_s=0)
+            assert actual.version == 1

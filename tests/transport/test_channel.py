@@ -71,9 +71,9 @@ def test_every_kind_of_column_is_received(n: int, allow_pickle: bool) -> None:
     with producer, consumer:
         for _ in range(3):
             producer.send(batch)
-            got = consumer.recv(timeout_s=5)
-            assert got == batch
-            assert [got.column(name).kind for name in got.column_names] == [
+            actual = consumer.recv(timeout_s=5)
+            assert actual == batch
+            assert [actual.column(name).kind for name in actual.column_names] == [
                 batch.column(name).kind for name in batch.column_names
             ]
 
@@ -90,11 +90,11 @@ def test_every_batch_is_received(batch: AnyBatch) -> None:
     with producer, consumer:
         for _ in range(2):
             producer.send(batch)
-            got = consumer.recv(timeout_s=5)
-            assert type(got) is type(batch)
-            assert got == batch
+            actual = consumer.recv(timeout_s=5)
+            assert type(actual) is type(batch)
+            assert actual == batch
             if isinstance(batch, SampleBatch):
-                assert got._flags == batch._flags
+                assert actual._flags == batch._flags
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -104,8 +104,8 @@ def test_the_producer_can_be_sent_to_a_child(method: str) -> None:
     child.start()
     producer.close()
     with consumer:
-        for got, wanted in zip(consumer, some_batches(), strict=True):
-            assert got == wanted
+        for actual, expected in zip(consumer, some_batches(), strict=True):
+            assert actual == expected
     child.join()
     assert child.exitcode == 0
 
@@ -174,10 +174,10 @@ class TestEndOfStream:
                 producer.send(SampleBatch(i=[sent]), timeout_s=0)
                 sent += 1
         # As a forked sibling has it: the pipe does not end.
-        kept = os.dup(producer._pipe)
+        retained = os.dup(producer._pipe)
         producer.close()
         assert [batch["i"].item() for batch in consumer] == list(range(sent))
-        os.close(kept)
+        os.close(retained)
         consumer.close()
 
     def test_is_reported_when_the_producer_is_deleted(self) -> None:
@@ -210,15 +210,15 @@ class TestEndOfStream:
         consumer.close()
 
     @pytest.mark.parametrize(
-        ("error", "told"),
+        ("error", "is_reported"),
         [(KeyboardInterrupt(), True), (SystemExit(3), True), (SystemExit(0), False), (GeneratorExit(), False)],
         ids=repr,
     )
-    def test_reports_only_errors_that_ended_a_with_block(self, error: BaseException, told: bool) -> None:
+    def test_reports_only_errors_that_ended_a_with_block(self, error: BaseException, is_reported: bool) -> None:
         producer, consumer = channel(1 << 16)
         with pytest.raises(type(error)), producer:
             raise error
-        with pytest.raises(WorkerError if told else EndOfStreamError):
+        with pytest.raises(WorkerError if is_reported else EndOfStreamError):
             consumer.recv(timeout_s=1)
         consumer.close()
 
@@ -356,12 +356,12 @@ class TestBackPressure:
             with pytest.raises(ChannelTimeoutError, match="retains 1 messages"):
                 producer.send(batch, timeout_s=0.1)
             assert 0.09 < time.monotonic() - began < 5
-            held = consumer.recv()
+            stored = consumer.recv()
 
             def let_go() -> None:
-                nonlocal held
+                nonlocal stored
                 time.sleep(0.1)
-                del held
+                del stored
 
             thread = threading.Thread(target=let_go)
             thread.start()
@@ -377,7 +377,7 @@ class TestBackPressure:
             if waits_for == "block":
                 producer.send(large)
             else:
-                kept = os.dup(producer._pipe)
+                retained = os.dup(producer._pipe)
                 full = full_pipe()
                 os.dup2(full[1], producer._pipe)
 
@@ -395,8 +395,8 @@ class TestBackPressure:
                 del block
             monkeypatch.undo()
             if waits_for == "pipe":
-                os.dup2(kept, producer._pipe)
-                for descriptor in (*full, kept):
+                os.dup2(retained, producer._pipe)
+                for descriptor in (*full, retained):
                     os.close(descriptor)
             else:
                 assert consumer.recv(timeout_s=1) == large
@@ -488,8 +488,8 @@ class TestBatchesLargerThanTheArena:
         if isinstance(batch, Batch):
             assert Batch.cat(arrived) == batch
         else:
-            whole = concat_samples(arrived)
-            assert whole == batch
+            joined = concat_samples(arrived)
+            assert joined == batch
 
     @pytest.mark.parametrize(
         "batch",
@@ -530,8 +530,8 @@ class TestOwnership:
         assert str(os.getpid()) in results.get(timeout=10)
         child.join()
         use()
-        for own in ends:
-            own.close()
+        for part in ends:
+            part.close()
 
     def test_a_used_end_is_not_sent(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
@@ -609,7 +609,7 @@ class TestWaiting:
             ended: asyncio.Future[int] = loop.create_future()
             count = 0
 
-            def ready() -> None:
+            def prepare() -> None:
                 nonlocal count
                 try:
                     consumer.recv(timeout_s=0)
@@ -618,7 +618,7 @@ class TestWaiting:
                     loop.remove_reader(consumer)
                     ended.set_result(count)
 
-            loop.add_reader(consumer, ready)
+            loop.add_reader(consumer, prepare)
             return await asyncio.wait_for(ended, 20)
 
         # Before the loop has threads.
@@ -720,23 +720,23 @@ def test_schemas_are_sent_again_after_the_limit(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 4])
 def test_a_channel_without_free_descriptors_leaks_none(free: int) -> None:
-    held = [os.open(os.devnull, os.O_RDONLY)]
+    stored = [os.open(os.devnull, os.O_RDONLY)]
     before = len(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limits[1]))
         with contextlib.suppress(OSError):
             while True:
-                held.append(os.dup(held[0]))
-        for descriptor in held[-free:] if free else []:
+                stored.append(os.dup(stored[0]))
+        for descriptor in stored[-free:] if free else []:
             os.close(descriptor)
-        del held[len(held) - free :]
+        del stored[len(stored) - free :]
         with pytest.raises(OSError, match="Too many open files"):
             channel(1 << 12)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert len(os.listdir("/proc/self/fd")) == before + len(held) - 1
-    for descriptor in held:
+    assert len(os.listdir("/proc/self/fd")) == before + len(stored) - 1
+    for descriptor in stored:
         os.close(descriptor)
 
 
@@ -752,7 +752,7 @@ def test_messages_without_a_batch_do_not_extend_a_timeout() -> None:
     producer.reserve({"a": "f8"}, 1).cancel()
     thread = threading.Thread(target=flood)
     thread.start()
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         for timeout_s in (0.3, 0.0):
             with pytest.raises(ChannelTimeoutError):
@@ -760,7 +760,7 @@ def test_messages_without_a_batch_do_not_extend_a_timeout() -> None:
     finally:
         stop.set()
         thread.join()
-    assert 0.29 < time.monotonic() - begun < 5
+    assert 0.29 < time.monotonic() - started < 5
     producer.close()
     consumer.close()
 
@@ -849,11 +849,11 @@ class TestGarbage:
         monkeypatch.setattr("samplebatch.transport.consumer.gc.collect", lambda: collections.append(1))
         producer, consumer = channel(1 << 14)
         producer.send(SampleBatch(a=np.zeros(10)))
-        held = consumer.recv(timeout_s=1)
+        stored = consumer.recv(timeout_s=1)
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0.3)
         assert not collections
-        del held
+        del stored
         producer.close()
         consumer.close()
 

@@ -64,10 +64,10 @@ BARE = {
         st.tuples(st.sampled_from(sorted(BARE)), st.integers(1, 5), st.sampled_from(UNITS)), min_size=1, max_size=8
     )
 )
-def test_batches_of_plain_arrays_use_the_same_message_format(drawn: list[tuple[str, int, Any]]) -> None:
+def test_batches_of_plain_arrays_use_the_same_message_format(sampled: list[tuple[str, int, Any]]) -> None:
     """The fast path caches the columns of the last batch, so its result depends on earlier batches."""
     short, general = Encoder(), Encoder()
-    for kind, rows, unit in drawn:
+    for kind, rows, unit in sampled:
         batch = SampleBatch(BARE[kind](rows))
         batch.action_unit = unit
         frame, expected = short.encode(batch), general._of_sample_batch(batch, batch._all())
@@ -342,7 +342,7 @@ def test_random_metadata_is_rejected_or_received(batch: Any) -> None:
     metadata = json.loads(producer._memory[start : start + nbytes].tobytes())
     original = producer._memory.copy()
     buffers = original[start + align(nbytes) : fields["start"] + fields["nbytes"]]
-    seen = set()
+    observed = set()
     for count, path in enumerate(paths(metadata)):
         # A few of the strange values for each place, all of them over all places.
         for strange in STRANGE[count % 4 :: 4]:
@@ -375,17 +375,17 @@ def test_random_metadata_is_rejected_or_received(batch: Any) -> None:
             )
             try:
                 str(consumer.recv(timeout_s=1))
-                seen.add("received")
+                observed.add("received")
             except FormatError:
-                seen.add("refused")
+                observed.add("refused")
                 consumer.close()
                 producer, consumer = reopened(producer)
             except SampleBatchError as error:
-                seen.add(type(error).__name__)
+                observed.add(type(error).__name__)
     producer.close()
     consumer.close()
-    assert {"received", "refused"} <= seen
-    assert seen <= {"received", "refused", "UntrustedPickleError", "CompressedColumnError"}
+    assert {"received", "refused"} <= observed
+    assert observed <= {"received", "refused", "UntrustedPickleError", "CompressedColumnError"}
 
 
 def reopened(producer: Producer) -> tuple[Producer, Consumer]:
@@ -449,11 +449,11 @@ def test_values_of_nested_batches_are_received_unchanged(ends: tuple[Producer, C
     batch.__dict__["record"] = np.zeros(2, [("x", "f4")])
     for _ in range(2):
         producer.send(batch)
-        got = consumer.recv(timeout_s=1)
-        assert isinstance(got, Batch)
-        assert list(got.__dict__) == list(batch.__dict__)
+        actual = consumer.recv(timeout_s=1)
+        assert isinstance(actual, Batch)
+        assert list(actual.__dict__) == list(batch.__dict__)
         for name, value in batch.__dict__.items():
-            mine = got.__dict__[name]
+            mine = actual.__dict__[name]
             assert type(mine) is type(value), name
             if isinstance(value, torch.Tensor):
                 assert torch.equal(mine, value.resolve_conj()), name

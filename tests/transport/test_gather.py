@@ -28,8 +28,8 @@ from samplebatch.transport.producer import Producer
 
 
 def ends(count: int, capacity_nbytes: int = 1 << 16) -> tuple[list[Producer], list[Consumer]]:
-    made = [channel(capacity_nbytes) for _ in range(count)]
-    return [producer for producer, _ in made], [consumer for _, consumer in made]
+    result = [channel(capacity_nbytes) for _ in range(count)]
+    return [producer for producer, _ in result], [consumer for _, consumer in result]
 
 
 def close(*ends: Producer | Consumer) -> None:

@@ -61,7 +61,7 @@ def test_a_publication_that_contradicts_its_description_is_rejected(name: str, v
         head = json.dumps({**json.loads(content.head), name: value}).encode()
         start = content.values.ctypes.data - board._memory.ctypes.data + (content.values.nbytes + 63) // 64 * 64
         board._memory[start : start + len(head)] = np.frombuffer(head, np.uint8)
-        own = board._word(1)
-        board._words[own + 2], board._words[own + 3] = len(head), crc32(head)
+        ours = board._word(1)
+        board._words[ours + 2], board._words[ours + 3] = len(head), crc32(head)
         with pytest.raises(FormatError):
             subscription.latest(timeout_s=1)

@@ -35,5 +35,5 @@ def test_survivors_of_a_killed_process_are_reported(method: str, rounds: int) ->
     assert done.returncode == 0, done.stderr[-3000:]
     ends = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
     assert sum(int(times) for times, _ in ends) == rounds
-    told = "\n".join(how for _, how in ends)
-    assert all(f"the {who} died" in told for who in ("producer", "consumer", "publisher"))
+    report = "\n".join(how for _, how in ends)
+    assert all(f"the {role} died" in report for role in ("producer", "consumer", "publisher"))

@@ -79,10 +79,10 @@ def test_any_view_of_a_block_retains_it(ends: tuple[Producer, Consumer], holder:
         producer.send(steps(7.0))
         batch = consumer.recv(timeout_s=1)
         assert isinstance(batch, SampleBatch)
-        held = holder(batch)
+        stored = holder(batch)
         del batch
         assert not is_free(producer, consumer)
-        del held
+        del stored
         assert is_free(producer, consumer)
 
 
@@ -91,16 +91,16 @@ def test_blocks_are_returned_in_any_order() -> None:
     with producer, consumer:
         order = random.Random(0)
         for _ in range(5):
-            held = []
+            stored = []
             with pytest.raises(ChannelTimeoutError):  # noqa: PT012
                 while True:
-                    producer.send(steps(len(held)), timeout_s=0)
-                    held.append(consumer.recv(timeout_s=1)["obs"][0])
-            assert len(held) > 10
-            assert [row[0] for row in held] == list(range(len(held)))
-            order.shuffle(held)
-            while held:
-                held.pop()
+                    producer.send(steps(len(stored)), timeout_s=0)
+                    stored.append(consumer.recv(timeout_s=1)["obs"][0])
+            assert len(stored) > 10
+            assert [row[0] for row in stored] == list(range(len(stored)))
+            order.shuffle(stored)
+            while stored:
+                stored.pop()
                 producer.send(steps(), timeout_s=0)
                 consumer.recv(timeout_s=1)
 
@@ -109,19 +109,19 @@ def test_receivers_may_modify_received_arrays(ends: tuple[Producer, Consumer]) -
     producer, consumer = ends
     batch = steps(1.0)
     producer.send(batch)
-    got = consumer.recv(timeout_s=1)
-    got["obs"][:] = 5
-    got["rewards"] += 1
-    assert got["obs"].sum() == 5 * got["obs"].size
+    actual = consumer.recv(timeout_s=1)
+    actual["obs"][:] = 5
+    actual["rewards"] += 1
+    assert actual["obs"].sum() == 5 * actual["obs"].size
     assert batch == steps(1.0)
 
 
 @pytest.mark.parametrize("make", [lambda: with_every_kind(20), lambda: in_sequences(padded=True)])
 def test_columns_of_every_kind_retain_the_block(make: Callable[[], SampleBatch]) -> None:
-    wanted = make()
+    expected = make()
     producer, consumer = channel(1 << 17, allow_pickle=True)
     with producer, consumer:
-        producer.send(wanted)
+        producer.send(expected)
         batch = consumer.recv(timeout_s=1)
         assert isinstance(batch, SampleBatch)
         names = batch.column_names
@@ -131,9 +131,9 @@ def test_columns_of_every_kind_retain_the_block(make: Callable[[], SampleBatch])
             for _ in range(9):
                 producer.send(SampleBatch(a=np.full(9000, 255, np.uint8)), timeout_s=1)
                 consumer.recv(timeout_s=1)
-            assert column.equals(wanted.column(name)), name
+            assert column.equals(expected.column(name)), name
             del column
-            producer.send(wanted)
+            producer.send(expected)
             batch = consumer.recv(timeout_s=1)
         del batch
         producer._blocks.collect()
@@ -196,13 +196,13 @@ def test_no_block_is_lost_when_the_pipe_is_full() -> None:
     count = 10_000
     producer, consumer = channel(64 * (count + 16))
     with producer, consumer:
-        held = []
+        stored = []
         for i in range(count):
             producer.send(SampleBatch(i=[i]), timeout_s=0)
-            held.append(consumer.recv(timeout_s=0)["i"])
-        assert [array.item() for array in held] == list(range(count))
+            stored.append(consumer.recv(timeout_s=0)["i"])
+        assert [array.item() for array in stored] == list(range(count))
         # More than a pipe holds, while nobody reads.
-        held.clear()
+        stored.clear()
         assert consumer._return_pipe._pending
         producer._blocks.collect()
         with pytest.raises(ChannelTimeoutError):
@@ -335,9 +335,9 @@ class TestLease:
         producer, consumer = ends
         producer.send(steps(6.0))
         with pytest.raises(LeaseError, match="outlive the with statement"), consumer.lease(timeout_s=1) as batch:
-            held = holder(batch)
+            stored = holder(batch)
         assert not is_free(producer, consumer)
-        del held
+        del stored
         assert is_free(producer, consumer)
 
     def test_arrays_retained_after_it_remain_valid(self, ends: tuple[Producer, Consumer]) -> None:
@@ -367,13 +367,13 @@ class TestLease:
         ids=["every kind", "sequences", "multi-agent", "nested"],
     )
     def test_every_kind_of_batch_can_be_leased(self, make: Callable[[], Any]) -> None:
-        wanted = make()
+        expected = make()
         producer, consumer = channel(1 << 19, allow_pickle=True)
         with producer, consumer:
             for _ in range(2):
-                producer.send(wanted)
+                producer.send(expected)
                 with consumer.lease(timeout_s=1) as batch:
-                    assert batch == wanted
+                    assert batch == expected
                 producer._blocks.collect()
                 assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
@@ -399,11 +399,11 @@ class TestLease:
     def test_columns_added_by_the_caller_remain_valid(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         producer.send(steps())
-        own = np.arange(ROWS)
+        achieved = np.arange(ROWS)
         with consumer.lease(timeout_s=1) as batch:
-            batch["own"] = own
+            batch["own"] = achieved
         assert is_free(producer, consumer)
-        assert own.sum() > 0
+        assert achieved.sum() > 0
 
 
 def test_a_signal_while_a_block_is_returned_loses_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,11 +412,11 @@ def test_a_signal_while_a_block_is_returned_loses_no_block(monkeypatch: pytest.M
     returns = ReturnPipe()
     returns.open(writer)
     write = os.write
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def interrupted(descriptor: int, data: bytes) -> int:
-        seen.append(int.from_bytes(data, "little"))
-        if len(seen) == 2:
+        recorded.append(int.from_bytes(data, "little"))
+        if len(recorded) == 2:
             write(descriptor, data)
             raise KeyboardInterrupt
         return write(descriptor, data)
@@ -426,7 +426,7 @@ def test_a_signal_while_a_block_is_returned_loses_no_block(monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         returns.give(2)
     returns.give(3)
-    assert seen == [1, 2, 2, 3]
+    assert recorded == [1, 2, 2, 3]
     assert returns.flush()
     del returns
     assert len(os.read(reader, 100)) == 32

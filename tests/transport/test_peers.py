@@ -66,11 +66,11 @@ def test_a_process_that_has_already_ended_is_not_alive(child) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_a_later_process_with_the_same_number_is_another() -> None:
-    own = ProcessIdentity.own()
-    assert ProcessWatch(own).is_alive()
-    assert peers.is_alive(own)
-    assert not ProcessWatch(own._replace(started=own.started + 1)).is_alive()
-    assert not peers.is_alive(own._replace(started=own.started + 1))
+    ours = ProcessIdentity.own()
+    assert ProcessWatch(ours).is_alive()
+    assert peers.is_alive(ours)
+    assert not ProcessWatch(ours._replace(started=ours.started + 1)).is_alive()
+    assert not peers.is_alive(ours._replace(started=ours.started + 1))
 
 
 @pytest.mark.parametrize("pid", [0, -1, -(1 << 31)])

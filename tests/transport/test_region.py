@@ -42,24 +42,24 @@ def run(context, target, *arguments) -> int:
 
 
 def test_a_new_region_is_zero_writable_and_aligned(make) -> None:
-    with leaks.nothing_left(), make(5000) as made:
-        assert made.nbytes == len(made.memory) == made.array.size == 5000
-        assert not made.array.any()
-        assert made.address % 4096 == made.array.ctypes.data % 4096 == 0
-        made.array[:] = 7
-        assert bytes(made.memory[4998:]) == b"\x07\x07"
+    with leaks.nothing_left(), make(5000) as result:
+        assert result.nbytes == len(result.memory) == result.array.size == 5000
+        assert not result.array.any()
+        assert result.address % 4096 == result.array.ctypes.data % 4096 == 0
+        result.array[:] = 7
+        assert bytes(result.memory[4998:]) == b"\x07\x07"
 
 
 def test_memory_is_retained_until_its_last_view(make) -> None:
     with leaks.nothing_left():
-        made = make(MIB)
-        view, array = made.memory[10:20], made.array[30:40]
-        made.close()
-        made.close()
+        result = make(MIB)
+        view, array = result.memory[10:20], result.array[30:40]
+        result.close()
+        result.close()
         view[:] = b"0123456789"
         array[:] = 3
         assert bytes(view) == b"0123456789"
-        assert made.closed
+        assert result.closed
         del view, array
 
 
@@ -69,49 +69,49 @@ def test_pages_are_unmapped_with_the_last_view() -> None:
             return sum("memfd:samplebatch" in line for line in lines)
 
     before = mapped()
-    made = Region.create(MIB)
-    view = made.memory
-    made.close()
+    result = Region.create(MIB)
+    view = result.memory
+    result.close()
     assert mapped() == before + 1
     del view
     assert mapped() == before
 
 
 def test_a_closed_region_raises() -> None:
-    made = Region.create(10)
-    made.close()
-    for use in (lambda: made.memory, lambda: made.array, lambda: made.address, made.warm):
+    result = Region.create(10)
+    result.close()
+    for use in (lambda: result.memory, lambda: result.array, lambda: result.address, result.warm):
         with pytest.raises(ValueError, match="the region is closed"):
             use()
     with pytest.raises(ValueError, match="descriptor is closed"):
-        made.fileno()
-    assert repr(made) == "<Region of 10 bytes, closed>"
+        result.fileno()
+    assert repr(result) == "<Region of 10 bytes, closed>"
 
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_a_child_writes_to_the_same_memory(method, make) -> None:
     context = multiprocessing.get_context(method)
-    with make(64) as made:
-        pid = run(context, region_children.write_pid, made)
-        assert int.from_bytes(made.memory[:8], "little") == pid
+    with make(64) as result:
+        pid = run(context, region_children.write_pid, result)
+        assert int.from_bytes(result.memory[:8], "little") == pid
 
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_a_region_is_sent_through_queues_and_returned(method, make) -> None:
     context = multiprocessing.get_context(method)
     queue, done = context.Queue(), context.Queue()
-    made = make(64)
+    result = make(64)
     process = context.Process(target=region_children.write_pid_to_what_arrives, args=(queue, done))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
-    queue.put(made)
+    queue.put(result)
     back = done.get(timeout=30)
     queue.put("fetched")
     process.join(60)
-    assert int.from_bytes(made.memory[:8], "little") == int.from_bytes(back.memory[:8], "little") == process.pid
+    assert int.from_bytes(result.memory[:8], "little") == int.from_bytes(back.memory[:8], "little") == process.pid
     back.memory[8] = 9
-    assert made.memory[8] == 9
+    assert result.memory[8] == 9
     for end in (queue, done):
         end.close()
         end.join_thread()
@@ -119,30 +119,30 @@ def test_a_region_is_sent_through_queues_and_returned(method, make) -> None:
 
 def test_a_read_only_region_is_read_only_in_a_child() -> None:
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    with Region.create(64) as made, made.read_only() as seen:
-        made.memory[0] = 5
-        assert seen.memory[0] == 5
-        assert seen.memory.readonly
+    parent_end, child_end = context.Pipe(duplex=False)
+    with Region.create(64) as result, result.read_only() as observed:
+        result.memory[0] = 5
+        assert observed.memory[0] == 5
+        assert observed.memory.readonly
         with pytest.raises(ValueError, match="read-only"):
-            seen.array[0] = 1
-        run(context, region_children.try_to_write, seen, there)
-        assert here.recv() == r"b'\x05\x00' cannot modify read-only memory"
-        here.close()
-        there.close()
+            observed.array[0] = 1
+        run(context, region_children.try_to_write, observed, child_end)
+        assert parent_end.recv() == r"b'\x05\x00' cannot modify read-only memory"
+        parent_end.close()
+        child_end.close()
 
 
 def test_peers_cannot_shrink_a_region() -> None:
-    with Region.create(8192) as made:
+    with Region.create(8192) as result:
         for size in (0, 4096, 16384):
             with pytest.raises(OSError, match="not permitted") as refused:
-                os.ftruncate(made.fileno(), size)
+                os.ftruncate(result.fileno(), size)
             assert refused.value.errno == errno.EPERM
 
 
 def handed_over(nbytes: int, **options) -> Region:
-    with Region._create(8192, named=options.pop("named", False)) as made:
-        return Region.attach(os.dup(made.fileno()), nbytes, **options)
+    with Region._create(8192, named=options.pop("named", False)) as result:
+        return Region.attach(os.dup(result.fileno()), nbytes, **options)
 
 
 @pytest.mark.parametrize("claimed", [-1, 0, 1, 4096, 8191, 8193, 1 << 40])
@@ -170,66 +170,66 @@ def test_descriptors_without_memory_are_rejected() -> None:
 
 
 def test_an_attached_region_shares_the_same_memory(make) -> None:
-    with make(100) as made, Region.attach(os.dup(made.fileno()), 100, sealed=False) as other:
+    with make(100) as result, Region.attach(os.dup(result.fileno()), 100, sealed=False) as other:
         other.array[99] = 4
-        assert made.array[99] == 4
+        assert result.array[99] == 4
 
 
 def test_a_region_may_close_its_descriptor() -> None:
-    with Region.create(100) as made:
+    with Region.create(100) as result:
         before = len(leaks.descriptors())
-        made.close_descriptor()
+        result.close_descriptor()
         assert len(leaks.descriptors()) == before - 1
-        made.array[:] = 1
+        result.array[:] = 1
         with pytest.raises(ValueError, match="descriptor is closed"):
-            multiprocessing.reduction.ForkingPickler.dumps(made)
+            multiprocessing.reduction.ForkingPickler.dumps(result)
 
 
 def test_executed_programs_do_not_inherit_a_region(make) -> None:
-    with make(10) as made:
-        assert not os.get_inheritable(made.fileno())
-        code = f"import os; print(os.path.exists('/proc/self/fd/{made.fileno()}'))"
+    with make(10) as result:
+        assert not os.get_inheritable(result.fileno())
+        code = f"import os; print(os.path.exists('/proc/self/fd/{result.fileno()}'))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, close_fds=False)
         assert done.stdout.strip() == "False"
 
 
 def test_plain_pickle_of_a_region_is_rejected() -> None:
-    with Region.create(10) as made, pytest.raises(TypeError, match="must be pickled by multiprocessing"):
-        pickle.dumps(made)
+    with Region.create(10) as result, pytest.raises(TypeError, match="must be pickled by multiprocessing"):
+        pickle.dumps(result)
 
 
 def test_warming_does_not_change_contents() -> None:
-    with Region.create(3 * MIB + 5) as made, made.read_only() as seen:
-        made.array[:] = np.arange(made.nbytes) % 251
-        before = made.array.copy()
+    with Region.create(3 * MIB + 5) as result, result.read_only() as observed:
+        result.array[:] = np.arange(result.nbytes) % 251
+        before = result.array.copy()
         for start, stop in ((0, None), (5000, 5001), (3 * MIB, 9 * MIB), (9 * MIB, None)):
-            made.warm(start, stop)
-            seen.warm(start, stop)
-        np.testing.assert_array_equal(seen.array, before)
+            result.warm(start, stop)
+            observed.warm(start, stop)
+        np.testing.assert_array_equal(observed.array, before)
 
 
 def test_warm_pages_are_mapped() -> None:
     def faults() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-    with Region.create(16 * MIB) as made:
-        made.warm()
-        array, before = made.array, faults()
+    with Region.create(16 * MIB) as result:
+        result.warm()
+        array, before = result.array, faults()
         array[:] = 1
         assert faults() - before < 16 * MIB // 4096 // 4
 
 
 def test_discarded_pages_are_free_and_read_as_zeros(make) -> None:
-    with make(MIB + 100) as made:
-        made.array[:] = 1
-        taken = os.stat(made.fileno()).st_blocks * 512
-        made.discard(5000)
-        assert os.stat(made.fileno()).st_blocks * 512 == taken - (MIB + 4096) + 8192
-        assert made.array[:8192].all()
-        assert not made.array[8192:].any()
-        made.discard(2 * MIB)
-        made.array[:] = 2
-        assert made.array.all()
+    with make(MIB + 100) as result:
+        result.array[:] = 1
+        allocated = os.stat(result.fileno()).st_blocks * 512
+        result.discard(5000)
+        assert os.stat(result.fileno()).st_blocks * 512 == allocated - (MIB + 4096) + 8192
+        assert result.array[:8192].all()
+        assert not result.array[8192:].any()
+        result.discard(2 * MIB)
+        result.array[:] = 2
+        assert result.array.all()
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
@@ -326,9 +326,9 @@ def test_many_regions_are_created_and_freed() -> None:
 
 def test_deleting_a_region_closes_it() -> None:
     with leaks.nothing_left():
-        kept = [Region.create(5000) for _ in range(20)]
-        assert len({made.fileno() for made in kept}) == 20
-        del kept
+        retained = [Region.create(5000) for _ in range(20)]
+        assert len({result.fileno() for result in retained}) == 20
+        del retained
 
 
 def test_seals_prevent_resizing_and_further_seals() -> None:

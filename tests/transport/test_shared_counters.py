@@ -28,57 +28,57 @@ def way(request, monkeypatch):
 
 @pytest.fixture
 def region():
-    with Region.create(4096) as made:
-        yield made
+    with Region.create(4096) as result:
+        yield result
 
 
 def test_counters_return_the_last_written_value(region) -> None:
-    here, there = SharedCounters(region.array, 8), SharedCounters(region.read_only().array, 8)
+    first, second = SharedCounters(region.array, 8), SharedCounters(region.read_only().array, 8)
     for value in (1, 2**32, 2**64 - 1, 0):
-        here[7] = value
-        assert there[7] == value
+        first[7] = value
+        assert second[7] == value
     with pytest.raises(TypeError, match="read-only"):
-        there[7] = 1
+        second[7] = 1
     with pytest.raises(IndexError):
-        here[8]
+        first[8]
     with pytest.raises(ValueError, match="invalid value"):
-        here[0] = 2**64
+        first[0] = 2**64
 
 
 def test_counters_retain_their_memory(region) -> None:
-    kept = SharedCounters(region.array, 8)
+    retained = SharedCounters(region.array, 8)
     region.close()
-    kept[1] = 5
-    assert kept[1] == 5
+    retained[1] = 5
+    assert retained[1] == 5
 
 
 @pytest.mark.usefixtures("way")
 def test_a_wait_ends_in_time(region) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     SharedCounters(region.array, 1).wait(0, last_value=0, timeout_s=0.05)
-    assert 0.04 < time.monotonic() - begun < 5
+    assert 0.04 < time.monotonic() - started < 5
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("seen", [0, 8, 1 << 31])
-def test_a_wait_returns_immediately_if_the_counter_has_changed(region, seen) -> None:
+@pytest.mark.parametrize("observed", [0, 8, 1 << 31])
+def test_a_wait_returns_immediately_if_the_counter_has_changed(region, observed) -> None:
     shared = SharedCounters(region.array, 1)
     shared[0] = 7
-    begun = time.monotonic()
-    shared.wait(0, last_value=seen, timeout_s=30)
-    assert time.monotonic() - begun < 5
+    started = time.monotonic()
+    shared.wait(0, last_value=observed, timeout_s=30)
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.usefixtures("way")
 def test_all_waiting_threads_are_woken(region) -> None:
     shared = SharedCounters(region.array, 2)
-    seen = SharedCounters(region.read_only().array, 2)
+    observed = SharedCounters(region.read_only().array, 2)
     ended: list[int] = []
 
     def wait() -> None:
-        while seen[1] == 0:
-            seen.wait(1, last_value=0, timeout_s=30)
-        ended.append(seen[1])
+        while observed[1] == 0:
+            observed.wait(1, last_value=0, timeout_s=30)
+        ended.append(observed[1])
 
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:

@@ -67,11 +67,11 @@ def child(context, target, *arguments):
 
 @contextlib.contextmanager
 def queues_of(context, count: int):
-    made = [context.Queue() for _ in range(count)]
-    yield made
-    for one in made:
-        one.close()
-        one.join_thread()
+    result = [context.Queue() for _ in range(count)]
+    yield result
+    for item in result:
+        item.close()
+        item.join_thread()
 
 
 def rows(n: int) -> SampleBatch:
@@ -303,15 +303,15 @@ def test_a_kill_at_any_time_leaves_batches_complete() -> None:
 
 def test_batches_are_sent_through_a_pipe() -> None:
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    ready = context.Event()
-    with child(context, pickling_children.receive_later, there, ready) as process:
-        here.send(checked(4))
-        ready.set()
+    parent_end, child_end = context.Pipe()
+    completed = context.Event()
+    with child(context, pickling_children.receive_later, child_end, completed) as process:
+        parent_end.send(checked(4))
+        completed.set()
         process.join(60)
         assert process.exitcode == 0
-    here.close()
-    there.close()
+    parent_end.close()
+    child_end.close()
 
 
 def test_a_forked_child_has_its_own_memory() -> None:
@@ -320,8 +320,8 @@ def test_a_forked_child_has_its_own_memory() -> None:
     pid = os.fork()
     if not pid:
         signal.alarm(30)
-        own = shared_pickling._queue_memory
-        os._exit(7 if own.nbytes == 0 and own.keep_nbytes == shared_pickling.KEEP_NBYTES else 1)
+        ours = shared_pickling._queue_memory
+        os._exit(7 if ours.nbytes == 0 and ours.keep_nbytes == shared_pickling.KEEP_NBYTES else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert shared_pickling._queue_memory.unreceived == 1
 
@@ -340,8 +340,8 @@ if __name__ == "__main__":
 
 
 def test_the_main_process_does_not_wait_at_its_end() -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     command = [sys.executable, "-W", "error", "-c", AT_EXIT, os.path.dirname(__file__)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("end\n", "")
-    assert time.monotonic() - begun < shared_pickling.LINGER_S - 2
+    assert time.monotonic() - started < shared_pickling.LINGER_S - 2

@@ -26,9 +26,9 @@ KIB, MIB = 1 << 10, 1 << 20
 @pytest.fixture
 def memory():
     with leaks.nothing_left():
-        made = SharedQueueMemory(keep_nbytes=8 * MIB)
-        yield made
-        made.close()
+        result = SharedQueueMemory(keep_nbytes=8 * MIB)
+        yield result
+        result.close()
 
 
 def content(nbytes: int, seed: int = 0) -> np.ndarray:
@@ -47,10 +47,10 @@ def test_received_bytes_equal_sent_bytes(memory, sizes) -> None:
     buffers = [content(nbytes, seed) for seed, nbytes in enumerate(sizes)]
     address, spans = memory.send([buffer.data for buffer in buffers])
     received = receive(address, spans)
-    for got, sent in zip(received, buffers, strict=True):
-        np.testing.assert_array_equal(got, sent)
-        assert got.ctypes.data % 64 == 0
-        assert got.flags.writeable
+    for actual, sent in zip(received, buffers, strict=True):
+        np.testing.assert_array_equal(actual, sent)
+        assert actual.ctypes.data % 64 == 0
+        assert actual.flags.writeable
 
 
 def test_memory_is_reused_after_the_last_view_is_deleted(memory) -> None:
@@ -262,14 +262,14 @@ def test_descriptors_are_duplicated_if_paths_are_unavailable() -> None:
 
 def test_wait_until_received_returns_after_the_last_receive(memory) -> None:
     address, spans = memory.send([b"x"])
-    begun = time.monotonic()
+    started = time.monotonic()
     memory.wait_until_received(0.05)
-    assert time.monotonic() - begun > 0.04
+    assert time.monotonic() - started > 0.04
     memory.wait_until_received(60, while_true=lambda: False)
     timer = threading.Timer(0.05, receive, (address, spans))
     timer.start()
     memory.wait_until_received(60)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     timer.join()
 
 

@@ -98,15 +98,15 @@ def test_a_failure_is_reported_for_an_end_in_a_local_variable(
 ) -> None:
     context = multiprocessing.get_context(method)
     producer, consumer = channel(1 << 14)
-    here, there = context.Pipe()
+    parent_end, child_end = context.Pipe()
     # The child has not imported the library before it receives the end, unless it is forked.
-    child = context.Process(target=lose, args=(there, how))
+    child = context.Process(target=lose, args=(child_end, how))
     child.start()
-    here.send(producer)
+    parent_end.send(producer)
     assert len(consumer.recv(timeout_s=30)) == 1
     assert outcome_of_recv(consumer) is outcome
     child.join()
-    for end in (here, there, producer, consumer):
+    for end in (parent_end, child_end, producer, consumer):
         end.close()
 
 
@@ -159,16 +159,16 @@ def _tell_the_end(consumer: Any, answers: Any) -> None:
 
 def test_a_creator_that_dies_with_an_unused_end_is_reported_as_dead() -> None:
     context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
+    parent_end, child_end = context.Pipe()
     go, wait = context.Pipe()
-    child = context.Process(target=_keep_unused, args=(wait, there))
+    child = context.Process(target=_keep_unused, args=(wait, child_end))
     child.start()
-    assert here.recv() > 0
+    assert parent_end.recv() > 0
     go.send(None)
-    assert here.poll(30)
-    assert here.recv() == "PeerDiedError"
+    assert parent_end.poll(30)
+    assert parent_end.recv() == "PeerDiedError"
     child.join()
-    for connection in (here, there, go, wait):
+    for connection in (parent_end, child_end, go, wait):
         connection.close()
 
 

@@ -97,18 +97,18 @@ class Pictures(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._num_frames = 0
 
     def _observe(self) -> Any:
-        self._seen += 1
-        return np.full((84, 84, 4), self._seen % 256, np.uint8)
+        self._num_frames += 1
+        return np.full((84, 84, 4), self._num_frames % 256, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         return self._observe(), {}
 
     def step(self, action: Any) -> Any:
-        return self._observe(), 1.0, self._seen % 10 == 0, False, {}
+        return self._observe(), 1.0, self._num_frames % 10 == 0, False, {}
 
 
 def climb_here(obs: Any) -> dict[str, Any]:

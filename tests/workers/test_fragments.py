@@ -115,11 +115,11 @@ class Shifting(arena.Relay):
 
     def step(self, actions: dict[str, Any]) -> arena.Step:
         self.made += 1
-        observations, rewards, *rest = super().step(actions)
+        observations, rewards, *others = super().step(actions)
         if self.made < 100:
-            return observations, rewards, *rest
+            return observations, rewards, *others
         wide = {agent: obs.astype(np.float64) + 0.1 for agent, obs in observations.items()}
-        return wide, {agent: np.float32(reward) for agent, reward in rewards.items()}, *rest
+        return wide, {agent: np.float32(reward) for agent, reward in rewards.items()}, *others
 
 
 def test_observations_that_widen_in_mid_fragment() -> None:
@@ -139,8 +139,8 @@ class Poetic(arena.Relay):
 
     def step(self, actions: dict[str, Any]) -> arena.Step:
         self.made += 1
-        observations, rewards, *rest = super().step(actions)
-        return observations, dict.fromkeys(rewards, "a rose") if self.made == 50 else rewards, *rest
+        observations, rewards, *others = super().step(actions)
+        return observations, dict.fromkeys(rewards, "a rose") if self.made == 50 else rewards, *others
 
 
 def test_rewards_that_are_not_numbers_are_rejected() -> None:

@@ -23,23 +23,23 @@ def stay(obs: Any) -> Any:
 @pytest.mark.parametrize("backend", ["inline", "process"])
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 def test_env_ids_are_positions_in_the_list(num_workers: int, backend: Any) -> None:
-    given = {"num_workers": num_workers, "envs_per_worker": 4 // num_workers, "backend": backend}
-    with RolloutWorkers(stay, LADDERS, start_method="fork", **given) as workers:
+    options = {"num_workers": num_workers, "envs_per_worker": 4 // num_workers, "backend": backend}
+    with RolloutWorkers(stay, LADDERS, start_method="fork", **options) as workers:
         batch = workers.collect(n_step=24).batch
     assert batch["obs"][:, 0].tolist() == batch["env_id"].tolist() == [env for env in range(4) for _ in range(6)]
 
 
 def test_simultaneous_and_turn_based_agents_are_collected_together() -> None:
-    given: list[Any] = [arena.Relay, "mpe2/simple_tag_v3", arena.Bazaar]
-    with RolloutWorkers("random", given, num_workers=3, seed=1, backend="inline") as workers:
+    original: list[Any] = [arena.Relay, "mpe2/simple_tag_v3", arena.Bazaar]
+    with RolloutWorkers("random", original, num_workers=3, seed=1, backend="inline") as workers:
         several = workers.collect(n_step=30).batch
-    with MultiAgentCollector("random", [arena.Relay(), *given[1:]], policy_mapping=str, seed=1) as collector:
+    with MultiAgentCollector("random", [arena.Relay(), *original[1:]], policy_mapping=str, seed=1) as collector:
         alone = collector.collect(n_step=30).batch
     for batch, agents in ((several, {"runner", "adversary", "agent", "trader"}), (alone, None)):
         assert batch.count == 30
         assert agents is None or set(batch.policy_batches) == agents
-        found = {int(env) for steps in batch.policy_batches.values() for env in steps["env_id"]}
-        assert found == {0, 1, 2}
+        actual = {int(env) for steps in batch.policy_batches.values() for env in steps["env_id"]}
+        assert actual == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_environments_of_a_list_must_have_equal_spaces() -> None:
 
 
 def test_all_collectors_accept_lists_of_names_and_functions() -> None:
-    given: Any = ["CartPole-v1", "gymnasium.envs.classic_control:CartPoleEnv"]
-    with Collector("random", given, seed=1) as collector:
+    original: Any = ["CartPole-v1", "gymnasium.envs.classic_control:CartPoleEnv"]
+    with Collector("random", original, seed=1) as collector:
         batches = [collector.collect(n_step=20).batch]
-    with AsyncCollector("random", given, seed=1, start_method="fork", wait_num=2) as collector:
+    with AsyncCollector("random", original, seed=1, start_method="fork", wait_num=2) as collector:
         batches.append(collector.collect(n_step=20).batch)
-    with RolloutWorkers("random", given, seed=1, backend="inline") as workers:
+    with RolloutWorkers("random", original, seed=1, backend="inline") as workers:
         batches.append(workers.collect(n_step=20).batch)
     for batch in batches:
         assert batch["obs"].tolist() == batches[0]["obs"].tolist()

@@ -89,8 +89,8 @@ def cluster(machine: dict[str, str]) -> Iterator[str]:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_without_tokens_is_detected_on_a_machine_that_has_one(machine: dict[str, str]) -> None:
-    said, errors = learn(machine)
-    assert said == "20", errors
+    output, errors = learn(machine)
+    assert output == "20", errors
 
 
 def test_a_process_that_requires_tokens_rejects_a_cluster_without(machine: dict[str, str], cluster: str) -> None:
@@ -101,13 +101,13 @@ def test_a_process_that_requires_tokens_rejects_a_cluster_without(machine: dict[
 
 def test_a_cluster_with_tokens_is_detected(machine: dict[str, str]) -> None:
     with running_cluster(machine, "token"):
-        said, errors = learn(machine)
-    assert said == "20", errors
+        output, errors = learn(machine)
+    assert output == "20", errors
 
 
 def test_workers_start_a_local_cluster_and_keep_using_it(machine: dict[str, str]) -> None:
-    said, errors = learn(machine, _LOCAL)
-    assert said == "20 True 20 True", errors
+    output, errors = learn(machine, _LOCAL)
+    assert output == "20 True 20 True", errors
 
 
 def test_a_local_cluster_is_never_one_of_another_process(machine: dict[str, str], cluster: str) -> None:

@@ -106,11 +106,11 @@ def test_steps_of_an_unplaceable_worker_are_collected_by_another(
     # How long a replacement waits for room.
     monkeypatch.setattr("samplebatch.workers.pool._PLACE_S", 5.0)
     seats = [cluster.add_node(**ray_worlds.NODE, resources={"seat": 1}) for _ in range(2)]
-    given: Any = {"max_restarts": 3, "backend": "ray", "seed": 1}
+    arguments: Any = {"max_restarts": 3, "backend": "ray", "seed": 1}
     options = RayOptions(resources={"seat": 1})
     began = time.monotonic()
     try:
-        with RolloutWorkers(climb_here, SlowLadder, ray_options=options, **given) as workers:
+        with RolloutWorkers(climb_here, SlowLadder, ray_options=options, **arguments) as workers:
             workers.collect(n_step=2)
             timer = threading.Timer(0.5, cluster.remove_node, [node_of(workers, seats)], {"allow_graceful": False})
             timer.start()
@@ -217,9 +217,9 @@ def wait_until_gone(pids: Any, timeout_s: float = 30) -> list[int]:
 
 def test_a_script_connects_by_address_and_defines_its_policy(cluster: Any, tmp_path: Path) -> None:
     with run_script(cluster[0], tmp_path / "learner.py", "end") as script:
-        said, errors = script.communicate(timeout=120)
-    assert said.startswith("{1} "), errors
-    assert not wait_until_gone(map(int, said.split()[1:]))
+        output, errors = script.communicate(timeout=120)
+    assert output.startswith("{1} "), errors
+    assert not wait_until_gone(map(int, output.split()[1:]))
 
 
 def test_actors_end_when_their_learner_is_killed(cluster: Any, tmp_path: Path) -> None:

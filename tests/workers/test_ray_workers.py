@@ -47,16 +47,16 @@ def _connected(nodes: list[Any]) -> None:
     """Start the cluster before any test."""
 
 
-def check_alike(one: Any, other: Any) -> None:
+def check_alike(first: Any, other: Any) -> None:
     """Check that two batches are equal except for ids that differ between runs."""
-    ones, others = (batch.as_multi_agent().policy_batches for batch in (one, other))
+    ones, others = (batch.as_multi_agent().policy_batches for batch in (first, other))
     assert ones.keys() == others.keys()
     for policy, steps in ones.items():
-        wanted = others[policy]
-        assert steps.column_names == wanted.column_names
+        expected = others[policy]
+        assert steps.column_names == expected.column_names
         for name in set(steps.column_names) - UNLIKE:
-            assert np.asarray(steps[name]).dtype == np.asarray(wanted[name]).dtype, name
-            assert np.asarray(steps[name]).tolist() == np.asarray(wanted[name]).tolist(), name
+            assert np.asarray(steps[name]).dtype == np.asarray(expected[name]).dtype, name
+            assert np.asarray(steps[name]).tolist() == np.asarray(expected[name]).tolist(), name
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def check_alike(one: Any, other: Any) -> None:
     ],
 )
 def test_reports_and_batches_agree_with_other_backends(env: str, policy: Any, backend: Any) -> None:
-    given: Any = {"envs_per_worker": 2, "seed": 3}
-    with on_ray(policy, env, **given) as workers, RolloutWorkers(policy, env, backend=backend, **given) as others:
+    options: Any = {"envs_per_worker": 2, "seed": 3}
+    with on_ray(policy, env, **options) as workers, RolloutWorkers(policy, env, backend=backend, **options) as others:
         for amount in ({"n_step": 101}, {"n_episode": 3}, {"n_step": 40}):
-            stats, wanted = workers.collect(**amount), others.collect(**amount)
-            check_alike(stats.batch, wanted.batch)
-            assert stats.n_collected_steps == wanted.n_collected_steps
-            assert stats.n_collected_episodes == wanted.n_collected_episodes
-            assert sorted(stats.returns) == sorted(wanted.returns)
-            assert sorted(stats.lens) == sorted(wanted.lens)
+            stats, expected = workers.collect(**amount), others.collect(**amount)
+            check_alike(stats.batch, expected.batch)
+            assert stats.n_collected_steps == expected.n_collected_steps
+            assert stats.n_collected_episodes == expected.n_collected_episodes
+            assert sorted(stats.returns) == sorted(expected.returns)
+            assert sorted(stats.lens) == sorted(expected.lens)
         facts, other_facts = workers.worker_stats, others.worker_stats
     for name in ("fragments", "nbytes", "sent_steps", "queue_depth", "lost_steps", "restarts", "versions"):
         assert getattr(facts, name) == getattr(other_facts, name), name
@@ -85,18 +85,18 @@ def test_reports_and_batches_agree_with_other_backends(env: str, policy: Any, ba
 
 @pytest.mark.parametrize("amount", [{"n_step": 505}, pytest.param({"n_episode": 11}, marks=pytest.mark.long)])
 def test_iterations_agree_with_other_backends(amount: Any) -> None:
-    found = []
+    actual = []
     for make in (on_ray, partial(RolloutWorkers, backend="inline")):
         with make("random", "CartPole-v1", envs_per_worker=2, seed=1) as workers:
-            asked = workers.fragments(fragment_length=40, **amount)
-            fragments = sorted(asked, key=lambda fragment: fragment["unroll_id"][0])
-        found.append((fragments, workers.stats))
-    (ones, stats), (others, wanted) = found
-    assert stats.n_collected_steps == wanted.n_collected_steps
-    assert stats.n_collected_episodes == wanted.n_collected_episodes
-    for one, other in zip(ones, others, strict=True):
-        assert one["unroll_id"].tolist() == other["unroll_id"].tolist()
-        check_alike(one, other)
+            requested = workers.fragments(fragment_length=40, **amount)
+            fragments = sorted(requested, key=lambda fragment: fragment["unroll_id"][0])
+        actual.append((fragments, workers.stats))
+    (ones, stats), (others, expected) = actual
+    assert stats.n_collected_steps == expected.n_collected_steps
+    assert stats.n_collected_episodes == expected.n_collected_episodes
+    for first, other in zip(ones, others, strict=True):
+        assert first["unroll_id"].tolist() == other["unroll_id"].tolist()
+        check_alike(first, other)
 
 
 def address_of(column: Any) -> int:
@@ -117,37 +117,37 @@ def test_fragments_are_read_without_copies() -> None:
 
     batch = SampleBatch(obs=np.arange(400_000.0), terminateds=np.zeros(400_000, bool))
     reference = ray.put(pack(batch))
-    one, other = (StoredFragments(1 << 30).open(ray.get(reference)) for _ in range(2))
-    assert one == batch
+    first, other = (StoredFragments(1 << 30).open(ray.get(reference)) for _ in range(2))
+    assert first == batch
     for name in batch:
-        assert address_of(one[name]) == address_of(other[name])
-        assert not one[name].flags.writeable
+        assert address_of(first[name]) == address_of(other[name])
+        assert not first[name].flags.writeable
 
 
 def test_fragments_beyond_half_of_the_capacity_are_copied() -> None:
-    given: Any = {"num_workers": 1, "capacity_nbytes": 10 << 20}
-    with on_ray("random", Pictures, **given) as workers:
-        kept = list(workers.fragments(n_step=300, fragment_length=100))
-    lies = ["plasma" in mapping_at(address_of(fragment["obs"])) for fragment in kept]
+    options: Any = {"num_workers": 1, "capacity_nbytes": 10 << 20}
+    with on_ray("random", Pictures, **options) as workers:
+        retained = list(workers.fragments(n_step=300, fragment_length=100))
+    lies = ["plasma" in mapping_at(address_of(fragment["obs"])) for fragment in retained]
     # Each is 5.4 MiB with its next observations, of the 5 that may be held: only the first one is.
     assert lies == [True, False, False]
-    seen = np.concatenate([fragment["obs"][:, 0, 0, 0] for fragment in kept])
-    assert len(np.unique(seen)) > 200
+    observed = np.concatenate([fragment["obs"][:, 0, 0, 0] for fragment in retained])
+    assert len(np.unique(observed)) > 200
 
 
 @pytest.mark.long
 def test_retained_fragments_do_not_fill_the_object_store() -> None:
     with on_ray("random", Pictures, seed=2) as workers:
-        kept = list(workers.fragments(n_step=2000, fragment_length=100))
+        retained = list(workers.fragments(n_step=2000, fragment_length=100))
     # 54 MiB of pictures a hundred megabytes of store have room for, and twice that they have not.
-    assert sum(fragment.size_bytes() for fragment in kept) > 100 << 20
-    lying = sum("plasma" in mapping_at(address_of(fragment["obs"])) for fragment in kept)
+    assert sum(fragment.size_bytes() for fragment in retained) > 100 << 20
+    lying = sum("plasma" in mapping_at(address_of(fragment["obs"])) for fragment in retained)
     assert 2 <= lying <= 10
     with RolloutWorkers("random", Pictures, backend="inline", seed=2) as workers:
-        made = workers.fragments(n_step=2000, fragment_length=100)
-        wanted = sorted(made, key=lambda fragment: fragment["unroll_id"][0])
-    for one, other in zip(sorted(kept, key=lambda fragment: fragment["unroll_id"][0]), wanted, strict=True):
-        assert (one["obs"] == other["obs"]).all()
+        result = workers.fragments(n_step=2000, fragment_length=100)
+        expected = sorted(result, key=lambda fragment: fragment["unroll_id"][0])
+    for first, other in zip(sorted(retained, key=lambda fragment: fragment["unroll_id"][0]), expected, strict=True):
+        assert (first["obs"] == other["obs"]).all()
 
 
 @pytest.mark.parametrize("in_flight", [1, pytest.param(3, marks=pytest.mark.long)])
@@ -172,7 +172,7 @@ def test_weights_are_stored_once_per_version_and_received(monkeypatch: pytest.Mo
 
     puts: list[Any] = []
     put = ray.put
-    monkeypatch.setattr(ray, "put", lambda *given, **options: puts.append(given) or put(*given, **options))
+    monkeypatch.setattr(ray, "put", lambda *args, **options: puts.append(args) or put(*args, **options))
     with on_ray("actors:Marked", "CartPole-v1", num_workers=3, seed=1) as workers:
         for version in range(3):
             if version:
@@ -188,14 +188,14 @@ def test_weights_are_stored_once_per_version_and_received(monkeypatch: pytest.Mo
 
 
 def test_new_weights_apply_after_fragments_already_requested() -> None:
-    seen = []
+    recorded = []
     with on_ray("actors:Marked", "CartPole-v1", num_workers=1, seed=1) as workers:
         for number, fragment in enumerate(workers.fragments(fragment_length=20, n_step=120)):
             (version,) = set(fragment["weights_version"].tolist())
-            seen.append(version)
+            recorded.append(version)
             if number == 1:
                 workers.publish({"mark": np.array([10.0])})
-    assert seen == [0, 0, 0, 0, 1, 1]
+    assert recorded == [0, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.long
@@ -219,10 +219,10 @@ def test_policies_by_id_and_hooks_agree_with_processes() -> None:
         batch = workers.collect(n_step=20).batch
     assert set(batch["adversary"]["policy.mark"].tolist()) == {4.0}
     hooks = [GAE(bootstrap=actors.first, gamma=0.9, lambda_=0.8)]
-    given: Any = {"seed": 3, "hooks": hooks}
+    options: Any = {"seed": 3, "hooks": hooks}
     with (
-        on_ray("actors:Marked", "CartPole-v1", **given) as workers,
-        RolloutWorkers("actors:Marked", "CartPole-v1", backend="inline", **given) as others,
+        on_ray("actors:Marked", "CartPole-v1", **options) as workers,
+        RolloutWorkers("actors:Marked", "CartPole-v1", backend="inline", **options) as others,
     ):
         check_alike(workers.collect(n_step=50).batch, others.collect(n_step=50).batch)
 
@@ -243,13 +243,13 @@ def test_buffers_are_filled_like_by_other_backends(kind: str) -> None:
         with make("random", env, buffer, num_workers=1, envs_per_worker=2, seed=3) as workers:
             for _ in range(2):
                 assert workers.collect(n_step=40).batch is None
-    one, other = (buffer.sample(0) for buffer in buffers)
+    first, other = (buffer.sample(0) for buffer in buffers)
     assert len(buffers[0]) == len(buffers[1]) > 0
     if kind == "rings":
         for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
-            assert (one[0][name] == other[0][name]).all(), name
+            assert (first[0][name] == other[0][name]).all(), name
     else:
-        for policy, steps in one.batch.items():
+        for policy, steps in first.batch.items():
             check_alike(steps, other.batch[policy])
 
 
@@ -262,21 +262,21 @@ def test_actors_write_directly_to_a_replay_service() -> None:
             with RolloutWorkers("random", "CartPole-v1", buffer, envs_per_worker=2, seed=3, backend=backend) as workers:
                 assert workers.collect(n_step=80).n_collected_steps == 80
         assert len(client) == len(local) == 80
-        (found, _), (wanted, _) = client.sample(32), local.sample(32)
+        (actual, _), (expected, _) = client.sample(32), local.sample(32)
         for name in ("obs", "act", "rew", "terminated", "truncated"):
-            assert (found[name] == wanted[name]).all(), name
+            assert (actual[name] == expected[name]).all(), name
 
 
 @pytest.mark.long
 def test_states_are_interchangeable_with_process_workers() -> None:
-    given: Any = {"seed": 5, "envs_per_worker": 2}
-    local = partial(RolloutWorkers, ray_worlds.draw, "CartPole-v1", **given, backend="process")
-    remote = partial(on_ray, ray_worlds.draw, "CartPole-v1", **given)
+    options: Any = {"seed": 5, "envs_per_worker": 2}
+    local = partial(RolloutWorkers, ray_worlds.draw, "CartPole-v1", **options, backend="process")
+    remote = partial(on_ray, ray_worlds.draw, "CartPole-v1", **options)
     with local() as first, remote() as second, remote() as third:
         first.collect(n_step=50)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
-        check_alike(first.collect(n_step=60).batch, wanted := second.collect(n_step=60).batch)
-        assert len(wanted) == 60
+        check_alike(first.collect(n_step=60).batch, expected := second.collect(n_step=60).batch)
+        assert len(expected) == 60
         third.load_state_dict(second.state_dict(), allow_pickle=True)
         check_alike(first.collect(n_step=61).batch, third.collect(n_step=61).batch)
         assert third.stats.n_collected_steps == first.stats.n_collected_steps
@@ -328,9 +328,9 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
 
 def test_a_hanging_actor_is_killed_and_reported() -> None:
     with on_ray("random", ray_worlds.Hanging, num_workers=1, stall_timeout_s=1) as workers:
-        found = []
+        actual = []
         with pytest.raises(WorkerError, match=r"hangs \(it completed no step for 1 s\) after sending 24 of 100"):
-            found += workers.fragments(n_step=100, fragment_length=8)
+            actual += workers.fragments(n_step=100, fragment_length=8)
     assert workers.stats.n_collected_steps == 24
 
 
@@ -372,8 +372,8 @@ def test_stopping_closes_environments(tmp_path: Path) -> None:
 
 
 def test_leaving_early_discards_fragments_and_closes_environments(tmp_path: Path) -> None:
-    given: Any = {"env_kwargs": {"folder": str(tmp_path), "pause_s": 0.01}}
-    with on_ray("random", ray_worlds.Closing, **given) as workers:
+    options: Any = {"env_kwargs": {"folder": str(tmp_path), "pause_s": 0.01}}
+    with on_ray("random", ray_worlds.Closing, **options) as workers:
         workers.collect(n_step=10)
         pids = workers.pids
         threading.Timer(0.3, workers.request_stop).start()
@@ -384,8 +384,8 @@ def test_leaving_early_discards_fragments_and_closes_environments(tmp_path: Path
 def test_actors_are_placed_by_their_resources(nodes: list[Any]) -> None:
     options = RayOptions(num_cpus=0.5, resources={"far": 1}, runtime_env=ENVIRONMENT)
     with RolloutWorkers(ray_worlds.tell_node, "CartPole-v1", num_workers=2, backend="ray", ray_options=options) as far:
-        found = far.collect(n_step=20).batch["policy.node"]
-    assert set(found.tolist()) == {ray_worlds.node_number(nodes[1])}
+        actual = far.collect(n_step=20).batch["policy.node"]
+    assert set(actual.tolist()) == {ray_worlds.node_number(nodes[1])}
 
 
 @pytest.mark.long
@@ -393,13 +393,15 @@ def test_actors_are_placed_by_a_scheduling_strategy(nodes: list[Any]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     options = RayOptions(scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[0].node_id, soft=False))
-    with RolloutWorkers(ray_worlds.tell_node, "CartPole-v1", num_workers=1, backend="ray", ray_options=options) as one:
-        found = one.collect(n_step=20).batch["policy.node"]
-    assert set(found.tolist()) == {ray_worlds.node_number(nodes[0])}
+    with RolloutWorkers(
+        ray_worlds.tell_node, "CartPole-v1", num_workers=1, backend="ray", ray_options=options
+    ) as first:
+        actual = first.collect(n_step=20).batch["policy.node"]
+    assert set(actual.tolist()) == {ray_worlds.node_number(nodes[0])}
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("value", "words"),
     [
         ({"address": "ray://head:10001"}, "address must be of a cluster with this machine as a node"),
         ({"num_cpus": -1}, "num_cpus must be a number from 0, got -1"),
@@ -408,9 +410,9 @@ def test_actors_are_placed_by_a_scheduling_strategy(nodes: list[Any]) -> None:
         ({"memory": 0.5}, "memory must be a whole number from 1"),
     ],
 )
-def test_options_that_have_no_effect_are_rejected(given: Any, words: str) -> None:
+def test_options_that_have_no_effect_are_rejected(value: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        RayOptions(**given)
+        RayOptions(**value)
 
 
 def test_ray_options_require_ray_and_the_connected_cluster() -> None:
@@ -432,5 +434,5 @@ def test_missing_ray_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch)
 def test_policies_may_use_another_pickle_function() -> None:
     import ray
 
-    made = PickledPolicy(lambda obs: obs + 1, ray.cloudpickle.dumps)
-    assert made()(1) == 2
+    result = PickledPolicy(lambda obs: obs + 1, ray.cloudpickle.dumps)
+    assert result()(1) == 2

@@ -13,15 +13,15 @@ def workers(buffer: VectorReplayBuffer | None = None) -> RolloutWorkers:
 
 
 def test_collect_returns_the_requested_steps() -> None:
-    with workers() as one, workers() as other:
-        one.request(n_step=30)
+    with workers() as single, workers() as other:
+        single.request(n_step=30)
         for _ in range(2):
-            first, again = one.collect(n_step=30).batch, other.collect(n_step=30).batch
+            first, again = single.collect(n_step=30).batch, other.collect(n_step=30).batch
             assert first is not None
             assert again is not None
             assert (first["obs"] == again["obs"]).all()
             assert (first["t"] == again["t"]).all()
-        assert one.stats.n_collected_steps == other.stats.n_collected_steps == 60
+        assert single.stats.n_collected_steps == other.stats.n_collected_steps == 60
 
 
 def test_steps_of_an_unused_request_are_returned_by_iteration() -> None:
@@ -41,15 +41,15 @@ def test_requested_steps_are_stored_when_they_are_collected() -> None:
 
 
 def test_a_state_contains_the_requested_steps() -> None:
-    with workers() as one, workers() as other, workers() as whole:
-        one.request(n_step=30)
-        other.load_state_dict(one.state_dict(), allow_pickle=True)
-        whole.collect(n_step=30)
+    with workers() as first, workers() as other, workers() as full:
+        first.request(n_step=30)
+        other.load_state_dict(first.state_dict(), allow_pickle=True)
+        full.collect(n_step=30)
         assert other.stats.n_collected_steps == 30
-        found, expected = other.collect(n_step=20).batch, whole.collect(n_step=20).batch
-        assert found is not None
+        actual, expected = other.collect(n_step=20).batch, full.collect(n_step=20).batch
+        assert actual is not None
         assert expected is not None
-        assert (found["obs"] == expected["obs"]).all()
+        assert (actual["obs"] == expected["obs"]).all()
 
 
 def test_amounts_are_validated_like_in_collect() -> None:

@@ -60,16 +60,16 @@ def observed(batch: Any) -> list[Any]:
 @pytest.mark.parametrize("name", MAKERS)
 def test_resumed_workers_resume_exactly(name: str) -> None:
     with MAKERS[name]() as first, MAKERS[name]() as second:
-        begun = first.collect(n_step=50).batch
+        started = first.collect(n_step=50).batch
         state = pickle.loads(pickle.dumps(first.state_dict()))
         assert state["why_reset"] is None
         second.load_state_dict(state, allow_pickle=True)
         for amount in ({"n_step": 70}, {"n_episode": 5}, {"n_step": 61}):
-            one, other = first.collect(**amount), second.collect(**amount)
-            assert observed(other.batch) != observed(begun), "the first data come again"
-            assert str(list(columns(one.batch).items())) == str(list(columns(other.batch).items()))
-            assert sorted(one.returns.tolist()) == sorted(other.returns.tolist())
-            assert sorted(one.lens.tolist()) == sorted(other.lens.tolist())
+            left, other = first.collect(**amount), second.collect(**amount)
+            assert observed(other.batch) != observed(started), "the first data come again"
+            assert str(list(columns(left.batch).items())) == str(list(columns(other.batch).items()))
+            assert sorted(left.returns.tolist()) == sorted(other.returns.tolist())
+            assert sorted(left.lens.tolist()) == sorted(other.lens.tolist())
         assert first.stats.n_collected_steps == second.stats.n_collected_steps
         assert first.stats.n_collected_episodes == second.stats.n_collected_episodes
 
@@ -105,10 +105,10 @@ def test_episode_ids_and_fragment_numbers_continue() -> None:
     with inline("random", "CartPole-v1", seed=1) as first, inline("random", "CartPole-v1", seed=1) as second:
         first.collect(n_step=6)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
-        one, other = (workers.collect(n_step=2).batch for workers in (first, second))
-        assert one["eps_id"].tolist() == other["eps_id"].tolist()
-        assert one["t"].tolist() == [3, 3]
-        assert one["unroll_id"].tolist() == other["unroll_id"].tolist() == [1, (1 << 32) + 1]
+        left, other = (workers.collect(n_step=2).batch for workers in (first, second))
+        assert left["eps_id"].tolist() == other["eps_id"].tolist()
+        assert left["t"].tolist() == [3, 3]
+        assert left["unroll_id"].tolist() == other["unroll_id"].tolist() == [1, (1 << 32) + 1]
 
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
@@ -121,8 +121,8 @@ def test_weights_and_their_versions_are_restored(backend: Any) -> None:
         second.publish({"mark": np.zeros(1)})
         second.load_state_dict(first.state_dict(), allow_pickle=True)
         for version in (2, 3):
-            one, other = (workers.collect(n_step=4).batch for workers in (first, second))
-            assert columns(one) == columns(other)
+            left, other = (workers.collect(n_step=4).batch for workers in (first, second))
+            assert columns(left) == columns(other)
             assert other["weights_version"].tolist() == [version] * 4
             assert {workers.publish({"mark": np.full(1, 9.0)}) for workers in (first, second)} == {version + 1}
 
@@ -181,12 +181,12 @@ def test_a_ring_has_no_gap_where_environments_could_not_be_saved() -> None:
 
 def test_a_replacement_after_a_resume_repeats_nothing() -> None:
     make = partial(forked, "random", Endless, seed=3, num_workers=1, max_restarts=1)
-    seen: list[list[float]] = []
+    recorded: list[list[float]] = []
     ids: list[int] = []
 
     def collect(workers: RolloutWorkers) -> None:
         batch = workers.collect(n_step=4).batch
-        seen.append(batch["obs"].ravel().tolist())
+        recorded.append(batch["obs"].ravel().tolist())
         ids.append(int(batch["unroll_id"][0]))
 
     with make() as first:
@@ -199,13 +199,13 @@ def test_a_replacement_after_a_resume_repeats_nothing() -> None:
         collect(second)
         kill(second)
         collect(second)
-    values = [value for own in seen for value in own]
+    values = [value for part in recorded for value in part]
     assert len(values) == len(set(values)) == 4 * 4 * 3
     assert ids == sorted(set(ids))
 
 
-def kill(workers: RolloutWorkers, place: int = 0) -> None:
-    os.kill(workers.pids[place], signal.SIGKILL)
+def kill(workers: RolloutWorkers, position: int = 0) -> None:
+    os.kill(workers.pids[position], signal.SIGKILL)
     time.sleep(0.2)
 
 
@@ -298,8 +298,8 @@ def test_saving_the_state_is_rejected_during_an_iteration() -> None:
         next(workers.fragments(n_step=100, fragment_length=10))
         with pytest.raises(WorkerError, match="must be exhausted before workers save their state"):
             workers.state_dict()
-        rest = list(workers.fragments(n_step=100, fragment_length=10))
-        assert sum(len(fragment) for fragment in rest) == 90
+        remaining = list(workers.fragments(n_step=100, fragment_length=10))
+        assert sum(len(fragment) for fragment in remaining) == 90
         assert workers.state_dict()["received"]["run"]["env_steps"] == 100
 
 

@@ -23,10 +23,10 @@ def test_operators() -> None:
         (batch + np.array(2), [3, 4], [3, 6]), (7 // batch, [7, 3], [7, 1]),
         (7 % batch, [0, 1], [0, 3]),
     ]  # fmt: skip
-    for made, a, t in cases:
-        assert made.a.tolist() == a
-        assert made.n.t.tolist() == t
-        assert made.n.r == Batch()
+    for result, a, t in cases:
+        assert result.a.tolist() == a
+        assert result.n.t.tolist() == t
+        assert result.n.r == Batch()
     assert batch == Batch(a=[1, 2], n=Batch(t=torch.tensor([1.0, 4.0]), r=Batch()))
 
 

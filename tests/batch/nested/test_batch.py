@@ -67,7 +67,7 @@ def test_operations_return_the_same_subclass() -> None:
         pass
 
     steps = Steps(a=[1, 2], n={"b": [1, 2]})
-    for made in (
+    for result in (
         steps[0],
         steps + 1,
         steps.copy(),
@@ -75,5 +75,5 @@ def test_operations_return_the_same_subclass() -> None:
         next(iter(steps)),
         type(pickle.loads(pickle.dumps(Batch(s=1)))),
     ):
-        assert made is Batch or type(made) is Steps
+        assert result is Batch or type(result) is Steps
     assert type(steps.n) is Batch

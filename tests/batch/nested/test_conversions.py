@@ -13,11 +13,11 @@ from tests.optional import torch
 
 def test_nested_to_flat_shares_memory() -> None:
     batch = Batch(obs={"x": np.zeros((3, 2)), "r": {}}, act=torch.zeros(3), info=Batch(), policy=None, done=[True] * 3)
-    made = batch.as_sample_batch()
-    assert made.column_names == ("obs.x", "act", "done")
-    assert made["obs.x"] is batch.obs.x
-    assert made["act"] is batch.act
-    made["obs"]["x"][0] = 4
+    converted = batch.as_sample_batch()
+    assert converted.column_names == ("obs.x", "act", "done")
+    assert converted["obs.x"] is batch.obs.x
+    assert converted["act"] is batch.act
+    converted["obs"]["x"][0] = 4
     assert batch.obs.x[0].tolist() == [4, 4]
 
 

@@ -83,8 +83,8 @@ def test_functions() -> None:
     assert to_numpy([{"a": 1}, {"a": 2}]) == Batch(a=[1, 2])
     assert to_numpy([1, 2]).tolist() == [1, 2]
     assert to_numpy(None).item() is None
-    thing = object()
-    assert to_numpy(thing).item() is thing
+    item = object()
+    assert to_numpy(item).item() is item
     array, tensor = np.zeros(2), torch.zeros(2)
     assert to_torch(array).data_ptr() == array.ctypes.data
     assert to_torch(tensor) is tensor
@@ -96,7 +96,7 @@ def test_functions() -> None:
     assert to_torch([{"a": 1}, {"a": 2}]).a.tolist() == [1, 2]
     assert to_torch_as([1], torch.zeros(1, dtype=torch.float16)).dtype == torch.float16
     assert to_torch_as(Batch(a=[1]), tensor).a.dtype == torch.float32
-    for value in ("x", None, ["x"], [None, 1], thing):
+    for value in ("x", None, ["x"], [None, 1], item):
         with pytest.raises(TypeError, match="must be numbers to become a tensor"):
             to_torch(value)
     with pytest.raises(TypeError, match="must be a tensor, got ndarray"):
@@ -105,12 +105,12 @@ def test_functions() -> None:
         to_numpy([tensor, torch.zeros(3)])
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("with_collate", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_data_loader(own: bool, workers: int) -> None:
+def test_data_loader(with_collate: bool, workers: int) -> None:
     data = Batch(obs={"x": np.arange(10.0).reshape(5, 2)}, act=torch.arange(5), name=list("abcde"), none=None)
     for source in (data, list(data)) if not workers else (data,):
-        options: dict[str, Any] = {"collate_fn": collate} if own else {}
+        options: dict[str, Any] = {"collate_fn": collate} if with_collate else {}
         batches = list(DataLoader(source, batch_size=2, num_workers=workers, **options))
         assert [len(batch) for batch in batches] == [2, 2, 1]
         assert all(isinstance(batch, Batch) for batch in batches)

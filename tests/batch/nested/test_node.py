@@ -13,12 +13,12 @@ from tests.optional import torch
 def test_copies() -> None:
     info = {"x": [1]}
     batch = Batch(a=np.zeros(3), t=torch.zeros(3), n=Batch(o=[info, None]))
-    for made in (batch.copy(), Batch(batch, copy=True), copy.deepcopy(batch)):
-        assert isinstance(made, Batch)
-        assert made == batch
-        assert not np.shares_memory(made.a, batch.a)
-        assert made.t.data_ptr() != batch.t.data_ptr()
-        assert made.n.o[0] is not info
+    for converted in (batch.copy(), Batch(batch, copy=True), copy.deepcopy(batch)):
+        assert isinstance(converted, Batch)
+        assert converted == batch
+        assert not np.shares_memory(converted.a, batch.a)
+        assert converted.t.data_ptr() != batch.t.data_ptr()
+        assert converted.n.o[0] is not info
     shallow = copy.copy(batch)
     assert shallow.a is batch.a
     assert shallow.n is not batch.n

@@ -27,8 +27,8 @@ class Sight:
 class Shelf:
     """A batch of another library."""
 
-    def __init__(self, **held: Any) -> None:
-        self.held = held
+    def __init__(self, **stored: Any) -> None:
+        self.held = stored
 
     def keys(self) -> Iterator[str]:
         return iter(self.held)

@@ -68,8 +68,8 @@ def test_every_index() -> None:
         expected = values[index.numpy() if isinstance(index, torch.Tensor) else index]
         np.testing.assert_array_equal(batch[index].a, expected)
         np.testing.assert_array_equal(batch[index].n.t, expected)
-    thing = object()
-    assert Batch(o=[thing, None])[..., 0].o is thing
+    value = object()
+    assert Batch(o=[value, None])[..., 0].o is value
     with pytest.raises(IndexError, match="one descending slice"):
         _ = batch[::-1, ::-1]
 
@@ -132,8 +132,8 @@ def test_split() -> None:
     assert [len(part) for part in batch.split(3)] == [3, 3, 3, 1]
     assert [len(part) for part in batch.split(-1)] == [10]
     assert [len(part) for part in batch.split(20, merge_last=True)] == [10]
-    drawn = np.concatenate([part.a for part in batch.split(4)])
-    assert sorted(drawn.tolist()) == list(range(10))
+    sampled = np.concatenate([part.a for part in batch.split(4)])
+    assert sorted(sampled.tolist()) == list(range(10))
     seeded = [np.concatenate([p.a for p in batch.split(4, rng=np.random.default_rng(5))]).tolist() for _ in range(2)]
     assert seeded[0] == seeded[1] != list(range(10))
     assert np.shares_memory(next(batch.split(4, shuffle=False)).a, batch.a)
@@ -186,9 +186,9 @@ def test_single_rows_and_slices_agree_with_index_arrays(kinds: list[str], depth:
     for _ in range(depth):
         batch = Batch(inner=batch, own=np.arange(6))
     outcomes = []
-    for taken in (lambda: select(batch, index), lambda: _select(batch, Selection(index), "")):
+    for selected in (lambda: select(batch, index), lambda: _select(batch, Selection(index), "")):
         try:
-            outcomes.append(taken())
+            outcomes.append(selected())
         except SampleBatchError as error:
             outcomes.append((type(error), str(error)))
     assert repr(outcomes[0]) == repr(outcomes[1])

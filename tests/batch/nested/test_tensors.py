@@ -14,14 +14,14 @@ from tests.optional import torch
 
 def test_to_torch_shares_memory() -> None:
     batch = Batch(a=np.zeros((3, 4)), n=Batch(i=np.arange(3), r=Batch()), none=None, x=np.float32(2))
-    made = batch.to_torch()
+    converted = batch.to_torch()
     assert isinstance(batch.a, np.ndarray)
-    assert made.a.data_ptr() == batch.a.ctypes.data
-    assert made.n.i.data_ptr() == batch.n.i.ctypes.data
-    assert made.n.r == Batch()
-    assert made.none is None
-    assert made.x.dtype == torch.float32
-    back = made.to_numpy()
+    assert converted.a.data_ptr() == batch.a.ctypes.data
+    assert converted.n.i.data_ptr() == batch.n.i.ctypes.data
+    assert converted.n.r == Batch()
+    assert converted.none is None
+    assert converted.x.dtype == torch.float32
+    back = converted.to_numpy()
     assert back.a.ctypes.data == batch.a.ctypes.data
     assert back == Batch(batch, x=np.array(2, "f4"))
 
@@ -42,8 +42,8 @@ def test_read_only_memory_is_never_aliased() -> None:
     frozen.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = Batch(n=Batch(a=frozen)).to_torch()
-    made.n.a[0] = 7
+        converted = Batch(n=Batch(a=frozen)).to_torch()
+    converted.n.a[0] = 7
     assert frozen[0] == 0
     swapped, backwards = np.arange(3, dtype=">i4"), np.arange(3)[::-1]
     assert Batch(a=swapped).to_torch().a.tolist() == [0, 1, 2]
@@ -53,9 +53,9 @@ def test_read_only_memory_is_never_aliased() -> None:
 def test_to_torch_dtype_and_device() -> None:
     tensor = torch.zeros(2)
     batch = Batch(a=np.zeros(2), i=[1, 2], t=tensor)
-    made = batch.to_torch(dtype=torch.float32, device=torch.device("cpu"))
-    assert {made.a.dtype, made.i.dtype, made.t.dtype} == {torch.float32}
-    assert made.t is tensor
+    converted = batch.to_torch(dtype=torch.float32, device=torch.device("cpu"))
+    assert {converted.a.dtype, converted.i.dtype, converted.t.dtype} == {torch.float32}
+    assert converted.t is tensor
     assert batch.to_torch(device="meta").a.device.type == "meta"
     assert batch.to_torch(torch.int16, "meta").i.dtype == torch.int16
 
@@ -67,19 +67,19 @@ def test_columns_without_a_torch_dtype_are_listed_in_the_error() -> None:
             with pytest.raises(TypeError, match=r"column 'n\.bad' cannot be made a tensor"):
                 convert()
         assert isinstance(batch.ok, np.ndarray)
-        kept = batch.to_torch(keep_objects=True)
-        assert kept.ok.tolist() == [1]
-        assert kept.n.bad is batch.n.bad
+        retained = batch.to_torch(keep_objects=True)
+        assert retained.ok.tolist() == [1]
+        assert retained.n.bad is batch.n.bad
 
 
 def test_to_numpy_of_every_tensor() -> None:
     grad = torch.zeros(2, requires_grad=True)
     half = torch.tensor([1.5, 3.0], dtype=torch.bfloat16)
-    made = Batch(g=grad, h=half, c=torch.tensor([1 + 2j]).conj()).to_numpy()
-    assert made.g.tolist() == [0, 0]
-    assert made.h.dtype == np.float32
-    assert made.h.tolist() == [1.5, 3.0]
-    assert made.c.tolist() == [1 - 2j]
+    converted = Batch(g=grad, h=half, c=torch.tensor([1 + 2j]).conj()).to_numpy()
+    assert converted.g.tolist() == [0, 0]
+    assert converted.h.dtype == np.float32
+    assert converted.h.tolist() == [1.5, 3.0]
+    assert converted.c.tolist() == [1 - 2j]
     rows = np.empty(2, object)
     rows[:] = [torch.zeros(2), torch.ones(3)]
     assert [row.tolist() for row in Batch(a=rows).to_numpy().a] == [[0, 0], [1, 1, 1]]

@@ -15,7 +15,7 @@ from tests.optional import torch
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "shape"),
+    ("value", "dtype", "shape"),
     [
         (4, "int64", ()),
         (True, "bool", ()),
@@ -43,20 +43,20 @@ from tests.optional import torch
         (np.float16([1, 2]), "float16", (2,)),
     ],
 )
-def test_values_are_converted_on_assignment(given: Any, dtype: str, shape: tuple[int, ...]) -> None:
-    kept = Batch(a=given).a
-    assert isinstance(kept, np.ndarray)
-    assert (str(kept.dtype), kept.shape) == (dtype, shape)
+def test_values_are_converted_on_assignment(value: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    retained = Batch(a=value).a
+    assert isinstance(retained, np.ndarray)
+    assert (str(retained.dtype), retained.shape) == (dtype, shape)
     assigned = Batch()
-    assigned.a = given
-    assigned["b"] = given
+    assigned.a = value
+    assigned["b"] = value
     assert (str(assigned.a.dtype), assigned.b.shape) == (dtype, shape)
 
 
 def test_objects_are_preserved() -> None:
-    thing, names = object(), {"x", "y"}
-    batch = Batch(thing=thing, names=names, none=None, text="x", cls=dict, wrapped=np.array(None), word=np.array("w"))
-    assert batch.thing is thing
+    value, names = object(), {"x", "y"}
+    batch = Batch(thing=value, names=names, none=None, text="x", cls=dict, wrapped=np.array(None), word=np.array("w"))
+    assert batch.thing is value
     assert batch.names is names
     assert batch.none is None
     assert (batch.text, batch.cls, batch.wrapped, batch.word) == ("x", dict, None, "w")
@@ -68,9 +68,9 @@ def test_lists_of_dicts_batches_and_tensors() -> None:
     rows = [{"x": 1}, Batch(x=2)]
     objects = np.empty(2, object)
     objects[:] = rows
-    for given in (rows, tuple(rows), objects):
-        assert Batch(a=given).a == expected
-        assert Batch(given) == expected
+    for value in (rows, tuple(rows), objects):
+        assert Batch(a=value).a == expected
+        assert Batch(value) == expected
     assert Batch([]) == Batch(None) == Batch({}) == Batch()
     assert Batch(a={}).a == Batch(a=[{}, {}]).a == Batch()
     assert torch.equal(Batch(a=[torch.zeros(2), torch.ones(2)]).a, torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
@@ -78,7 +78,7 @@ def test_lists_of_dicts_batches_and_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         [torch.zeros(2), torch.zeros(3)],
         [torch.zeros(2), 1],
@@ -86,15 +86,15 @@ def test_lists_of_dicts_batches_and_tensors() -> None:
         [np.zeros((2, 2)), np.zeros((2, 3))],
     ],
 )
-def test_values_that_do_not_stack_are_rejected(given: Any) -> None:
+def test_values_that_do_not_stack_are_rejected(value: Any) -> None:
     with pytest.raises(ColumnTypeError, match=r"column 'o\.a'"):
-        Batch(o={"a": given})
+        Batch(o={"a": value})
 
 
 def test_names_are_strings() -> None:
-    for given in ({1: 2}, {"a": {1: 2}}, {"a": [{1: 2}]}):
+    for value in ({1: 2}, {"a": {1: 2}}, {"a": [{1: 2}]}):
         with pytest.raises(ColumnTypeError, match="must be strings, got int"):
-            Batch(given)
+            Batch(value)
     with pytest.raises(ColumnTypeError, match="the names in 'a' must be strings"):
         Batch(a={1: 2})
 
@@ -163,8 +163,8 @@ def test_objects_that_are_numbers_become_numbers_once_nulls_are_dropped() -> Non
     assert rows.a.dtype == np.int64
     rows.pop("s")
     assert rows.to_torch().a.tolist() == [2]
-    kept = Batch(o=[None, {"x": 1}, 10**30]).dropnull().o
-    assert kept.tolist() == [{"x": 1}, 10**30]
+    retained = Batch(o=[None, {"x": 1}, 10**30]).dropnull().o
+    assert retained.tolist() == [{"x": 1}, 10**30]
 
 
 @pytest.mark.parametrize("items", [[2**53 + 1, 0.5], [2**64 - 1, -1], [2**60 + 1, 1j]], ids=repr)

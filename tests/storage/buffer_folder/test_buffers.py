@@ -41,8 +41,8 @@ def test_a_buffer_in_a_folder_agrees_with_a_buffer_in_memory(kind: str, path: Pa
     make, n = BUFFERS[kind]
     mapped, plain = make(storage=path), make()
     for start in range(0, 60, 12):
-        for got, expected in zip(fill(mapped, n, start, start + 12), fill(plain, n, start, start + 12), strict=True):
-            assert all(map(np.array_equal, got, expected))
+        for actual, expected in zip(fill(mapped, n, start, start + 12), fill(plain, n, start, start + 12), strict=True):
+            assert all(map(np.array_equal, actual, expected))
         assert_go_on_alike(pickle.loads(pickle.dumps(mapped)), plain_copy(plain), n, start + 12)
         assert np.array_equal(mapped.sample_indices(7), plain.sample_indices(7))
 
@@ -174,24 +174,24 @@ def test_a_rejected_step_does_not_change_the_buffer(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "found"),
+    ("changed", "actual"),
     [
         ({"info": {"text": "a"}}, r"column 'info\.text' must have numeric rows of one shape to be stored in a folder"),
         ({"info": {"what": None}}, r"column 'info\.what' must have numeric rows of one shape"),
         ({"obs": np.array([np.zeros(2), np.zeros(3)], object)[0]}, None),
     ],
 )
-def test_rows_that_are_not_numbers_of_one_shape_are_rejected(path: Path, changed: Any, found: str | None) -> None:
+def test_rows_that_are_not_numbers_of_one_shape_are_rejected(path: Path, changed: Any, actual: str | None) -> None:
     buffer = ReplayBuffer(6, storage=path)
     batch = Batch(streams.numbers(0, 1))[0]
     batch.update(changed)
-    if found is None:
+    if actual is None:
         buffer.add(batch)
         batch.obs = np.zeros(3)
         with pytest.raises(SampleBatchError, match=r"column 'obs' must have rows of shape \(2,\), got \(3,\)"):
             buffer.add(batch)
     else:
-        with pytest.raises(ColumnTypeError, match=found):
+        with pytest.raises(ColumnTypeError, match=actual):
             buffer.add(batch)
         assert len(buffer) == 0
     buffer.close()
@@ -325,8 +325,8 @@ def changed_json(path: Path, change: Any) -> None:
 
 def other_owner(path: Path) -> None:
     (file,) = path.glob("layout.*")
-    place = json.loads(file.read_text())["columns"]["obs_next/owner"]["file"]
-    (path / f"{place}.column").write_bytes(np.full(22, 99).tobytes()[: (path / f"{place}.column").stat().st_size])
+    position = json.loads(file.read_text())["columns"]["obs_next/owner"]["file"]
+    (path / f"{position}.column").write_bytes(np.full(22, 99).tobytes()[: (path / f"{position}.column").stat().st_size])
 
 
 DAMAGE: dict[str, Any] = {

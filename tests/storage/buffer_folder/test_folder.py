@@ -222,7 +222,7 @@ def damage_undo(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "found"),
+    ("damage", "actual"),
     [
         (damage_size, "must have the 24 bytes of column 'a', got 23"),
         (damage_missing, "must contain column 'a', got no file"),
@@ -240,12 +240,12 @@ def damage_undo(path: Path) -> None:
         (damage_undo, "must have 8 overwritten bytes, got 3"),
     ],
 )
-def test_damage_is_detected_on_opening(path: Path, damage: Any, found: str) -> None:
+def test_damage_is_detected_on_opening(path: Path, damage: Any, actual: str) -> None:
     folder = filled(path)
     folder.begin([(["a"], 2)])
     crash(folder)
     damage(path)
-    with pytest.raises(FormatError, match=found):
+    with pytest.raises(FormatError, match=actual):
         BufferFolder.open(path)
     # What could not be opened is not locked either.
     with pytest.raises(FormatError):
@@ -350,9 +350,9 @@ def test_a_full_disk_raises_an_error_and_leaves_no_files(path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StorageError, match="column 'b' must have room for 800 bytes on the disk") as found:
+        with pytest.raises(StorageError, match="column 'b' must have room for 800 bytes on the disk") as actual:
             folder.allocate("b", (100,), I8)
-    assert found.value.errno == errno.ENOSPC
+    assert actual.value.errno == errno.ENOSPC
     assert not (path / "1.column").exists()
     folder.commit(b"3")
     assert list(folder.columns) == ["a"]

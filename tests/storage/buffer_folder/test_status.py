@@ -279,7 +279,7 @@ def test_a_folder_without_its_status_is_rejected(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "actual"),
     [
         (
             {"../other": [1, 1, 1, [1]]},
@@ -292,10 +292,10 @@ def test_a_folder_without_its_status_is_rejected(path: Path) -> None:
         ({"lock": [1, 1, 1, []]}, "lock' must have the bytes that it was closed with"),
     ],
 )
-def test_an_invalid_status_file_is_rejected(path: Path, files: dict[str, Any], found: str) -> None:
+def test_an_invalid_status_file_is_rejected(path: Path, files: dict[str, Any], actual: str) -> None:
     closed(path)
     (path / STATUS).write_text(json.dumps({"closed": True, "boot": "", "files": files}))
-    with pytest.raises(FormatError, match=found):
+    with pytest.raises(FormatError, match=actual):
         ReplayBuffer.open(path)
 
 
