@@ -128,7 +128,10 @@ class VariableColumns:
 
         Raises the same errors as `decode`.
         """
-        return next(self._entries)
+        entry = next(self._entries, None)
+        if entry is None:
+            raise FormatError("a message must describe each variable column in its metadata, got fewer descriptions")
+        return entry
 
     def column(self, name: str, entry: Any) -> Column:
         """Create a variable column from its metadata entry and its buffers.

@@ -33,7 +33,6 @@ def tampered(table: pa.Table, change: Callable[[dict[str, Any]], Any]) -> pa.Tab
 
 
 def address(array: pa.Array) -> int:
-    """Return the address of an Arrow array's values."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     while not pa.types.is_primitive(array.type) and not pa.types.is_fixed_size_binary(array.type):
@@ -42,6 +41,6 @@ def address(array: pa.Array) -> int:
 
 
 def as_frame(batch: SampleBatch | MultiAgentBatch) -> pl.DataFrame:
-    """Read a batch by Polars, which makes of a stream a frame, or a series of structs, by its version."""
+    """Read a batch with Polars, which returns a frame or a series of structs, depending on its version."""
     restored = pl.from_arrow(batch)
     return restored if isinstance(restored, pl.DataFrame) else restored.struct.unnest()

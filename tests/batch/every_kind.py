@@ -17,7 +17,7 @@ TORCH = ("bfloat16", "float16", "float32", "float64", "int64", "uint8", "bool", 
 
 
 def numbers(dtype: str, *shape: int) -> np.ndarray:
-    """Return distinct values of a dtype (as far as it has them), the same ones at each call."""
+    """Return distinct values of a dtype, as far as it has them; equal at each call."""
     counted = np.arange(1, 1 + int(np.prod(shape))).reshape(shape)
     kind = np.dtype(dtype).kind
     if kind == "b":
@@ -32,18 +32,18 @@ def numbers(dtype: str, *shape: int) -> np.ndarray:
 
 
 def tensor(dtype: str, *shape: int) -> torch.Tensor:
-    """Return values of a torch dtype, the same ones at each call."""
+    """Return values of a torch dtype; equal at each call."""
     counted = torch.arange(1, 1 + int(np.prod(shape))).reshape(shape)
     return (counted % 2 == 0) if dtype == "bool" else counted.to(getattr(torch, dtype))
 
 
 def float32(*shape: int) -> Any:
-    """Return the values of `tensor`: as a tensor if torch is there, else as an array."""
+    """Return the values of `tensor` as a tensor if torch is installed, otherwise as an array."""
     return tensor("float32", *shape) if HAS_TORCH else np.arange(1, 1 + np.prod(shape), dtype="f4").reshape(shape)
 
 
 def every_kind(n: int) -> dict[str, Any]:
-    """Return columns of n rows of every kind, by names of the kinds; tensors if torch is installed."""
+    """Return columns of n rows of every kind, by kind; tensors are included if torch is installed."""
     values: dict[str, Any] = {}
     for dtype in (*NUMBERS, *DATES, *STRINGS):
         values[f"flat {dtype}"] = numbers(dtype, n)

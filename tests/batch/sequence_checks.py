@@ -13,7 +13,7 @@ both = pytest.mark.parametrize("padded", [False, True], ids=["back to back", "pa
 
 
 def steps(batch: SampleBatch) -> list[int]:
-    """Return column `a` without padding: the numbers of the steps, 0 to 5."""
+    """Return column `a` without padding: the step numbers 0 to 5."""
     return batch["a"][batch.mask()].tolist()
 
 

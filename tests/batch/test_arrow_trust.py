@@ -37,7 +37,7 @@ def test_pickled_rows_are_rejected_unless_allowed() -> None:
 
 
 class Bomb:
-    """An object whose unpickling would leave a trace."""
+    """Object that leaves a trace when it is unpickled."""
 
     def __init__(self, trace: str) -> None:
         self.trace = trace
@@ -181,7 +181,7 @@ def test_memory_on_a_device_is_rejected(values: Any) -> None:
 
 
 def empty_lists(rows: int) -> pa.Array:
-    """Return rows without values, which need no bytes."""
+    """Return rows without elements, which occupy no bytes."""
     return pa.Array.from_buffers(pa.list_(pa.int64(), 0), rows, [None], children=[pa.array([], pa.int64())])
 
 

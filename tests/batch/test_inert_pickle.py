@@ -97,7 +97,7 @@ def test_shared_references_are_preserved() -> None:
 
 
 class Malice:
-    """Deletes a file when it is unpickled."""
+    """Object that deletes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -204,7 +204,7 @@ def test_arrays_with_a_false_size_are_rejected() -> None:
 
 
 def shared_tuples(depth: int) -> bytes:
-    """Return pickle operations of nested tuples, each of which contains the next tuple twice, by depth."""
+    """Return pickle operations of nested tuples; each tuple contains the next one twice, up to a depth."""
     return b")" + b"".join(b"\x94h" + bytes([i]) + b"\x86" for i in range(depth)) + b"\x94"
 
 
@@ -238,7 +238,7 @@ def test_memo_indices_far_beyond_the_previous_are_rejected() -> None:
 
 
 class FromBuffer:
-    """Is pickled as an array of given bytes."""
+    """Object that is pickled as an array with given bytes."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content

@@ -82,7 +82,7 @@ def test_copies_share_nothing() -> None:
 
 @pytest.fixture
 def agents() -> MultiAgentBatch:
-    """Return 2 episodes of 3 steps; agent 1 of policy p skips the middle ones, q's only agent is there in episode 1."""
+    """Return 2 episodes of 3 steps; agent 1 of policy p skips the middle steps, and q's agent is in episode 1 only."""
     p = SampleBatch(
         a=[100, 110, 120, 101, 121, 200, 210, 220, 201, 221],
         t=[0, 1, 2, 0, 2, 0, 1, 2, 0, 2],

@@ -113,7 +113,7 @@ for name, batch in batches.items():
 
 
 def test_shuffle_allocates_one_column_at_a_time() -> None:
-    """Measures the peak of Arrow's pool in a separate process; all memory before the call counts as used."""
+    """Measures the peak of Arrow's pool in a separate process, where all earlier allocations count as used."""
     printed = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, timeout=120, check=True)
     peaks = {line.split()[0]: float(line.split()[-1]) for line in printed.stdout.splitlines()}
     assert list(peaks) == ["flat", "read-only", "sequences", "policies"]

@@ -25,7 +25,7 @@ def frame(pickled: bytes) -> bytes:
 
 
 def pack(value: Any) -> str:
-    """Pack a value as RLlib does, whose pickles are of the newest protocol."""
+    """Pack a value like RLlib, which uses the newest pickle protocol."""
     return base64.b64encode(frame(pickle.dumps(value, 5))).decode()
 
 

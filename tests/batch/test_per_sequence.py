@@ -41,7 +41,7 @@ def sequences(**columns: Any) -> SampleBatch:
 
 
 def scores(batch: SampleBatch) -> list[tuple[float, int, list[int]]]:
-    """Return each sequence's score, first number of moves and steps; both columns must belong together."""
+    """Return the score, first move and steps of each sequence; the two columns must correspond."""
     ends = np.cumsum(batch["seq_lens"]).tolist()
     steps = batch["obs"][batch.mask()].tolist()
     assert batch.per_sequence == ("outcome", "score")

@@ -48,7 +48,7 @@ def nbytes(buffers: list[pickle.PickleBuffer]) -> int:
 
 
 class Echo:
-    """Child process: receive a batch from one queue, modify it, send it and its original values to another queue."""
+    """Child process that receives a batch, modifies it, and sends it with its original values to another queue."""
 
     def __call__(self, inbox: Any, outbox: Any) -> None:
         for batch in iter(inbox.get, None):
@@ -255,7 +255,7 @@ def test_policies() -> None:
 
 
 class Experience(SampleBatch):
-    """A batch of someone else's making."""
+    """Subclass of a batch that a user defines."""
 
 
 def test_subclasses_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_frames_that_are_not_what_they_claim_are_rejected() -> None:
 
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this module importable by name in a child process."""
+    """Make this module importable by name in child processes."""
     monkeypatch.syspath_prepend(ROOT)
 
 

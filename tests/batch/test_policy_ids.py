@@ -34,7 +34,7 @@ IDS = (1, "1", "walker", 0, -3, "")
 
 @pytest.fixture
 def batch() -> MultiAgentBatch:
-    """Return policies with ids of both types, two of which print alike; rows identify their policy."""
+    """Return policies with integer and string ids, two of which print alike; rows identify their policy."""
     steps = np.arange(2)
     return MultiAgentBatch(
         {

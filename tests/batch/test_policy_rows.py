@@ -14,7 +14,7 @@ from tests.optional import torch
 
 @pytest.fixture
 def batch() -> MultiAgentBatch:
-    """Return two episodes, of 3 and 4 steps, in which 0 always acts, with two agents, and "guard" in odd steps."""
+    """Return two episodes of 3 and 4 steps: 0 acts with two agents in every step, "guard" acts in odd steps."""
     eps_id, t = np.repeat([5, 9], [3, 4]), np.array([0, 1, 2, 0, 1, 2, 3])
     unusual = t % 2 == 1
     return MultiAgentBatch(

@@ -14,7 +14,7 @@ from tests.optional import torch
 
 
 def plain(batch: SampleBatch) -> dict[str, Any]:
-    """Return a batch as the specification prints it: a dict of lists."""
+    """Return a batch as a dict of lists, like the examples of the specification."""
     return {name: values.tolist() for name, values in batch.items()}
 
 

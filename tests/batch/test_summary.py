@@ -16,7 +16,7 @@ from tests.optional import torch
 
 
 def table(text: str) -> dict[str, list[str]]:
-    """Return the lines of a summary by column name; two spaces part the cells."""
+    """Return the lines of a summary by column name; cells are separated by two spaces."""
     lines = [line.split() for line in text.splitlines()[1:]]
     return {line[0]: line[1:] for line in lines}
 
@@ -109,7 +109,7 @@ def test_nan_values_are_counted_and_excluded_from_statistics() -> None:
 
 
 class Cells(HTMLParser):
-    """Collects the text of every cell, and checks that tags close."""
+    """Parser that collects the text of table cells and checks that tags are closed."""
 
     def __init__(self) -> None:
         super().__init__()

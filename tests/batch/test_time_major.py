@@ -15,7 +15,7 @@ from tests.optional import torch
 
 @pytest.fixture
 def time_major() -> SampleBatch:
-    """Return 2 sequences of 3 and 2 steps, laid out as (T, B): row t, column b is 10 b + t."""
+    """Return 2 sequences of 3 and 2 steps in layout (T, B); row t of sequence b is 10 b + t."""
     values = np.array([[0, 10], [1, 11], [2, 0]])
     return SampleBatch(
         a=values, b=np.stack([values, -values], -1), state_in_0=[1.0, 2.0], seq_lens=[3, 2], _time_major=True

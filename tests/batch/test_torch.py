@@ -23,7 +23,7 @@ FLOATS = [torch.float32, np.float32, np.dtype("f4"), "float32"]
 
 
 def columns() -> dict[str, Any]:
-    """Make a column of each kind that a cast may, and may not, concern."""
+    """Return columns with dtypes that a cast of floats changes, and columns that it preserves."""
     return {
         "rewards": np.array([0.5, 1.5, 2.5]),
         "half": np.array([0.5, 1.5, 2.5], np.float16),
@@ -272,7 +272,7 @@ def test_memory_is_not_page_locked_without_a_device(make: Callable[[], Any]) -> 
 
 
 def lidar() -> SampleBatch:
-    """Make a batch of three steps with ragged columns: numbers, pixels, and words that torch has no dtype for."""
+    """Return three steps with ragged columns of numbers, pixels, and strings, which torch cannot represent."""
     return SampleBatch(
         rays=[[0.5, 1.5], [2.5], []],
         maps=[np.ones((1, 2), np.uint8), np.ones((2, 2), np.uint8), np.ones((0, 3), np.uint8)],

@@ -23,7 +23,7 @@ Tree = Any
 
 
 def observations(n: int, start: int = 0) -> dict[str, Tree]:
-    """Return a dict, a tuple, a deep mix of both and a flat column; all values of row i are start + i."""
+    """Return a dict, a tuple, a nested mix and a flat column; all values of row i equal start + i."""
     rows = np.arange(start, start + n)
     return {
         "obs": {"camera": rows.astype(np.uint8).reshape(n, 1, 1) * np.ones((2, 2), np.uint8), "pose": rows + 0.0},

@@ -16,7 +16,7 @@ from tests.optional import torch
 
 @pytest.fixture
 def batch() -> SampleBatch:
-    """Return 4 steps: the observation at step t is t + 1, the action 10 t, the reward 100 t."""
+    """Return 4 steps: at step t, the observation is t + 1, the action 10 t, the reward 100 t."""
     steps = np.arange(4)
     return SampleBatch(
         obs=steps + 1, new_obs=steps + 2, actions=steps * 10, rewards=steps * 100.0, state_out_0=steps[:, None] + 0.5

@@ -19,14 +19,14 @@ from tests.optional import torch
 
 
 def step(n: int, **changed: Any) -> Batch:
-    """Make one transition, from observation n to n + 1."""
+    """Return a transition from observation n to n + 1."""
     return Batch(
         {"obs": n, "act": n, "rew": n, "terminated": 0, "truncated": 0, "obs_next": n + 1, "info": {}} | changed
     )
 
 
 def steps(numbers: Sequence[int], **changed: Any) -> Batch:
-    """Make one transition for each of several environments."""
+    """Return one transition for each of several environments."""
     n = np.array(numbers)
     flags = np.zeros(len(n), bool)
     columns = {"obs": n, "act": n, "rew": n.astype(float), "terminated": flags, "truncated": flags, "obs_next": n + 1}
@@ -68,12 +68,12 @@ def _objects(numbers: np.ndarray, make: Callable[[int], Any]) -> np.ndarray:
 
 
 def rows_of(kind: str, numbers: Sequence[int]) -> Any:
-    """Return the observations of several numbers, as vectorised environments hand them over."""
+    """Return the observations with the given numbers in the form of a vector environment."""
     return KINDS[kind](np.array(numbers, dtype=int))
 
 
 def same(actual: Any, expected: Any) -> bool:
-    """Return whether the found rows are exactly the expected rows, in any container."""
+    """Return whether rows equal the expected rows exactly, in any container."""
     if isinstance(expected, dict):
         return set(actual.keys()) == set(expected) and all(same(actual[name], expected[name]) for name in expected)
     if isinstance(expected, np.ndarray) and expected.dtype == object:
@@ -90,7 +90,7 @@ def same(actual: Any, expected: Any) -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """One transition: the numbers of its observations, its reward and its flags."""
+    """Transition: the numbers of its observations, its reward and its flags."""
 
     obs: int
     obs_next: int
@@ -106,7 +106,7 @@ class Step:
 
 @dataclass
 class Ring:
-    """The newest `maxsize` steps, oldest first, and the episode that is running."""
+    """Newest `maxsize` steps, oldest first, and the running episode."""
 
     maxsize: int
     steps: list[Step] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Ring:
     start: int = 0
 
     def slots(self) -> list[int]:
-        """Return the slot of each step; steps are written to consecutive slots."""
+        """Return the slot of each step; steps occupy consecutive slots."""
         return [(self.written - len(self.steps) + i) % self.maxsize for i in range(len(self.steps))]
 
     def store(self, new: Step) -> int:
@@ -146,7 +146,7 @@ class Ring:
         return i if i == len(self.steps) - 1 or self.steps[i].done else i + 1
 
     def episodes(self) -> list[tuple[list[int], bool, bool]]:
-        """Cut the steps into episodes: slots, whether they are finished, and whether they are surely whole."""
+        """Split the steps into episodes: slots, finished or not, and whether the first step is certainly stored."""
         actual: list[tuple[list[int], bool, bool]] = []
         current: list[int] = []
         for slot, s in zip(self.slots(), self.steps, strict=True):
@@ -157,7 +157,7 @@ class Ring:
         return actual
 
     def frames(self, i: int, n: int) -> list[Step]:
-        """Return the n newest steps of the episode up to i, its first one repeated where there are fewer."""
+        """Return the n newest steps of the episode up to i; the first step is repeated if there are fewer."""
         chosen = [i]
         while len(chosen) < n:
             chosen.insert(0, self.prev(chosen[0]))
@@ -200,7 +200,7 @@ class Oracle:
         return sum(len(ring.steps) for ring in self.rings)
 
     def add(self, new: Sequence[Step], rings: Sequence[int]) -> list[list[Any]]:
-        """Add one step to each of some rings; return what `add` must return."""
+        """Add one step to each of some rings; return the expected result of `add`."""
         actual = []
         for s, ring in zip(new, rings, strict=True):
             slot, total, length, start = self.rings[ring].add(s)
@@ -208,7 +208,7 @@ class Oracle:
         return [list(part) for part in zip(*actual, strict=True)]
 
     def update(self, other: Oracle) -> list[int]:
-        """Move the steps of another buffer into the only ring, ring by ring; return the slots."""
+        """Move the steps of another buffer, ring by ring, into the only ring; return the slots."""
         (ring,) = self.rings
         return [ring.store(s) for source in other.rings for s in source.steps]
 
@@ -217,15 +217,15 @@ class Oracle:
             ring.reset(keep_statistics=keep_statistics)
 
     def places(self) -> list[tuple[Ring, int]]:
-        """Return ring and position of every step, ring by ring in time order: what `buf[:]` must give."""
+        """Return ring and position of every step, ring by ring in time order: the expected order of `buf[:]`."""
         return [(ring, i) for ring in self.rings for i in range(len(ring.steps))]
 
     def indices(self) -> list[int]:
-        """Return the index of every step, in the same order."""
+        """Return the index of every step in the order of `places`."""
         return [offset + slot for offset, ring in zip(self.offsets, self.rings, strict=True) for slot in ring.slots()]
 
     def episodes(self) -> list[tuple[list[int], bool, bool]]:
-        """Cut all rings into episodes: their indices, whether they are finished, and whether they are surely whole."""
+        """Split all rings into episodes; results as in `Ring.episodes`, with indices."""
         return [
             ([slot + offset for slot in slots], finished, is_complete)
             for ring, offset in zip(self.rings, self.offsets, strict=True)
@@ -240,7 +240,7 @@ class Oracle:
         ]
 
     def whole_stacks(self) -> list[int]:
-        """Return the indices with as many frames in their episode as a stack has."""
+        """Return the indices whose episode contains a complete stack of frames."""
         return [
             index
             for index, (ring, i) in zip(self.indices(), self.places(), strict=True)
@@ -248,7 +248,7 @@ class Oracle:
         ]
 
     def frames(self, name: str) -> np.ndarray:
-        """Return the numbers of the observations of `buf[:]`, shape (n,), or (n, stack_num) if stacked."""
+        """Return the observation numbers of `buf[:]`, shape (n,), or (n, stack_num) if frames are stacked."""
         rows = []
         for ring, i in self.places():
             if name == "obs":
@@ -261,11 +261,11 @@ class Oracle:
         return numbers[:, 0] if self.stack_num == 1 else numbers
 
     def newest(self) -> np.ndarray:
-        """Return the number of every step's observation."""
+        """Return the observation number of every step."""
         return np.array([ring.steps[i].obs for ring, i in self.places()], dtype=int)
 
     def column(self, name: str) -> np.ndarray:
-        """Return what every step has of rewards or flags."""
+        """Return the rewards or flags of every step."""
         dtype = float if name == "rew" else bool
         return np.array([getattr(ring.steps[i], name) for ring, i in self.places()], dtype)
 
@@ -297,7 +297,7 @@ class Oracle:
         ]
 
     def check_rows(self, rows: Any, kind: str, chosen: Sequence[int] | None = None) -> None:
-        """Compare rows with the oracle's rows at the positions `chosen`, by default all rows."""
+        """Compare rows with the oracle's rows at the positions `chosen`, or with all rows."""
         picked = np.arange(len(self)) if chosen is None else np.array(chosen, int)
         obs = self.frames("obs")[picked]
         newest = obs if self.stack_num == 1 else obs[:, -1]
@@ -315,10 +315,10 @@ class Oracle:
 
 
 class CachedOracle(Oracle):
-    """A main ring, the first one, and a ring for each environment, whose finished episodes move over."""
+    """Main ring, which is the first, and one ring per environment; finished episodes move to the main ring."""
 
     def add(self, new: Sequence[Step], rings: Sequence[int]) -> list[list[Any]]:
-        """Add steps to rings of environments, counted from 0."""
+        """Add steps to rings of environments, numbered from 0."""
         actual = super().add(new, [ring + 1 for ring in rings])
         main = self.rings[0]
         for i, ring in enumerate(rings):
@@ -338,7 +338,7 @@ def act_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def batch_of(new: Sequence[Step], kind: str = "number", **changed: Any) -> Batch:
-    """Make the rows of some steps as a collector does, with a leading axis."""
+    """Return steps as rows with a leading axis, like a collector."""
     obs, following = (np.array([getattr(s, name) for s in new], dtype=int) for name in ("obs", "obs_next"))
     text = (lambda numbers: torch.from_numpy(KINDS[kind](numbers))) if kind == "tensor" else KINDS[kind]
     if any(s.extra for s in new):
@@ -359,7 +359,7 @@ def batch_of(new: Sequence[Step], kind: str = "number", **changed: Any) -> Batch
 
 
 def scramble(rows: Any) -> None:
-    """Overwrite the values of a batch, as an environment does that reuses its memory."""
+    """Overwrite the values of a batch, like an environment that reuses its memory."""
     for value in rows.values():
         if isinstance(value, Batch):
             scramble(value)
@@ -370,7 +370,7 @@ def scramble(rows: Any) -> None:
 
 
 def laid_out(value: Any) -> Any:
-    """Write an object down as plain values, to the last byte, so that equal means the same."""
+    """Describe an object exactly with plain values; equal descriptions mean equal objects."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | type | FunctionType):
         return value
     if isinstance(value, dict):
@@ -389,5 +389,5 @@ def laid_out(value: Any) -> Any:
 
 
 def snapshot(buf: Any) -> list[Any]:
-    """Write down all that a buffer holds: its state, and the bytes of every slot."""
+    """Describe the full contents of a buffer: its state and the bytes of every slot."""
     return [laid_out(buf), repr(buf._meta), [laid_out(getattr(buf, name, None)) for name in (*NAMES, "extra")]]

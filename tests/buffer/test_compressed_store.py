@@ -23,7 +23,7 @@ CHUNK = CHUNK_NBYTES // (64 * 64)
 
 
 def frames(numbers: Any) -> np.ndarray[Any, Any]:
-    """Create one image per number, from which the number can be decoded."""
+    """Return one image per number; the number can be decoded from the image."""
     numbers = np.asarray(numbers)
     images = np.zeros((len(numbers), *SHAPE), U1)
     images[:, :, 0] = (numbers % 251)[:, None]

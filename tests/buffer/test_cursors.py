@@ -13,7 +13,7 @@ from samplebatch.buffer.writing import Series
 
 
 class Histories:
-    """The rows of n rings as lists of (slot, episode), oldest first; slow, and right by being plain."""
+    """Reference implementation of n rings: lists of (slot, episode), oldest first."""
 
     def __init__(self, maxsizes: list[int]) -> None:
         self.maxsizes = maxsizes
@@ -33,7 +33,7 @@ class Histories:
         return np.array(sorted(slot for rows in self.rows for slot, _ in rows), np.intp)
 
     def shift(self, slot: int, offset: int) -> int:
-        """Return the slot so many steps away in its episode; at the episode's first or last step, that step's slot."""
+        """Return the slot at an offset in the same episode, limited to the episode's first and last steps."""
         rows = next(rows for rows in self.rows if slot in [part for part, _ in rows])
         position = [part for part, _ in rows].index(slot)
         episode = rows[position][1]
@@ -46,7 +46,7 @@ class Histories:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Rings, np.ndarray, Histories]:
-    """Draw rings with rows: written together, one by one, or both, and past their ends."""
+    """Draw rings whose rows were written together, one by one, or both, and may have been overwritten."""
     maxsizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
     if draw(st.booleans()):
         maxsizes = [maxsizes[0]] * len(maxsizes)
@@ -94,7 +94,7 @@ def test_fast_paths_of_one_ring_agree_with_the_general_paths(
 
 
 def check_neighbours_within(rings: Rings, done: np.ndarray, slots: Ints) -> tuple[bool, bool]:
-    """Compare the neighbours inside one ring with the general ones; return which of the two applied."""
+    """Compare the neighbours within one ring with the general ones; return which of the two functions applied."""
     previous, following = rings.prev_within(slots, done), rings.next_within(slots, done)
     assert previous is None or previous.tolist() == rings.prev(slots, done).tolist()
     assert following is None or following.tolist() == rings.next(slots, done).tolist()
@@ -119,7 +119,7 @@ def test_neighbours_within_a_ring_agree_with_the_general_ones(writes: int, ends:
 
 
 def check_short_ways(rings: Rings, done: np.ndarray, slots: Ints, count: int) -> bool:
-    """Compare the short way of windows with the general ones; return whether it applied."""
+    """Compare the fast path for windows with the general one; return whether the fast path applied."""
     window = rings.window_of_one(slots, count, done)
     if window is None:
         return False

@@ -21,7 +21,7 @@ def text(documented: str) -> str:
 
 
 def slots_of(buffer: ReplayBuffer) -> str:
-    """Print all slots as the documents do; a buffer itself prints a summary."""
+    """Print all slots like Tianshou's documentation; a buffer itself prints a summary."""
     return repr(buffer._meta).replace("Batch", "ReplayBuffer", 1)
 
 
@@ -187,7 +187,7 @@ def test_buffer_of_three_environments() -> None:
 
 
 def flags(indent: int, *true: int) -> str:
-    """Write ten flags as they are printed, on two lines."""
+    """Format ten flags on two lines, as NumPy prints them."""
     words = [" True" if i in true else "False" for i in range(10)]
     return f"array([{', '.join(words[:9])},\n{' ' * indent}{words[9].strip()}])"
 

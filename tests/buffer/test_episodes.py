@@ -21,7 +21,7 @@ from tests.buffer.oracle import Oracle, Ring, Step, batch_of, step, steps
 
 
 def stream(seed: int, sizes: list[int], count: int, **options: Any) -> tuple[Any, Oracle]:
-    """Make a buffer of rings of such sizes, driven at random, and its oracle."""
+    """Return a buffer with rings of given sizes and random steps, and its oracle."""
     rng = np.random.default_rng(seed)
     buf: Any = ReplayBufferManager([ReplayBuffer(size, **options) for size in sizes])
     oracle = Oracle(sizes)

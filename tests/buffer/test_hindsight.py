@@ -27,17 +27,17 @@ NO_GOAL = -1.0
 
 
 def distance(achieved: Any, desired: Any) -> Any:
-    """Return rewards from which both goals can be read."""
+    """Return rewards that encode both goals."""
     return (achieved[..., 0] * 1000 + desired[..., 0]).astype(float)
 
 
 def at(n: float) -> dict[str, Any]:
-    """Return the observation at place n, which is the goal that is achieved there."""
+    """Return the observation at position n, which achieves goal n."""
     return {"observation": np.array([n, 0.5]), "achieved_goal": np.array([n]), "desired_goal": np.array([NO_GOAL])}
 
 
 class Walk:
-    """Adds steps from one place to the next, and remembers which places are ahead of each step that is still there."""
+    """Source of steps from one position to the next; records which positions follow each stored step."""
 
     def __init__(self, buf: Any, ends: str, env: int | None = None) -> None:
         self.reached: dict[int, list[int]] = {}

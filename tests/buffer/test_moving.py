@@ -20,7 +20,7 @@ KINDS: dict[str, Any] = {
 
 
 def filled(kind: str, size: int, ends: str) -> tuple[ReplayBuffer, list[int]]:
-    """Add a step for each letter: t and c end an episode. Return what the next observations are, too."""
+    """Add one step per letter; t and c end an episode. Return the buffer and the next observations."""
     buf = ReplayBuffer(size, ignore_obs_next=True, ragged=kind == "ragged")
     following = []
     for n, end in enumerate(ends):

@@ -37,7 +37,7 @@ Row = tuple[int, int, int, int, bool, bool]
 
 
 def rows_of(rows: Sequence[Row]) -> SampleBatch:
-    """Make the batch of some rows; everything follows from their numbers."""
+    """Return rows as a batch; all values follow from the row numbers."""
     number, episode, agent, t, terminated, truncated = (np.array(part) for part in zip(*rows, strict=True))
     infos = np.empty(len(rows), object)
     infos[:] = [{"n": n} for n in number.tolist()]
@@ -57,7 +57,7 @@ def rows_of(rows: Sequence[Row]) -> SampleBatch:
 
 
 class World:
-    """Several environments with several agents, of which one policy or another acts for each."""
+    """Several environments with several agents; policies change between agents."""
 
     def __init__(self, seed: int, envs: int = 2, agents: int = 3) -> None:
         self.rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ class World:
 
 
 def in_streams(rows: list[Row]) -> list[list[Row]]:
-    """Cut rows into stretches of one agent in one episode, without gaps in time."""
+    """Split rows into runs of one agent in one episode without gaps in time."""
     streams: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
         streams.setdefault(row[1:3], []).append(row)
@@ -113,9 +113,9 @@ def numbers(batch: SampleBatch) -> list[int]:
     return np.asarray(batch["obs.x"]).tolist()
 
 
-def check_rows(batch: SampleBatch, options: dict[int, Row]) -> None:
+def check_rows(batch: SampleBatch, added: dict[int, Row]) -> None:
     """Compare sampled rows with the added rows."""
-    expected = rows_of([options[number] for number in numbers(batch)])
+    expected = rows_of([added[number] for number in numbers(batch)])
     for name in expected.column_names:
         actual, reference = batch[name], expected[name]
         assert actual.dtype == reference.dtype, name
@@ -129,17 +129,17 @@ def check_rows(batch: SampleBatch, options: dict[int, Row]) -> None:
 def test_added_rows_are_stored_and_sampled(seed: int, shuffled: bool, ignore_obs_next: bool) -> None:
     size = 40
     world, buf = World(seed), MultiAgentReplayBuffer(size, ignore_obs_next=ignore_obs_next)
-    options: dict[str, list[Row]] = {}
+    added: dict[str, list[Row]] = {}
     for round_ in range(8):
         batch, rows = world.fragment(1 + (seed + round_) % 4, shuffled=shuffled)
         before = laid_out({policy: dict(part.items()) for policy, part in batch.items()})
         buf.add(batch)
         assert laid_out({policy: dict(part.items()) for policy, part in batch.items()}) == before
         for policy, part in rows.items():
-            options.setdefault(policy, []).extend(row for stream in in_streams(part) for row in stream)
-    assert len(buf) == sum(min(len(rows), size) for rows in options.values())
+            added.setdefault(policy, []).extend(row for stream in in_streams(part) for row in stream)
+    assert len(buf) == sum(min(len(rows), size) for rows in added.values())
     all_rows = buf.sample(0).batch
-    for policy, rows in options.items():
+    for policy, rows in added.items():
         assert len(numbers(all_rows[policy])) == min(len(rows), size)
         by_number = {row[0]: row for row in rows}
         if not ignore_obs_next:
@@ -149,11 +149,11 @@ def test_added_rows_are_stored_and_sampled(seed: int, shuffled: bool, ignore_obs
             following(all_rows[policy])
     sampled = buf.sample(16).batch
     assert sampled.env_steps() == 16
-    assert {policy: part.count for policy, part in sampled.items()} == dict.fromkeys(options, 16)
+    assert {policy: part.count for policy, part in sampled.items()} == dict.fromkeys(added, 16)
 
 
 def following(batch: SampleBatch) -> None:
-    """Check that next observations are right, though they were not stored: own ones at a termination."""
+    """Check next observations that are not stored; at a termination, they equal the observation itself."""
     number = np.asarray(batch["obs.x"])
     after = np.asarray(batch["new_obs.x"])
     ended = np.asarray(batch["terminateds"])
@@ -239,12 +239,12 @@ def test_streams() -> None:
 # In lockstep
 
 
-def whole_steps(buf: MultiAgentReplayBuffer, options: dict[tuple[int, int], dict[str, list[Row]]]) -> list[Any]:
-    """Return, in order, the rows of every step of the environment all of whose rows are there."""
+def whole_steps(buf: MultiAgentReplayBuffer, added: dict[tuple[int, int], dict[str, list[Row]]]) -> list[Any]:
+    """Return the rows of every environment step whose rows are all stored, in order."""
     stored = {policy: set(part.obs.x[part.sample_indices(0)].tolist()) for policy, part in buf.buffers.items()}
     return [
         rows
-        for rows in options.values()
+        for rows in added.values()
         if all(row[0] in stored[policy] for policy, part in rows.items() for row in part)
     ]
 
@@ -254,14 +254,14 @@ def whole_steps(buf: MultiAgentReplayBuffer, options: dict[tuple[int, int], dict
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_steps_of_the_environment(seed: int, size: Any, shuffled: bool) -> None:
     world, buf = World(seed), MultiAgentReplayBuffer(size, lockstep=True)
-    options: dict[tuple[int, int], dict[str, list[Row]]] = {}
+    added: dict[tuple[int, int], dict[str, list[Row]]] = {}
     for round_ in range(12):
         batch, rows = world.fragment(1 + (seed * round_) % 7, shuffled=shuffled)
         buf.add(batch)
         keys = sorted({row[1:4:2] for part in rows.values() for row in part})
         for key in keys:
-            options[key] = {policy: [row for row in part if row[1:4:2] == key] for policy, part in rows.items()}
-        expected = whole_steps(buf, options)
+            added[key] = {policy: [row for row in part if row[1:4:2] == key] for policy, part in rows.items()}
+        expected = whole_steps(buf, added)
         assert buf.env_steps() == len(expected)
         all_rows = buf.sample(0).batch
         assert all_rows.env_steps() == len(expected)

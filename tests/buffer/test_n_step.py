@@ -29,7 +29,7 @@ PRIORITIES = {"alpha": 0.6, "beta": 0.4}
 
 @dataclass
 class Step:
-    """What one step was: its observation and the next, which are numbers never used twice, and the rest."""
+    """Step: the unique numbers of its observation and next observation, its reward and its flags."""
 
     obs: int
     obs_next: int
@@ -39,7 +39,7 @@ class Step:
 
 
 def window(ring: list[Step], first: int, n_step: int, gamma: float) -> tuple[float, float, Step]:
-    """Walk along a ring's steps: the discounted sum, what an estimate counts, and the last step."""
+    """Return the discounted rewards of a window, the discount of the estimate and the last step."""
     total = 0.0
     for k in range(n_step):
         step = ring[first + k]
@@ -52,7 +52,7 @@ def window(ring: list[Step], first: int, n_step: int, gamma: float) -> tuple[flo
 
 
 class Rings:
-    """Environments that step side by side, and the newest steps of each."""
+    """Environments that are stepped together, and the newest steps of each."""
 
     def __init__(self, sizes: list[int], seed: int) -> None:
         self.rings: list[deque[Step]] = [deque(maxlen=size) for size in sizes]
@@ -65,7 +65,6 @@ class Rings:
         return self.numbers
 
     def step(self, envs: list[int], ends: float = 0.2) -> Batch:
-        """Step some environments."""
         created = []
         for env in envs:
             terminated, truncated = (bool(draw < ends / 2) for draw in self.rng.random(2))
@@ -80,7 +79,7 @@ class Rings:
         )
 
     def expected(self, obs: int, n_step: int, gamma: float) -> tuple[float, float, Step]:
-        """Find the step with an observation, and walk from there."""
+        """Return the window that starts at the step with an observation."""
         for ring in map(list, self.rings):
             for position, step in enumerate(ring):
                 if step.obs == obs:
@@ -88,7 +87,7 @@ class Rings:
         raise AssertionError(f"{obs} is not there")
 
     def check(self, rows: Any, n_step: int, gamma: float, *, kept_next: bool = True) -> None:
-        """Compare rows with a loop from each row."""
+        """Compare n-step rows with a loop that starts at each row."""
         actual = [self.expected(int(obs), n_step, gamma) for obs in rows.obs]
         np.testing.assert_allclose(rows.returns, [total for total, _, _ in actual], atol=1e-12)
         np.testing.assert_allclose(rows.discount, [discount for _, discount, _ in actual], atol=1e-12)

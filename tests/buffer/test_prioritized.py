@@ -61,7 +61,7 @@ def vector(adds: int, total: int = 12, envs: int = 3, **options: Any) -> Priorit
 
 
 def surprise(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Return by how many standard deviations the chi-square statistic of counts exceeds what chance gives."""
+    """Return the deviation of the chi-square statistic from its expectation, in standard deviations."""
     freedom = len(counts) - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 

@@ -15,7 +15,7 @@ from tests.optional import torch
 
 
 def places(oracle: Oracle) -> dict[int, tuple[list[int], int]]:
-    """Return, for each index, the indices of its episode as far as it is there, and the position among them."""
+    """Return, per index, the stored indices of its episode, and the position of the index among them."""
     return {index: (indices, i) for indices, _, _ in oracle.episodes() for i, index in enumerate(indices)}
 
 

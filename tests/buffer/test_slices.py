@@ -15,7 +15,7 @@ LEADING = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "
 
 
 def random_buffer(rng: np.random.Generator) -> ReplayBuffer:
-    """Create a buffer of one to four rings with options and rows of several kinds, which may have been overwritten."""
+    """Return a buffer of one to four rings with random options and columns; rows may have been overwritten."""
     rings = int(rng.integers(1, 5))
     options: dict[str, Any] = {"stack_num": int(rng.integers(1, 4)), "ragged": "tokens"}
     options["ignore_obs_next"] = bool(rng.integers(2))

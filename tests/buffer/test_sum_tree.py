@@ -16,7 +16,7 @@ SIZES = [1, 2, 3, 5, 7, 8, 9, 31, 100, 1000, 1025]
 
 
 def whole_weights(size: int, seed: int = 7) -> np.ndarray:
-    """Draw integers, a third of which are 0; their sums are exact in any order."""
+    """Draw integer weights, a third of which are 0; their sums are exact in any order."""
     rng = np.random.default_rng(seed)
     return np.where(rng.random(size) < 0.3, 0, rng.integers(1, 100, size)).astype(float)
 
@@ -185,7 +185,7 @@ def test_stratified_draws_differ_little_from_the_expectation() -> None:
 
 
 class EdgeNumbers(np.random.Generator):
-    """Draws nothing but the ends of [0, 1)."""
+    """Generator that draws only the ends of [0, 1)."""
 
     def random(self, size: int) -> np.ndarray:  # type: ignore[override]
         return np.resize([0.0, 1.0 - 2.0**-53], size)

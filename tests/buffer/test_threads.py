@@ -92,7 +92,7 @@ def terminates(n: np.ndarray) -> np.ndarray:
 
 
 def assert_whole(rows: Any, observe: Callable[[np.ndarray], Any], *, own_last: bool = False, stack: int = 1) -> None:
-    """Check rows of shape (n, ...); `own_last` if a terminated step is followed by its own observation."""
+    """Check that rows of shape (n, ...) are consistent; `own_last` if a terminated step repeats its observation."""
     n = rows.act
     if not len(n):
         return
@@ -151,7 +151,7 @@ def assert_sequences(rows: Any, observe: Callable[[np.ndarray], Any], *, own_las
 
 
 def assert_in_order(n: np.ndarray) -> None:
-    """Check that the rows of each ring are those of steps one after the other."""
+    """Check that the rows of each ring are consecutive steps."""
     assert set(np.diff(n).tolist()) <= {1} or all(gap == 1 or gap > 1_000_000 for gap in np.diff(n).tolist())
 
 
@@ -228,7 +228,7 @@ def adding(buf: Any, observe: Callable[[np.ndarray], Any], start: int = 0) -> Ca
 
 
 def read(buf: Any, observe: Callable[[np.ndarray], Any], count: int) -> None:
-    """Read in one of the ways that there are, and check."""
+    """Read and check rows with one of several methods."""
     stack, own_last = buf.stack_num, bool(buf.options["ignore_obs_next"])
     rows, indices = buf.sample(64)
     assert_whole(rows, observe, own_last=own_last, stack=stack)

@@ -28,7 +28,7 @@ from tests.buffer.oracle import step, steps
 
 
 def filled(kind: str = "vector", rounds: int = 5, **options: Any) -> Any:
-    """Make three rings of 4 slots whose observations tell ring and time: 0, 1, ..., 100, 101, ..., 200, 201, ..."""
+    """Return three rings of 4 slots; observations 0, 1, ..., 100, 101, ..., 200, ... identify ring and time."""
     if kind == "vector":
         buf: Any = VectorReplayBuffer(12, 3, **options)
     else:

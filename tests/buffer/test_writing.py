@@ -32,7 +32,7 @@ MAKERS: dict[str, Any] = {
 
 
 def rows(rng: np.random.Generator, first: int, count: int, kind: str) -> Batch:
-    """Make steps with random ends, of observations that are never used twice."""
+    """Return steps with random ends and unique observations."""
     numbers = np.arange(first, first + 2 * count, 2)
     ends = rng.random((2, count)) < 0.15
     return steps(

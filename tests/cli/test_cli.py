@@ -49,7 +49,7 @@ def children(pid: int) -> list[int]:
 
 
 def workers_of(pid: int, count: int) -> list[int]:
-    """Wait until the command has so many workers, and return their ids."""
+    """Wait until a command has `count` workers; return their process ids."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         # The first child of all is multiprocessing's tracker of resources.
@@ -61,7 +61,7 @@ def workers_of(pid: int, count: int) -> list[int]:
 
 
 def wait_for(started: Path) -> None:
-    """Wait until a worker has made four fragments of five steps, and a little more."""
+    """Wait until a worker has written four fragments of five steps, and a short time longer."""
     deadline = time.monotonic() + 20
     while not started.exists():
         assert time.monotonic() < deadline, "no worker made a step"

@@ -22,7 +22,7 @@ def invoke(*arguments: object) -> tuple[int, str]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A log of three tests, nine updates and a loss that is not finite."""
+    """Return a log of three tests, nine updates and a loss that is not finite."""
     log = TrainingLog(tmp_path / "log")
     for step in range(3):
         log.log_test_data({"returns_stat": {"mean": 100.0 * step, "std": 1.0}}, step * 10)

@@ -54,7 +54,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def read_until(process: subprocess.Popen[str], *lines: str) -> None:
-    """Read output until lines with each of these beginnings have arrived."""
+    """Read output until lines with all given prefixes have been read."""
     waiting, observed = set(lines), ""
     assert process.stdout is not None
     while waiting:

@@ -49,7 +49,7 @@ def invoke(*arguments: object) -> str:
 
 
 def assert_plain(text: str, maximum: int = 20_000) -> None:
-    """Check that text has no character that a terminal acts on, and no endless line."""
+    """Check that text has no control characters of a terminal and no line longer than the limit."""
     bad = {hex(ord(c)) for c in text if c != "\n" and unicodedata.category(c) in FORBIDDEN}
     assert not bad, bad
     assert not any(line.startswith("Error: forged") for line in text.splitlines())

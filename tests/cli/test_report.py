@@ -22,7 +22,7 @@ STEPS = SampleBatch(
 
 
 class Page(HTMLParser):
-    """Collects the tags and the text of a page."""
+    """Parser that collects the tags and the text of a page."""
 
     def __init__(self, source: str) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ WAIT_S = 60.0
 
 
 class Process:
-    """A command whose output is read by lines, of which one can wait for some."""
+    """Command with methods that wait for a line of its output."""
 
     def __init__(self, *arguments: str) -> None:
         self.popen = subprocess.Popen(
@@ -66,7 +66,7 @@ class Process:
                 self._read.notify_all()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Return the first match of a pattern in a line, once there is one."""
+        """Wait for a line that matches a pattern; return the match."""
         deadline = time.monotonic() + WAIT_S
         with self._read:
             while True:
@@ -78,7 +78,7 @@ class Process:
                 self._read.wait(0.2)
 
     def end(self, number: int = signal.SIGINT) -> int:
-        """Send a signal, and return the exit status."""
+        """Send a signal; return the exit status."""
         if self.popen.poll() is None:
             self.popen.send_signal(number)
         try:

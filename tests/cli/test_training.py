@@ -36,7 +36,7 @@ QUICK = [*SHORT, "start_steps=20", "collection_step_num_env_steps=10", "batch_si
 
 @pytest.fixture(autouse=True)
 def _one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write runs to the test's folder, and preserve the number of threads."""
+    """Write runs to the test's folder, and restore the number of threads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
@@ -325,7 +325,7 @@ gymnasium.register("Evil-v0", entry_point="gymnasium.envs.classic_control:CartPo
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a module that can be imported, and return the mark that it leaves."""
+    """Write an importable module that creates a file; return the path of the file."""
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "evil", raising=False)
@@ -334,7 +334,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rename_environment(config: Path, name: str) -> None:
-    """Replace the environment in a run's file, as another user of the folder could."""
+    """Replace the environment in a run's file, as another user with access to the folder could."""
     config.write_text(config.read_text().replace('"CartPole-v1"', f'"{name}"'))
 
 
@@ -425,7 +425,7 @@ SIGNALS = [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, and in a group of its own."""
+    """Start the command in a new process group."""
     return subprocess.Popen(
         [sys.executable, "-m", "samplebatch", "train", *words],
         stdout=subprocess.PIPE,

@@ -22,7 +22,7 @@ def layers(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """As in `ppo.py`."""
+    """Agent of `ppo.py`."""
 
     def __init__(self, inputs: int = 4, actions: int = 2) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Agent(nn.Module):
 
 
 class RecurrentAgent(nn.Module):
-    """As in `ppo_atari_lstm.py`: layers are the first axis of states, and states are zero where `done` is 1."""
+    """Agent of `ppo_atari_lstm.py`: the first axis of states is layers, and states are zero where `done` is 1."""
 
     def __init__(self, inputs: int = 4) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class RecurrentAgent(nn.Module):
 
 
 class SoftActor(nn.Module):
-    """As in `sac_continuous_action.py`: it has a `forward`, too, which is not what is asked."""
+    """Actor of `sac_continuous_action.py`; it also has a `forward`, which collectors must not call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class SoftActor(nn.Module):
 
 
 class Network(nn.Module):
-    """As in `dqn.py`: values of actions."""
+    """Network of `dqn.py`: action values."""
 
     def __init__(self) -> None:
         super().__init__()

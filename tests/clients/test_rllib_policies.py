@@ -33,7 +33,7 @@ def _quiet() -> None:
 
 
 def learner_of(env: str = "CartPole-v1", *, lstm: bool = False, **options: Any) -> Any:
-    """Make RLlib's own learner of PPO, with a module that other parts of RLlib would send to its runners."""
+    """Return RLlib's PPO learner, with the module that RLlib sends to its runners."""
     model = DefaultModelConfig(
         fcnet_hiddens=[64], vf_share_layers=False, use_lstm=lstm, lstm_cell_size=32, max_seq_len=10, **options
     )

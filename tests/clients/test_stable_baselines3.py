@@ -152,7 +152,7 @@ def test_a_model_receives_dict_observations_as_a_dict() -> None:
 
 
 class Remembering:
-    """A policy that counts, as a recurrent one of sb3-contrib does it: states have layers first."""
+    """Policy that counts steps in its state; as in sb3-contrib, the first axis of states is layers."""
 
     squash_output = False
     action_space = gymnasium.spaces.Discrete(2)

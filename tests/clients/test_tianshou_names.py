@@ -34,7 +34,7 @@ MODULES = ("batch", "buffer.buffer_base", "collector", "stats", "types", "utils.
 
 
 def rows() -> Iterator[tuple[str, set[str], str]]:
-    """Yield whose names a row has, the names, and what it says of them."""
+    """Yield the owner of the names in a row, the names, and the text of the row."""
     table = PAGE.read_text()
     for line in table.splitlines():
         cells = line.strip("|").split(" | ")
@@ -52,7 +52,7 @@ def describe(owner: str) -> dict[str, str]:
 
 
 def instance(cls: type) -> Any:
-    """Make an object with the attributes that only an object has."""
+    """Create an object with the attributes that `__init__` sets."""
     data = tianshou.data
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -99,7 +99,7 @@ def test_every_name_of_a_class_is_on_the_page(name: str) -> None:
 
 
 def _instance_names(here: Any) -> set[str]:
-    """Return the attributes that the docstring of a class of ours lists: objects alone have them."""
+    """Return the attributes in the docstring of a library class, which only instances have."""
     listed: set[str] = set()
     for cls in here.__mro__:
         text = (cls.__doc__ or "").partition("Attributes\n")[2]
@@ -135,7 +135,7 @@ ALL_DOORS = (*DOORS, samplebatch.learn, samplebatch.returns)
 
 
 def defined_names() -> dict[str, set[str]]:
-    """Return public names that modules of Tianshou define, by package; read as text, as some need other packages."""
+    """Return public names of Tianshou's modules by package; parsed from source, as some modules need other packages."""
     root = Path(tianshou.data.__file__).parents[1]
     actual: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):

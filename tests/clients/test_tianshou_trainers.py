@@ -47,14 +47,14 @@ HIDDEN = (64, 64)
 
 
 def blind_cart_pole() -> gymnasium.Env[Any, Any]:
-    """Make CartPole without its speeds: only a policy that remembers keeps it up."""
+    """Return CartPole without velocities; only a policy with memory can balance the pole."""
     env = gymnasium.make("CartPole-v1")
     high = env.observation_space.high[[0, 2]]
     return TransformObservation(env, lambda obs: obs[[0, 2]], gymnasium.spaces.Box(-high, high, dtype=np.float32))
 
 
 def collectors(algorithm: Any, env: Any = "CartPole-v1", *, stack_num: int = 1, noise: bool = False) -> dict[str, Any]:
-    """Make the collectors of a trainer; the algorithm stands for its policy."""
+    """Return the collectors of a trainer for an algorithm's policy."""
     buffer = VectorReplayBuffer(20_000, ENVS, stack_num=stack_num)
     training = Collector(algorithm, env, buffer, num_envs=ENVS, exploration_noise=noise, seed=1)
     return {"training_collector": training, "test_collector": Collector(algorithm, env, num_envs=2, seed=2)}
@@ -194,7 +194,7 @@ def test_recurrent_dqn_passes_its_state_between_steps_and_trains() -> None:
 
 
 def balance(obs: np.ndarray) -> np.ndarray:
-    """Keep the pole up for about 200 steps, with a random action now and then."""
+    """Balance the pole for about 200 steps, with occasional random actions."""
     wild = np.random.rand(len(obs)) < 0.2
     return np.where(wild, np.random.randint(0, 2, len(obs)), (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(int))
 
@@ -224,7 +224,7 @@ def test_discrete_bcq_learns_from_a_buffer_that_a_collector_has_filled() -> None
 
 
 class Spaces:
-    """The spaces of environments of one kind of agent, as the setup of networks asks for them."""
+    """Spaces of environments with one kind of agent, as arguments of network constructors."""
 
     def __init__(self, observation: Any, action: Any) -> None:
         self.observation_space, self.action_space = [observation], [action]

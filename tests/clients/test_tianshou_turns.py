@@ -43,7 +43,7 @@ ACTIONS = spaces.Discrete(3)
 
 
 class Game(AECEnv):  # type: ignore[misc]
-    """Two agents take turns for six moves; the last number of an observation counts the moves, action 2 scores."""
+    """Two agents alternate for six moves; the last observation number counts moves, and action 2 scores."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "game"}
 
@@ -93,7 +93,7 @@ def dqn(**options: Any) -> DQN:
 
 
 def steps(count: int, form: Any, mask: bool) -> list[Any]:
-    """Return random steps of two agents that take turns, in a library's batches."""
+    """Return random steps of two alternating agents in a library's batches."""
     rng = np.random.default_rng(0)
     rows = []
     for t in range(count):

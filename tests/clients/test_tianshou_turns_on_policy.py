@@ -58,7 +58,7 @@ def ppo(**options: Any) -> PPO:
 
 
 def random_turns(seed: int, rings: int, count: int) -> VectorReplayBuffer:
-    """Fill rings, one of which has overwritten its oldest rows, with random turns of both agents."""
+    """Fill rings with random turns of both agents; one ring has overwritten its oldest rows."""
     rng = np.random.default_rng(seed)
     buffer = VectorReplayBuffer(12 * rings, rings)
     for ring in range(rings):
@@ -79,7 +79,7 @@ def random_turns(seed: int, rings: int, count: int) -> VectorReplayBuffer:
 
 
 def expected_turns(buffer: VectorReplayBuffer, agent: str) -> list[tuple[Any, ...]]:
-    """Return the turns of an agent, step by step: observation, reward, flags and next observation."""
+    """Return the turns of an agent: observation, reward, flags and next observation of each turn."""
     actual = []
     for ring in buffer.buffers:
         episode: list[Any] = []

@@ -55,7 +55,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def through_ipc(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
-    """Write one array to an Arrow stream, and read it again."""
+    """Write an array to an Arrow stream and read it back."""
     sink = pa.BufferOutputStream()
     schema = pa.schema([field])
     with pa.ipc.new_stream(sink, schema) as writer:

@@ -21,7 +21,7 @@ def refuse(sentence: str, row: int | None) -> SampleBatchError:
 
 
 def is_same(number: Any, other: Any) -> bool:
-    """Compare two Python numbers without rounding; NaN equals NaN, part by part."""
+    """Compare two Python numbers exactly; NaN equals NaN in each component."""
     if isinstance(number, complex) or isinstance(other, complex):
         return is_same(number.real, other.real) and is_same(number.imag, other.imag)
     return number == other or (number != number and other != other)

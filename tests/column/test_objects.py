@@ -30,7 +30,7 @@ class Colour(enum.IntEnum):
 
 
 def identical(a, b):
-    """Compare two objects without the library: types, order of keys, dtypes and bits."""
+    """Compare two objects independently of the library: types, key order, dtypes and bits."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -218,7 +218,7 @@ anything = st.recursive(
 
 
 def infos_like(inner):
-    """Rows of one form, with keys that are missing here and there."""
+    """Draw rows of one structure in which some keys are missing."""
     keyed = st.fixed_dictionaries({}, optional={"a": inner, "b": st.lists(st.floats(), max_size=2), "c": st.just({})})
     keyed = keyed.map(lambda info: {name: info[name] for name in sorted(info)})
     return st.lists(st.none() | keyed, max_size=6)

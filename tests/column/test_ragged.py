@@ -27,7 +27,7 @@ def ragged(dtype="f4", lengths=(2, 0, 5, 1, 0, 3), trailing=(), seed=0):
 
 
 def agree(column, expected):
-    """Compare a column with a list of arrays, every way of reading it."""
+    """Compare a column with a list of arrays through every access method."""
     assert len(column) == len(expected)
     assert all(map(same, column, expected))
     assert all(same(column[i], row) for i, row in enumerate(expected))

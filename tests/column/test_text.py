@@ -34,7 +34,7 @@ def column_of(rows: list[str | bytes | None]) -> TextColumn:
 
 
 def through_everything(column: TextColumn) -> list[TextColumn]:
-    """Return the column by every way that it travels."""
+    """Return the column after each kind of serialization."""
     field, array = arrow_field_and_array(column, "x")
     header, buffers = dump_columns({"x": column})
     return [

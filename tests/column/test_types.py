@@ -19,7 +19,7 @@ ALL = [*SMALL, *WIDE, *TEXT_AND_DATES]
 
 
 def every_value(dtype: np.dtype) -> np.ndarray:
-    """All values of a dtype of up to 16 bits, NaN aside."""
+    """Return all values of a dtype of up to 16 bits except NaN."""
     if dtype.kind == "b":
         return np.array([False, True])
     values = np.arange(2 ** (8 * dtype.itemsize), dtype=f"u{dtype.itemsize}").view(dtype)
@@ -27,7 +27,7 @@ def every_value(dtype: np.dtype) -> np.ndarray:
 
 
 def exact(values: np.ndarray) -> list:
-    """Python's numbers, which compare without rounding."""
+    """Convert values to Python numbers, which compare without rounding."""
     return values.tolist()
 
 

@@ -15,7 +15,7 @@ gymnasium = pytest.importorskip("gymnasium")
 
 
 def collect(rb: Any, envs: Any, steps: int) -> None:
-    """Add steps as CleanRL's DQN and SAC do."""
+    """Add steps like CleanRL's DQN and SAC."""
     obs, _ = envs.reset(seed=1)
     for _ in range(steps):
         actions = envs.action_space.sample()

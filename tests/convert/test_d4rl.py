@@ -23,7 +23,7 @@ h5py = pytest.importorskip("h5py")
 
 
 def write(path: Path, **changed: Any) -> Path:
-    """Write a file as D4RL's collectors do."""
+    """Write a file like D4RL's collectors."""
     values: dict[str, Any] = {
         "observations": np.arange(10, dtype=np.float32).reshape(5, 2),
         "actions": np.ones((5, 1), np.float32),

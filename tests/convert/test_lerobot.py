@@ -61,7 +61,7 @@ def change_column(path: Path, name: str, values: Any) -> None:
 
 
 def add_images(folder: Path, images: list[Any], shape: list[int]) -> None:
-    """Add images as LeRobot embeds them."""
+    """Add images that are embedded as in LeRobot's datasets."""
     rows = [{"bytes": image, "path": f"frame-{i:06d}.png"} for i, image in enumerate(images)]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     change_column(folder / DATA, "observation.images.top", [pa.array(rows, kind)])

@@ -145,7 +145,7 @@ def test_actions_are_written_in_the_unit_of_the_environment(random: bool, in_buf
 
 
 def check_pendulum(obs: Any, act: Any, new_obs: Any) -> int:
-    """Count the rows whose action leads from one observation to the other."""
+    """Count the rows whose action leads from the observation to the next observation."""
     pendulum: Any = gymnasium.make("Pendulum-v1").unwrapped
     pendulum.reset(seed=0)
     actual = 0

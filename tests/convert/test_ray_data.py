@@ -75,7 +75,7 @@ def test_datasets_are_converted_in_both_directions() -> None:
 
 
 def ray_tensors(values: np.ndarray, shape: Any = None) -> pa.Table:
-    """Make the column that Ray writes to Parquet, as it is read where Ray is not loaded."""
+    """Return a column that Ray wrote to Parquet, as a process without Ray reads it."""
     flat = pa.array(values.reshape(-1))
     offsets = np.arange(len(values) + 1) * int(np.prod(values.shape[1:]))
     storage = pa.LargeListArray.from_arrays(pa.array(offsets), flat)

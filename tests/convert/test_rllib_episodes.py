@@ -114,7 +114,7 @@ def test_other_objects_than_episodes_are_rejected() -> None:
 
 
 def turns() -> MultiAgentEpisode:
-    """Two agents in turn, rewarded while they wait; b is terminated first."""
+    """Return alternating turns of two agents, rewarded between turns; b is terminated first."""
     return MultiAgentEpisode(
         "game",
         observations=[{"a": 0.0}, {"b": 1.0}, {"a": 2.0}, {"b": 3.0, "a": 4.0}, {"a": 5.0}],

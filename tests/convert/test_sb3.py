@@ -28,7 +28,7 @@ def observed(step: int, n: int, space: Any) -> Any:
 
 
 def fill(buffer: Any, steps: int) -> Any:
-    """Add steps; environment e ends its episodes after every third step, the even ones by truncation."""
+    """Add steps; environment e ends an episode after every third step, by truncation if e is even."""
     for i in range(steps):
         done = np.full(buffer.n_envs, i % 3 == 2)
         infos = [{"TimeLimit.truncated": bool(done[e] and e % 2 == 0)} for e in range(buffer.n_envs)]

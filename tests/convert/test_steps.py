@@ -171,7 +171,7 @@ def test_every_conversion_writes_actions_of_the_environment(name: str, tmp_path:
 
 
 def _written(name: str, source: Any, folder: Path) -> Any:
-    """Return the actions that a conversion writes, part by part."""
+    """Return the actions that a conversion writes, one part per action part."""
     if name == "rlds":
         return [episode["steps"]["action"][:-1] for episode in convert.to_rlds(source)]
     if name == "d4rl":

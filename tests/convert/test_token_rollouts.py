@@ -24,7 +24,7 @@ from tests.optional import torch
 
 
 class DataProto:
-    """The part of verl's class that conversions use."""
+    """Subset of verl's class that the conversions use."""
 
     def __init__(self, batch, non_tensor_batch, meta_info):
         self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, meta_info

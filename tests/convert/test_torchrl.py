@@ -16,7 +16,7 @@ tensordict = pytest.importorskip("tensordict")
 
 
 def steps_of(n: int, *, start: int = 0, ends: tuple[int, ...] = (), lead: tuple[int, ...] = ()) -> Any:
-    """A collector's TensorDict: step i observes i and earns i."""
+    """Return a collector's TensorDict; step i has observation i and reward i."""
     number = torch.arange(start, start + n, dtype=torch.float32).expand(*lead, n).unsqueeze(-1)
     done = torch.tensor([i in ends for i in range(start, start + n)]).expand(*lead, n).unsqueeze(-1)
     never = torch.zeros_like(done)

@@ -29,7 +29,7 @@ def ladders(lengths: list[int], kind: Any = gyms.Ladder, **options: Any) -> list
 
 
 class Reluctant(gyms.Watched):
-    """A ladder that starts another episode when its gate is open."""
+    """Ladder whose reset after an episode waits until its gate is open."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         while self._episode >= 0 and not self._gate.value:
@@ -42,7 +42,7 @@ class Reluctant(gyms.Watched):
 
 def test_the_end_of_an_episode_is_reported_before_the_next_one_starts() -> None:
     gate = CONTEXT.RawValue("b", 0)
-    environments = Async(ladders([2, 9], Reluctant, gate=gate, says=True))
+    environments = Async(ladders([2, 9], Reluctant, gate=gate, with_infos=True))
     environments.reset()
     act, first = [np.zeros(1, int)], np.array([0])
     environments.send(first, act)
@@ -93,9 +93,9 @@ def test_a_collector_accepts_async_environments_stepped_together() -> None:
 
     actual = []
     for env in (
-        Async(ladders([2, 3, 1], says=True)),
+        Async(ladders([2, 3, 1], with_infos=True)),
         SyncVectorEnv(
-            [lambda n=n: gyms.Ladder(n, [2, 3, 1][n], message=True) for n in range(3)], autoreset_mode="SameStep"
+            [lambda n=n: gyms.Ladder(n, [2, 3, 1][n], with_infos=True) for n in range(3)], autoreset_mode="SameStep"
         ),
     ):
         with Collector(stay, env) as collector:
@@ -154,7 +154,7 @@ FOLDER = Path(package.__file__).parent
 
 
 def private_names(source: str) -> set[str]:
-    """List the private attributes of other objects than `self`, `cls` and a base class that a module uses."""
+    """List private attributes that a module reads from objects other than `self`, `cls` and a base class."""
     actual = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):

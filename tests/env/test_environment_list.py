@@ -156,7 +156,7 @@ def test_every_environment_of_a_list_is_seeded() -> None:
 
 
 class Stuck(gyms.Ladder):
-    """Raises in its second reset."""
+    """Ladder that raises an error in its second reset."""
 
     def reset(self, **options: Any) -> Any:
         if len(self.resets) == 1:
@@ -176,7 +176,7 @@ def test_a_failed_reset_loses_no_step() -> None:
 
 
 class Forgetful(gyms.Ladder):
-    """Sees nothing after its first episode, or says it in another way."""
+    """Ladder whose second reset returns no observation or an invalid result."""
 
     def reset(self, **options: Any) -> Any:
         obs, info = super().reset(**options)
@@ -187,14 +187,14 @@ class Forgetful(gyms.Ladder):
 
 
 class Old(Forgetful):
-    """Returns an observation alone, as environments of Gym did."""
+    """Ladder whose reset returns only an observation, as in old Gym."""
 
     def say(self, obs: Any) -> Any:
         return obs
 
 
 class Silent(Forgetful):
-    """Has no dict to say what it says."""
+    """Ladder whose infos are not a dict."""
 
     def say(self, obs: Any) -> Any:
         return obs, ["begun"]
@@ -218,7 +218,7 @@ def test_values_of_resets_after_an_episode_are_checked(kind: type[Any], requirem
 
 
 class Renamed(gyms.Ladder):
-    """Returns four values in its third step, as environments of Gym did."""
+    """Ladder whose third step returns four values, as in old Gym."""
 
     def step(self, action: Any) -> Any:
         obs, reward, over, _, info = super().step(action)
@@ -238,7 +238,7 @@ def test_steps_of_another_number_of_values_are_rejected() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_environments_may_reuse_their_arrays_and_infos(count: int) -> None:
-    with Collector(stay, [gyms.Reusing(number, 4, says=True) for number in range(count)]) as collector:
+    with Collector(stay, [gyms.Reusing(number, 4, with_infos=True) for number in range(count)]) as collector:
         batch = collector.collect(n_step=10 * count).batch
     assert (batch["new_obs"][:, 2] == batch["obs"][:, 2] + 1).all()
     assert [info["step"] for info in batch["infos"]] == (batch["t"] + 1).tolist()

@@ -51,7 +51,7 @@ def gate() -> Iterator[Any]:
 
 
 def watched(count: int, gate: Any, shut: int) -> list[Any]:
-    """Make ladders, one of which waits with every step until the gate is open."""
+    """Create ladders, one of which waits in every step until the gate is open."""
     steps = CONTEXT.RawArray("i", count)
     return [partial(gyms.Watched, n, 9, steps=steps, gate=gate if n == shut else None) for n in range(count)]
 
@@ -95,7 +95,7 @@ def test_a_process_killed_between_calls_is_reported() -> None:
 
 def test_a_dead_process_is_detected_if_its_child_holds_the_pipe(gate: Any) -> None:
     class Parent(gyms.Watched):
-        """A ladder that leaves a process behind."""
+        """Ladder that leaves a child process running."""
 
         def step(self, action: Any) -> Any:
             with warnings.catch_warnings():
@@ -204,7 +204,7 @@ def test_a_failed_reset_is_reported(episode: int) -> None:
 
 def test_an_error_that_cannot_be_unpickled_is_reported_as_text() -> None:
     class Odd(Exception):
-        """Cannot be unpickled."""
+        """Error that cannot be unpickled."""
 
         def __init__(self, first: int, two: int) -> None:
             super().__init__("odd")
@@ -246,7 +246,7 @@ def test_an_answer_that_cannot_be_read_is_reported() -> None:
 
 def test_a_collector_can_be_closed_after_an_interrupted_answer() -> None:
     class Torn:
-        """A connection on which an answer is interrupted."""
+        """Connection that interrupts the receipt of an answer."""
 
         def __init__(self, pipe: Any) -> None:
             self._pipe = pipe

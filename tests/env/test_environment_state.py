@@ -59,7 +59,7 @@ def test_objects_that_pickle_only_their_arguments_are_pickled_completely() -> No
 
 
 class Simulated(gymnasium.Env[Any, Any]):
-    """An environment with an attribute that cannot be pickled."""
+    """Environment with an attribute that cannot be pickled."""
 
     observation_space = gymnasium.spaces.Discrete(2)
     action_space = gymnasium.spaces.Discrete(2)

@@ -26,7 +26,7 @@ def ladders(kind: type[Any], mode: str, lengths: list[int], **options: Any) -> A
 
 
 class Step(NamedTuple):
-    """One step of all environments: new observations, outcomes, whose episode ended or who was reset, what is next."""
+    """Step of all environments: observations, outcomes, ended and reset environments, and next observations."""
 
     new_obs: list[Any]
     rewards: Any
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 def step_once(environments: Environments, actions: Any) -> Step:
-    """Make a chunk of one step."""
+    """Step all environments once, as a chunk."""
     raw = environments.step_raw(actions)
     obs, obs_infos = environments.next_obs(raw)
     chunk = environments.finish_chunk([raw])
@@ -51,7 +51,7 @@ def step_once(environments: Environments, actions: Any) -> Step:
 
 
 def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
-    """Step, and list the transitions: (number, episode, step) before and after, and the rest."""
+    """Step; list transitions as (number, episode, step) before and after, rewards, flags and infos."""
     obs, infos = environments.reset()
     actual = []
     reported = infos_to_rows(infos, environments.num_envs)
@@ -78,15 +78,15 @@ def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
     return sorted(actual)
 
 
-def expected(lengths: list[int], counts: list[int], *, truncates: bool, message: bool) -> list[tuple[Any, ...]]:
+def expected(lengths: list[int], counts: list[int], *, truncates: bool, with_infos: bool) -> list[tuple[Any, ...]]:
     actual = []
     for number, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         for result in range(count):
             episode, step = divmod(result, length)
             over = step + 1 == length
-            info = {"step": step + 1, "name": f"step {step + 1}"} if message else {}
-            before: dict[str, Any] = {"step": step, "name": f"step {step}"} if message else {}
-            if message and not step:
+            info = {"step": step + 1, "name": f"step {step + 1}"} if with_infos else {}
+            before: dict[str, Any] = {"step": step, "name": f"step {step}"} if with_infos else {}
+            if with_infos and not step:
                 before = {"episode_number": episode}
             after = (number, episode, step + 1, 100.0 * number + step + 1)
             flags = (over and not truncates, over and truncates)
@@ -94,25 +94,25 @@ def expected(lengths: list[int], counts: list[int], *, truncates: bool, message:
     return sorted(actual)
 
 
-@pytest.mark.parametrize("message", [False, True])
+@pytest.mark.parametrize("with_infos", [False, True])
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("mode", [*MODES, "List"])
-def test_transitions_are_the_same_in_every_mode(mode: str, truncates: bool, message: bool) -> None:
+def test_transitions_are_the_same_in_every_mode(mode: str, truncates: bool, with_infos: bool) -> None:
     lengths = [1, 3, 5]
-    environments = as_environments(ladders(gyms.Ladder, mode, lengths, truncates=truncates, says=message))
+    environments = as_environments(ladders(gyms.Ladder, mode, lengths, truncates=truncates, with_infos=with_infos))
     counts = [12] * 3
     if mode == "NextStep":
         counts = [12 - 12 // (length + 1) for length in lengths]
-    assert walk(environments, 12) == expected(lengths, counts, truncates=truncates, message=message)
+    assert walk(environments, 12) == expected(lengths, counts, truncates=truncates, with_infos=with_infos)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_environments_in_processes(mode: str) -> None:
-    makers = [lambda n=n: gyms.Ladder(n, 2 + n, truncates=True, message=True) for n in range(2)]
+    makers = [lambda n=n: gyms.Ladder(n, 2 + n, truncates=True, with_infos=True) for n in range(2)]
     environments = as_environments(AsyncVectorEnv(makers, autoreset_mode=mode, context="fork"))
     counts = [6, 6] if mode != "NextStep" else [4, 5]
     try:
-        assert walk(environments, 6) == expected([2, 3], counts, truncates=True, message=True)
+        assert walk(environments, 6) == expected([2, 3], counts, truncates=True, with_infos=True)
     finally:
         environments.close()
 
@@ -154,7 +154,7 @@ def test_a_single_environment(kind: type[Any]) -> None:
     env = kind(0, 3, truncates=True)
     environments = as_environments(env)
     assert environments.num_envs == 1
-    assert walk(environments, 8) == expected([3], [8], truncates=True, message=False)
+    assert walk(environments, 8) == expected([3], [8], truncates=True, with_infos=False)
     environments.close()
     assert env.closed
 
@@ -249,7 +249,7 @@ def test_infos_as_a_batch() -> None:
 
 
 class Silent(VectorEnv):
-    """A vector environment without an autoreset mode."""
+    """Vector environment without an autoreset mode."""
 
     def __init__(self, inner: VectorEnv) -> None:
         self._inner = inner

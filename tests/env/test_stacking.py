@@ -33,7 +33,7 @@ def test_joined_blocks_do_not_share_memory(kind: str) -> None:
 
 
 def random_values(rng: np.random.Generator, count: int) -> list[Any]:
-    """Draw arrays: mostly of one dtype and shape, in C order; the others need the general functions."""
+    """Draw arrays, mostly of one dtype and shape in C order; other arrays require the general functions."""
     shape = tuple(rng.integers(0, 4, rng.integers(1, 4)).tolist())
     dtype = str(rng.choice(["?", "u1", "i4", "i8", "f4", "f8", "c8", ">f4"]))
     values: list[Any] = []
@@ -46,7 +46,7 @@ def random_values(rng: np.random.Generator, count: int) -> list[Any]:
 
 
 def outcome_of(function: Any, *arguments: Any) -> Any:
-    """Return dtype, shape and values of an array, or the error."""
+    """Return dtype, shape and values of the result, or the error."""
     try:
         array = function(*arguments)
     except ColumnMismatchError as error:

@@ -24,7 +24,7 @@ def stay(obs: Any) -> Any:
 
 
 class Odd(gyms.Ladder):
-    """Returns another value in its second step, or in the reset after its first episode."""
+    """Ladder that returns an invalid value in its second step, or in the reset after its first episode."""
 
     def __init__(self, position: int, value: Any, *, resets: bool = False) -> None:
         super().__init__(1, 4)
@@ -85,14 +85,14 @@ def test_resets_are_checked_in_every_mode(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("message", [False, True])
-def test_steps_agree_with_gymnasium(mode: Any, message: bool) -> None:
+@pytest.mark.parametrize("with_infos", [False, True])
+def test_steps_agree_with_gymnasium(mode: Any, with_infos: bool) -> None:
     def create(env: Any) -> Any:
         with Collector(stay, env, seed=5) as collector:
             return [collector.collect(n_step=31).batch for _ in range(2)]
 
     def ladders() -> SyncVectorEnv:
-        return vector(*(gyms.Ladder(n, 2 + n, truncates=n == 1, message=message) for n in range(3)), mode=mode)
+        return vector(*(gyms.Ladder(n, 2 + n, truncates=n == 1, with_infos=with_infos) for n in range(3)), mode=mode)
 
     wrapped = gymnasium.wrappers.vector.TransformReward(ladders(), lambda reward: reward)
     for ours, theirs in zip(create(ladders()), create(wrapped), strict=True):
@@ -147,7 +147,7 @@ def test_environments_are_rendered_and_closed_by_the_vector_environment() -> Non
 
 
 class Doubled(SyncVectorEnv):
-    """Pays twice."""
+    """Wrapper that doubles rewards."""
 
     def step(self, actions: Any) -> Any:
         obs, rewards, *others = super().step(actions)

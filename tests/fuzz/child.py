@@ -27,7 +27,7 @@ ROOM_NBYTES = 2 << 30
 
 
 def main() -> None:
-    """Fork a process for each target that is asked for, and report how it ended."""
+    """Fork a process for each requested target, and report how it ended."""
     requests = socket.socket(fileno=os.dup(0))
     while True:
         message, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)

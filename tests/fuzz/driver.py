@@ -42,20 +42,20 @@ ROOT = Path(__file__).parents[2]
 
 
 class Target(Protocol):
-    """A format: its samples, and how it is read."""
+    """Format to fuzz: its samples, and the function that reads it."""
 
     def samples(self, folder: Path) -> list[Any]:
-        """Make whole samples; the folder may be made for it."""
+        """Create valid samples; the folder may be used for them."""
 
     def mutate(self, sample: Any, rng: Random) -> Any:
-        """Return a sample with some changes; the one given stays as it is."""
+        """Return a changed copy of a sample."""
 
     def read(self, sample: Any, folder: Path) -> None:
-        """Read a sample, and use what is in it; the folder is empty, and is not removed between samples."""
+        """Read a sample and use its contents; the folder is empty, and is not removed between samples."""
 
 
 class FileTarget:
-    """A format whose samples are files."""
+    """Format whose samples are files."""
 
     def mutate(self, sample: Files, rng: Random) -> Files:
         return mutate_files(sample, rng)
@@ -67,7 +67,7 @@ def files_of(folder: Path) -> Files:
 
 
 def written(files: Files, folder: Path) -> Path:
-    """Write files into a folder, and return it."""
+    """Write files into a folder and return the folder."""
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def written(files: Files, folder: Path) -> Path:
 
 
 class Reader:
-    """A forked process that reads the cases of a target."""
+    """Forked process that reads the cases of a target."""
 
     def __init__(self, target: str, folder: str, log: Path) -> None:
         requests, answers = os.pipe(), os.pipe()
@@ -87,7 +87,7 @@ class Reader:
         self.stdin, self.stdout = os.fdopen(requests[1], "w"), os.fdopen(answers[0])
 
     def end(self) -> int:
-        """Kill the process if it runs, and return its exit code."""
+        """Kill the process if it is running; return its exit code."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with suppress(BrokenPipeError):
@@ -115,7 +115,7 @@ def _ask_forker(request: object, files: list[int]) -> int:
 
 
 class Child:
-    """The process that reads; started again when it dies."""
+    """Client of the reader process, which is restarted after it dies."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -124,7 +124,7 @@ class Child:
         self.process: Reader | None = None
 
     def ask(self, seed: int, case: int) -> tuple[str, str]:
-        """Return the outcome of a case, and the error if there was one."""
+        """Return the outcome of a case, and the error, if any."""
         if self.process is None:
             self._start()
         process = self.process

@@ -36,13 +36,13 @@ PACKED = re.compile(rb"BCJNG[A-Za-z0-9+/]+=*")
 
 
 def experience() -> list[SampleBatch | MultiAgentBatch]:
-    """Experience of one policy, with nested observations, and of two."""
+    """Return experience of one policy with nested observations, and of two policies."""
     flat = two_episodes()
     return [flat, two_episodes(nested=True), MultiAgentBatch({"one": flat, "two": flat.slice(0, 3)}, len(flat))]
 
 
 class Foreign(FileTarget):
-    """The file or folder of another library, written from experience of the kinds that it takes."""
+    """File or folder of another library, written from the kinds of experience that it supports."""
 
     def __init__(self, read: Callable[[Path], Any], *sources: tuple[Writer, int]) -> None:
         self._read, self._sources = read, sources
@@ -62,7 +62,7 @@ class Foreign(FileTarget):
 
 
 class Folder(Foreign):
-    """The folder of another library, some of whose files may be missing: the system's error tells which."""
+    """Folder of another library; some files may be missing, which an OSError may report."""
 
     def read(self, sample: Files, folder: Path) -> None:
         try:
@@ -74,7 +74,7 @@ class Folder(Foreign):
 
 
 class Packed(Foreign):
-    """Lines of JSON in which packed values are damaged before they are packed, half of the time."""
+    """Lines of JSON; in half of the cases, packed values are damaged before packing."""
 
     def mutate(self, sample: Files, rng: Random) -> Files:
         places = list(PACKED.finditer(sample["data"]))

@@ -45,12 +45,12 @@ N = 6
 
 
 def bfloat16(*shape: int) -> Any:
-    """Make a tensor of a dtype that NumPy has not; without torch an array of one that it has."""
+    """Return a tensor of a dtype that NumPy lacks; without torch, an array of another dtype."""
     return torch.zeros(*shape, dtype=torch.bfloat16) if HAS_TORCH else np.zeros(shape, np.float16)
 
 
 def batches() -> list[SampleBatch | MultiAgentBatch]:
-    """Batches with every kind of column."""
+    """Return batches with every kind of column."""
     rng = np.random.default_rng(0)
     plain = SampleBatch(obs=rng.normal(size=(N, 3)).astype("f4"), rewards=np.arange(N), terminateds=np.zeros(N, bool))
     objects = SampleBatch(
@@ -100,7 +100,7 @@ def use_value(value: Any) -> None:
 
 
 def without_checksums() -> ExitStack:
-    """Write files as an older version does, and as whoever forges one would: no checksum finds their changes."""
+    """Write files without checksums, like older versions and forgers, so that changes are not detected by checksums."""
     stack = ExitStack()
     stack.enter_context(mock.patch("samplebatch.storage.checksums.add"))
     stack.enter_context(mock.patch("samplebatch.storage.checksums.write", lambda file, data, form: file.write(data)))
@@ -108,7 +108,7 @@ def without_checksums() -> ExitStack:
 
 
 class BatchFile(FileTarget):
-    """A batch in a file."""
+    """File with a batch."""
 
     def __init__(self, write: Callable[[Any, Path], Any], read: Callable[[Path], Any]) -> None:
         self._write, self._read = write, read
@@ -134,7 +134,7 @@ PARQUET = BatchFile(write_parquet, lambda path: read_parquet(path, verify=False)
 
 
 class SelectedFile(BatchFile):
-    """A batch in a file, of which columns and rows are read: what is left out is not looked at."""
+    """File with a batch, of which only some columns and rows are read."""
 
     def read(self, sample: Files, folder: Path) -> None:
         path = written(sample, folder) / "batch"
@@ -144,7 +144,7 @@ class SelectedFile(BatchFile):
 
 
 def use_any(batch: Any) -> None:
-    """Look at every value of a batch of any type."""
+    """Read every value of a batch of any type."""
     if isinstance(batch, Batch):
         use_nested(batch)
     else:
@@ -157,7 +157,7 @@ BATCH_HDF5 = BatchFile(write_hdf5, lambda path: load(path, verify=False))
 
 
 class DatasetFolder(FileTarget):
-    """A folder of Parquet files."""
+    """Folder of Parquet files."""
 
     def samples(self, folder: Path) -> list[Files]:
         dataset = Dataset(folder)
@@ -180,7 +180,7 @@ PARQUET_DATASET = DatasetFolder()
 
 
 def steps(n: int, make: Any = Batch, *, objects: bool = False) -> list[Any]:
-    """Steps of n environments, of one without a leading axis if n is 0."""
+    """Return steps of n environments; if n is 0, a single step without a leading axis."""
     many = max(n, 1)
     actual = []
     for i in range(14):
@@ -200,7 +200,7 @@ def steps(n: int, make: Any = Batch, *, objects: bool = False) -> list[Any]:
 
 
 def buffers(**options: Any) -> list[Any]:
-    """Buffers of several classes, partly filled and written over; with `storage`, in folders that lie there."""
+    """Return partly filled and overwritten buffers of several classes; with `storage`, buffers in folders."""
     storage = options.pop("storage", None)
     objects = storage is None
     created: list[tuple[Any, int]] = []
@@ -220,7 +220,7 @@ def buffers(**options: Any) -> list[Any]:
 
 
 def use_buffer(buffer: Any) -> None:
-    """Read, sample and fill a buffer as its owner would."""
+    """Read, sample and fill a buffer."""
     repr(buffer)
     if len(buffer):
         use_nested(buffer.sample(8)[0])
@@ -239,7 +239,7 @@ def use_nested(batch: Batch) -> None:
 
 
 class BufferFile(FileTarget):
-    """A buffer in a file."""
+    """File with a buffer."""
 
     def __init__(self, write: Callable[[Any, Path], Any], read: Callable[[Path], Any]) -> None:
         self._write, self._read = write, read
@@ -287,7 +287,7 @@ TIANSHOU_HDF5 = TianshouBuffer(lambda buffer, path: buffer.save_hdf5(str(path)),
 
 
 class BufferFolder(FileTarget):
-    """A buffer in a folder, its columns mapped."""
+    """Folder with a buffer whose columns are memory-mapped."""
 
     def samples(self, folder: Path) -> list[Files]:
         folder.mkdir()
@@ -307,7 +307,7 @@ BUFFER_FOLDER = BufferFolder()
 
 
 class Policies(FileTarget):
-    """A buffer of several agents in a folder."""
+    """Folder with a multi-agent buffer."""
 
     def samples(self, folder: Path) -> list[Files]:
         buffer = MultiAgentReplayBuffer(10, lockstep=True)
@@ -332,7 +332,7 @@ POLICIES = Policies()
 
 
 class BufferState:
-    """The state of a buffer, as plain values and arrays."""
+    """State of a buffer as plain values and arrays."""
 
     def samples(self, folder: Path) -> list[Any]:
         states = [buffer.state_dict() for buffer in (*buffers(), self._cached())]
@@ -376,7 +376,7 @@ BUFFER_STATE = BufferState()
 
 
 class Hdf5(FileTarget):
-    """Nested values in an HDF5 file."""
+    """HDF5 file with nested values."""
 
     def samples(self, folder: Path) -> list[Files]:
         import h5py
@@ -417,7 +417,7 @@ HDF5 = Hdf5()
 
 
 class InertPickle:
-    """A pickle, read as data."""
+    """Pickle that is read without being executed."""
 
     def samples(self, folder: Path) -> list[bytes]:
         shared: Any = (1, "a")
@@ -440,7 +440,7 @@ INERT_PICKLE = InertPickle()
 
 
 class Compressed:
-    """A compressed column as another process sends it: header and blocks."""
+    """Compressed column as received from another process: header and blocks."""
 
     def samples(self, folder: Path) -> list[Any]:
         frames = np.arange(40 * 12 * 12).reshape(40, 12, 12).astype(np.uint16) // 100

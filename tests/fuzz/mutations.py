@@ -19,7 +19,7 @@ _TOKENS = (b"-1", b"0", b"1", b"1e400", b"NaN", b"99999999999999999999", b"null"
 
 
 def mutate(data: bytes, rng: Random) -> bytes:
-    """Change bytes in one to three places."""
+    """Change bytes at one to three positions."""
     actual = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 3))):
         rng.choice(_CHANGES)(actual, rng)
@@ -27,7 +27,7 @@ def mutate(data: bytes, rng: Random) -> bytes:
 
 
 def mutate_files(files: Files, rng: Random) -> Files:
-    """Change one of several files, the larger ones more often, or lose one, or swap two."""
+    """Change one of several files (larger files more often), remove one, or swap two."""
     names = sorted(files)
     actual = dict(files)
     number = rng.random()
@@ -79,7 +79,7 @@ def _zero_block(data: bytearray, rng: Random) -> None:
 
 
 def _set_number(data: bytearray, rng: Random) -> None:
-    """Overwrite an integer, as lengths, offsets and counts are: aligned mostly, of one to eight bytes."""
+    """Overwrite an integer of one to eight bytes, mostly aligned, such as a length, offset or count."""
     width = rng.choice((1, 2, 4, 4, 8, 8))
     if len(data) < width:
         return
@@ -94,12 +94,12 @@ def _set_number(data: bytearray, rng: Random) -> None:
 
 
 def _set_digits(data: bytearray, rng: Random) -> None:
-    """Replace a number in text, such as JSON has."""
+    """Replace a number in text, such as JSON."""
     _replace(data, _DIGITS, rng.choice((*_TOKENS, str(rng.choice(_NUMBERS)).encode())), rng)
 
 
 def _set_word(data: bytearray, rng: Random) -> None:
-    """Replace a string or constant in text by another of the same text, or by a value of another type."""
+    """Replace a string or constant in text by another one from the text, or by a value of another type."""
     words = _WORDS.findall(bytes(data))
     _replace(data, _WORDS, rng.choice((*_TOKENS, *words)), rng)
 
@@ -127,7 +127,7 @@ _CHANGES: tuple[Callable[[bytearray, Random], None], ...] = (
 
 
 def mutate_tree(value: Any, rng: Random) -> Any:
-    """Replace, drop or change one value somewhere in nested dicts, lists and arrays; what was given stays as it is."""
+    """Return a copy of nested dicts, lists and arrays in which one value is replaced, removed or changed."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         actual = dict(value)
         name = rng.choice(list(actual))

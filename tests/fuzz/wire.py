@@ -45,7 +45,7 @@ _FAILURE = "the service failed with"
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message of Protocol Buffers, all of whose fields are bytes, strings, messages or small numbers."""
+    """Encode a Protocol Buffers message whose fields are bytes, strings, messages or small integers."""
     actual = bytearray()
     for number, value in message:
         if isinstance(value, int):
@@ -65,12 +65,12 @@ def _varint(number: int) -> bytes:
 
 
 def path(*parts: str) -> Message:
-    """Describe a path."""
+    """Encode a flight descriptor with a path."""
     return [(1, 1), *((3, part.encode()) for part in parts)]
 
 
 def arrow_messages(rows: pa.RecordBatch) -> list[Message]:
-    """Split a record batch into the messages of its schema and of its rows."""
+    """Split a record batch into its schema message and its rows message."""
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
@@ -81,19 +81,19 @@ def arrow_messages(rows: pa.RecordBatch) -> list[Message]:
 
 
 def put(rows: pa.RecordBatch, descriptor: Message, *fragments: Fragment, refused: bool = False) -> Call:
-    """Put fragments of the same rows."""
+    """Return the messages of a stream that inserts the same rows several times."""
     schema, batch = arrow_messages(rows)
     messages = [[(_DESCRIPTOR, descriptor), *schema]]
     return "DoPut", messages + [[*batch, (_METADATA, fragment.write())] for fragment in fragments], refused
 
 
 def get(draw: Draw) -> Call:
-    """Ask for samples."""
+    """Return the message of a request for samples."""
     return "DoGet", [[(1, draw.write())]], False
 
 
 def exchange(draw: Draw, updates: pa.RecordBatch | None) -> Call:
-    """Ask for samples, and send priorities."""
+    """Return the messages of a session that requests samples and sends priorities."""
     ask: list[Message] = [[(_METADATA, b"{}")]]
     messages = [[(_DESCRIPTOR, [(1, 2), (2, draw.write())])], *ask]
     if updates is not None:
@@ -103,12 +103,12 @@ def exchange(draw: Draw, updates: pa.RecordBatch | None) -> Call:
 
 
 def action(name: str, body: bytes = b"") -> Call:
-    """Carry out an action."""
+    """Return the message of an action."""
     return "DoAction", [[(1, name.encode()), (2, body)]], False
 
 
 class ReplayService:
-    """A replay service, to whose server damaged calls are made."""
+    """Replay service that receives damaged calls."""
 
     @cached_property
     def _tables(self) -> dict[str, ReplayTable]:
@@ -133,7 +133,7 @@ class ReplayService:
 
     @cached_property
     def _friend(self) -> Any:
-        """A client that sends nothing damaged."""
+        """Client that sends only valid calls."""
         return flight.connect(self._server.uri)
 
     def samples(self, folder: Path) -> list[Call]:
@@ -204,7 +204,7 @@ class ReplayService:
             raise FormatError(error)
 
     def _restore(self) -> None:
-        """Fill the tables, and take back what an earlier case has done to their limits."""
+        """Fill the tables, and restore limits that an earlier case changed."""
         for name in ("replay", "prio", "queue", "levels"):
             table = self._tables[name]
             times = int(name == "queue")
@@ -236,13 +236,13 @@ _UNPICKLED: list[str] = []
 
 
 def _refuse_pickles(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note what a pickle looks up; the library's own reading of pickles as data looks up nothing by these means."""
+    """Record the names that a pickle imports; the library's inert reader never triggers this audit event."""
     if event == "pickle.find_class":
         _UNPICKLED.append(".".join(map(str, arguments[:2])))
 
 
 def _mutate_field(message: Message, rng: Random) -> Message:
-    """Change one field; the fields of fields are changed alike."""
+    """Change one field of a message, or recursively a field of a nested message."""
     at = rng.choices(range(len(message)), [_weight(value) for _, value in message])[0]
     number, value = message[at]
     if isinstance(value, list):

@@ -25,7 +25,7 @@ class Stats:
 
 
 class Push(nn.Module):
-    """Pushes the pole of CartPole to where it falls, and right once it has learned to be constant."""
+    """Policy that pushes CartPole's cart to where the pole leans; after learning, it always pushes to the right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Push(nn.Module):
 
 
 class Counting(nn.Module):
-    """Notes what each update was given."""
+    """Algorithm that records the arguments of each update."""
 
     def __init__(self) -> None:
         super().__init__()

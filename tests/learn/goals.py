@@ -14,7 +14,7 @@ def _goal_space(position: Any) -> Any:
 
 
 class PointReaching(gymnasium.Env[Any, Any]):
-    """A point in a square that a step moves by up to 0.25 in each direction; episodes are cut off after 12 steps."""
+    """Point in a square that moves by up to 0.25 per step and axis; episodes are truncated after 12 steps."""
 
     observation_space = _goal_space(Box(-1.0, 1.0, (2,), np.float32))
     action_space = Box(-1.0, 1.0, (2,), np.float32)

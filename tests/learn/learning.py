@@ -19,7 +19,7 @@ MEASURES = spaces.Box(-2.0, 2.0, (2,), np.float32)
 
 
 def seeded(seed: int, *widths: int) -> nn.Sequential:
-    """Make linear layers with tanh between them, of seeded weights."""
+    """Create linear layers with tanh activations and seeded weights."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
@@ -28,7 +28,7 @@ def seeded(seed: int, *widths: int) -> nn.Sequential:
 
 
 def random_steps(seed: int, steps: int, envs: int, actions: Any) -> list[Batch]:
-    """Make steps of environments whose episodes end now and then, in both ways."""
+    """Return random steps of environments whose episodes end by termination and truncation."""
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(steps + 1, envs, 3)).astype(np.float32)
     created = []
@@ -46,7 +46,7 @@ def random_steps(seed: int, steps: int, envs: int, actions: Any) -> list[Batch]:
 def filled(
     buffer: Any = None, *, seed: int = 0, steps: int = 40, envs: int = 2, actions: Any = CHOICES, **options: Any
 ) -> Any:
-    """Fill a buffer, ours unless one is given, with random steps."""
+    """Fill a buffer with random steps; create the buffer if none is passed."""
     if buffer is None:
         kind = PrioritizedVectorReplayBuffer if "alpha" in options else VectorReplayBuffer
         buffer = kind(steps * envs, envs, **options)

@@ -13,7 +13,7 @@ from tests.learn.learning import random_steps
 
 
 class Asked(nn.Module):
-    """A network as Tianshou's policies ask it."""
+    """Network with the call signature that Tianshou's policies use."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Asked(nn.Module):
 
 
 class Valued(Asked):
-    """A critic as Tianshou's algorithms ask it."""
+    """Critic with the call signature that Tianshou's algorithms use."""
 
     def forward(self, obs: Any, **others: Any) -> Any:
         return self.net(torch.as_tensor(obs))
@@ -41,7 +41,7 @@ def their_buffer(kind: str, *, seed: int, steps: int, envs: int, actions: Any, *
 
 
 def update_theirs(algorithm: Any, times: int, **arguments: Any) -> list[float]:
-    """Update one of Tianshou's algorithms, and return the losses."""
+    """Update an algorithm of Tianshou; return the losses."""
     utils = pytest.importorskip("tianshou.utils.torch_utils")
     losses = []
     with utils.policy_within_training_step(algorithm.policy):

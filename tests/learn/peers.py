@@ -55,13 +55,13 @@ def critic() -> Any:
 
 
 def of_two_critics(optim: Any) -> dict[str, Any]:
-    """Make the arguments of algorithms with two critics, which differ, of seeded weights."""
+    """Return the arguments of algorithms with two different critics of seeded weights."""
     torch.manual_seed(1)
     return {"critic": critic(), "critic2": critic(), "policy_optim": optim, "critic_optim": optim, "tau": 0.1}
 
 
 def buffers(actions: Any, *, steps: int = 30, truncates: bool = True) -> tuple[Any, Any]:
-    """Fill a buffer of ours and one of Tianshou's with the same steps of two environments."""
+    """Fill a buffer of this library and a buffer of Tianshou with the same steps of two environments."""
     ours, theirs = VectorReplayBuffer(2 * steps, 2), TheirBuffer(2 * steps, 2)
     for step in random_steps(3, steps, 2, actions):
         step.truncated &= truncates
@@ -71,7 +71,7 @@ def buffers(actions: Any, *, steps: int = 30, truncates: bool = True) -> tuple[A
 
 
 def run(algorithm: Any, buffer: Any, updates: int = 5) -> list[dict[str, float]]:
-    """Update with all rows of a buffer, in their order, and return the losses of each update."""
+    """Update with all rows of a buffer in order; return the losses of each update."""
     torch.manual_seed(7)
     losses = []
     with policy_within_training_step(algorithm.policy):
@@ -80,10 +80,10 @@ def run(algorithm: Any, buffer: Any, updates: int = 5) -> list[dict[str, float]]
     return losses
 
 
-def assert_learn_the_same(ours: Any, theirs: Any, part: Any, other: Any, networks: list[str]) -> None:
-    """Check that losses and parameters agree after several updates, up to the rounding of float32."""
+def assert_learn_the_same(ours: Any, theirs: Any, buffer: Any, other: Any, networks: list[str]) -> None:
+    """Check that losses and parameters agree after several updates within the rounding of float32."""
     before = deepcopy(ours.state_dict())
-    for first, second in zip(run(ours, part), run(theirs, other), strict=True):
+    for first, second in zip(run(ours, buffer), run(theirs, other), strict=True):
         assert first == pytest.approx({name: second[name] for name in first}, rel=1e-4, abs=1e-5)
     for network in networks:
         mine, yours = ours.get_submodule(network).state_dict(), theirs.get_submodule(network).state_dict()

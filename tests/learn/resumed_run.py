@@ -48,7 +48,7 @@ PRELOADED = [
 
 
 class Unpicklable(gymnasium.Wrapper):  # type: ignore[type-arg]
-    """An environment with an attribute that cannot be pickled."""
+    """Environment with an attribute that cannot be pickled."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -65,7 +65,7 @@ def q_policy() -> DiscreteQLearningPolicy:
 
 
 class Cloning(OfflineAlgorithm[Policy]):
-    """Imitates the rows of a buffer."""
+    """Algorithm that imitates the actions of a buffer."""
 
     def __init__(self) -> None:
         super().__init__(policy=q_policy())
@@ -78,7 +78,7 @@ class Cloning(OfflineAlgorithm[Policy]):
 
 
 class Reinforcing(OnPolicyAlgorithm[Policy]):
-    """Makes actions likelier in random minibatches of a rollout."""
+    """Algorithm that increases the likelihood of actions in random minibatches of a rollout."""
 
     def __init__(self) -> None:
         super().__init__(policy=q_policy())
@@ -98,7 +98,7 @@ def dqn() -> DQN:
 
 
 def make_trainer(kind: str, folder: Path, die: Any) -> Any:
-    """Make the trainer of a kind: three epochs, each of some updates and a test."""
+    """Create a trainer of a kind with three epochs, each with some updates and a test."""
     algorithm: Any = {"dqn": dqn, "unpicklable": dqn, "on policy": Reinforcing, "offline": Cloning}[kind]()
     common: dict[str, Any] = {
         "test_collector": Collector(algorithm.policy, "CartPole-v1", num_envs=2, seed=2),
@@ -172,7 +172,7 @@ def train(kind: str, folder: Path, die_at: int | None, die_saving: int | None) -
 
 
 def run(kind: str, folder: Path, die_at: int | None = None, die_saving: int | None = None) -> int | None:
-    """Run a training in a process, and return its exit code."""
+    """Run a training in a process; return its exit code."""
     processes = multiprocessing.get_context("forkserver")
     # This very module is not on the path of the server, so its imports are named.
     processes.set_forkserver_preload(PRELOADED)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 
 class Match(gymnasium.Env[Any, Any]):
-    """Rewards the choice that the observation shows, for eight steps."""
+    """Environment that rewards the choice that the observation shows; episodes have eight steps."""
 
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space: Any = spaces.Discrete(3)
@@ -34,7 +34,7 @@ class Match(gymnasium.Env[Any, Any]):
 
 
 class Aim(Match):
-    """Rewards measures that are near the one shown."""
+    """Environment that rewards actions near the observed number."""
 
     action_space = spaces.Box(-2.0, 2.0, (1,), np.float32)
 
@@ -43,7 +43,7 @@ class Aim(Match):
 
 
 class Recall(Match):
-    """Shows a choice at first, then nothing, and rewards it three steps later."""
+    """Environment that shows a choice once, and rewards it three steps later."""
 
     def _show(self) -> Any:
         if self.steps == 0:
@@ -57,7 +57,7 @@ class Recall(Match):
 
 
 class Masked(Match):
-    """Allows two of three choices at each step, and rewards the one shown; forbidden choices are an error."""
+    """Environment that allows two of three choices per step and rewards the shown one; other choices raise an error."""
 
     observation_space = spaces.Dict(  # type: ignore[assignment]
         obs=spaces.Box(-1.0, 1.0, (3,), np.float32), mask=spaces.MultiBinary(3)

@@ -15,7 +15,7 @@ SPEAKER_LISTENER = "mpe2/simple_speaker_listener_v4"
 
 
 def spaces_of(name: str) -> tuple[list[Any], list[Any]]:
-    """Return the spaces of observations and actions of each agent."""
+    """Return the observation and action spaces of each agent."""
     env = make_environment(name)
     agents = env.possible_agents
     return [env.observation_space(agent) for agent in agents], [env.action_space(agent) for agent in agents]

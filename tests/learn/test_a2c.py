@@ -110,7 +110,7 @@ def test_a_single_gradient_step_needs_no_old_log_probabilities(
 
 
 def collected_by(is_recurrent: bool) -> tuple[A2C, Any]:
-    """Collect 60 steps with a policy, recurrent or not."""
+    """Collect 60 steps with a feed-forward or recurrent policy."""
     torch.manual_seed(0)
     body: Any = (RecurrentBody if is_recurrent else Net.for_space)(Match.observation_space, 8 if is_recurrent else [8])
     policy = ProbabilisticActorPolicy(

@@ -136,7 +136,7 @@ def test_the_error_contains_the_path_of_a_nested_column() -> None:
 
 
 class Watched(OffPolicyAlgorithm[Linear]):
-    """Writes down in which states its parts run."""
+    """Algorithm that records in which training modes its parts run."""
 
     def __init__(self, factory: Any = None, lagged: bool = False) -> None:
         super().__init__(policy=Linear())

@@ -16,7 +16,7 @@ from tests.learn.learning import CHOICES
 
 
 class Floats(nn.Module):
-    """Turns bytes into floats."""
+    """Module that converts bytes to floats."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images.float() / 255.0

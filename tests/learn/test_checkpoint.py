@@ -60,7 +60,7 @@ needs_safe_torch = pytest.mark.skipif(
 
 
 def figures(folder: Path) -> list[tuple[str, int, float]]:
-    """Read all figures of a training's log but those of time."""
+    """Read all metrics of a training log except times."""
     log = read_log(folder / "log")
     rows = zip(log["name"].tolist(), log["step"].tolist(), log["value"].tolist(), strict=True)
     return [row for row in rows if not any(word in row[0] for word in ("time", "speed"))]
@@ -88,7 +88,7 @@ def assert_same(first: Any, other: Any) -> None:
 
 @pytest.fixture(scope="module", params=["dqn", "on policy", "offline"])
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """An uninterrupted training."""
+    """Kind and metrics of a training that was not interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     assert run(request.param, folder) == 0
     return request.param, folder
@@ -143,14 +143,14 @@ def test_environments_are_unpickled_only_if_that_is_allowed(tmp_path: Path) -> N
 
 
 class Loud:
-    """An object whose unpickling would be noticed."""
+    """Object that leaves a trace when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return exec, ("raise SystemExit('unpickled')",)
 
 
 class Holding:
-    """Something with a state."""
+    """Object with a state."""
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
@@ -226,7 +226,7 @@ def test_unpicklable_values_are_rejected_and_the_checkpoint_is_kept(tmp_path: Pa
 
 @contextlib.contextmanager
 def full_disk(nbytes: int) -> Iterator[None]:
-    """Limit the size of files, as on a full disk."""
+    """Limit the size of files, which simulates a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:

@@ -37,7 +37,7 @@ needs_safe_torch = pytest.mark.skipif(
 
 
 class Holder:
-    """Trainer of a buffer, without an algorithm."""
+    """Trainer of a buffer without an algorithm."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -50,7 +50,7 @@ class Holder:
 
 
 def add(buffer: Any, steps: int, first: int = 0) -> None:
-    """Add steps of 8 environments whose rows contain their number."""
+    """Add steps of 8 environments whose rows contain the step number."""
     rings = getattr(buffer, "buffer_num", 0)
     for number in range(first, first + steps):
         obs = np.full((rings or 1, 60), number, np.float32)
@@ -242,7 +242,7 @@ def segments_of(folder: Path) -> set[int]:
 
 @contextlib.contextmanager
 def full_disk(nbytes: int) -> Iterator[None]:
-    """Limit the size of files, as on a full disk."""
+    """Limit the size of files, which simulates a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:

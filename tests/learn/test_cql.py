@@ -143,7 +143,7 @@ def test_values_of_actions_outside_the_data_are_penalized() -> None:
 
 
 def dataset_of_episodes(folder: Path) -> Dataset:
-    """Write two environments' episodes of three and two steps, interleaved in two files, and one that has not ended."""
+    """Write interleaved episodes of two environments into two files; the last episode is running."""
     dataset = Dataset(folder, seed=1)
     rewards = np.arange(1.0, 7.0)
     steps: Any = {

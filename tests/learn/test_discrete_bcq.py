@@ -18,7 +18,7 @@ from tests.learn.learning import CHOICES, MEASURES, assert_goes_on, filled, seed
 
 
 class Says(nn.Module):
-    """Returns the same output for every observation."""
+    """Network that returns the same output for every observation."""
 
     def __init__(self, *numbers: float) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ STEPS: dict[str, Any] = {"seed": 1, "steps": 40, "envs": 2, "actions": CHOICES}
 
 
 class Shaped(nn.Module):
-    """A network whose output has an axis for actions and one for atoms, as Tianshou's policies ask it."""
+    """Network with Tianshou's call signature, whose output has axes for actions and atoms."""
 
     def __init__(self, seed: int = 0, softmax: bool = False) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def outputs(model: nn.Module, obs: torch.Tensor) -> Any:
 
 
 def prepared(algorithm: Any) -> tuple[Any, Any]:
-    """Return rows of a prioritized buffer with weights that differ, and what targets are made of."""
+    """Return rows of a prioritized buffer with different weights, and the inputs of targets."""
     buffer = filled(alpha=0.6, beta=0.4)
     buffer.update_weight(np.arange(80), np.linspace(1.0, 5.0, 80))
     batch, indices = algorithm._sample_batch(buffer, 0)

@@ -72,7 +72,7 @@ def buffer_for(env: Any, hindsight: bool = True, size: int = 40_000) -> Any:
 
 
 def train(algorithm: Any, env: Any, buffer: Any, *, steps: int, batch: int = 128) -> float:
-    """Collect and update in turns, and return the part of 100 test episodes whose last step is at the goal."""
+    """Alternate collection and updates; return the fraction of 100 test episodes that end at the goal."""
     with Collector(algorithm.policy, [env] * ENVS, buffer, exploration_noise=True, seed=1) as collector:
         collector.collect(n_step=400, random=True)
         for _ in range(steps // ENVS):
@@ -86,7 +86,7 @@ def train(algorithm: Any, env: Any, buffer: Any, *, steps: int, batch: int = 128
 
 
 class GoalValue(torch.nn.Module):
-    """A critic whose value is the first number of the goal."""
+    """Critic whose value is the first number of the goal."""
 
     def __init__(self) -> None:
         super().__init__()

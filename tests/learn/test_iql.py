@@ -49,7 +49,7 @@ def make(actions: Any = MEASURES, seed: int = 0, **options: Any) -> IQL:
 
 
 def number(network: nn.Module, *inputs: torch.Tensor, choice: Any = None) -> float:
-    """Return a network's value for one row, of one choice of several."""
+    """Return a network's value for one row and, if it has several outputs, one action."""
     with torch.no_grad():
         output = network(*(part[None] for part in inputs))
     output = output[0] if isinstance(output, tuple) else output

@@ -41,7 +41,7 @@ OBS = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
 
 class Fit(gymnasium.Env[Any, Any]):
-    """Rewards how much of an action is that of a target; episodes have 8 steps, and every action must be valid."""
+    """Environment that rewards the fraction of an action that equals a target; actions must be valid."""
 
     observation_space = OBS
 

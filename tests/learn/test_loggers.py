@@ -31,7 +31,7 @@ RETURNS = "test/returns_stat/mean"
 
 
 class Noting(Logger):
-    """Stores logged metrics in memory."""
+    """Logger that stores metrics in memory."""
 
     def __init__(self, **intervals: int) -> None:
         super().__init__(**intervals)
@@ -44,7 +44,7 @@ class Noting(Logger):
 
 
 def train(logger: Any, epochs: int = 2) -> OnPolicyTrainer:
-    """Train for epochs of 100 environment steps, an update after each 50, and tell a logger."""
+    """Train for epochs of 100 environment steps with an update after every 50 steps, and log metrics."""
     algorithm = Counting()
     params = OnPolicyTrainerParams(
         training_collector=Collector(algorithm.policy, "CartPole-v1", VectorReplayBuffer(200, 2), num_envs=2, seed=1),
@@ -137,7 +137,7 @@ def test_weights_and_biases_has_the_figures_by_name(tmp_path: Path, monkeypatch:
 
 
 class Run:
-    """A run of Weights & Biases that keeps what it gets."""
+    """Run of Weights & Biases that stores metrics."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, str | None] = {}

@@ -37,7 +37,7 @@ def spread(seed: int = 0, **options: Any) -> MAPPO:
 
 
 def two_lines(seed: int, steps: int = 6) -> dict[str, Any]:
-    """Make columns of two agents in one episode, the second of which joins after a step and is done before the end."""
+    """Return an episode of two agents; the second agent joins after one step and leaves before the end."""
     rng = np.random.default_rng(seed)
     t = np.concatenate([np.arange(steps), np.arange(1, steps - 1)])
     agent = np.repeat([0, 1], [steps, steps - 2])

@@ -13,7 +13,7 @@ from tests.learn.learning import MEASURES, OBS
 
 
 class Counted(nn.Linear):
-    """A layer whose mode is set by its own method."""
+    """Layer that counts how often its training mode is set."""
 
     told = 0
 

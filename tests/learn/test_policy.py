@@ -16,7 +16,7 @@ from samplebatch.learn import Policy, policy_within_training_step, torch_train_m
 
 
 class Fixed(Policy):
-    """Returns the same action for every row."""
+    """Network that returns the same action for every row."""
 
     def __init__(self, act: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

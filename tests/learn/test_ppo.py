@@ -47,7 +47,7 @@ STEPS: dict[str, Any] = {"seed": 1, "steps": 40, "envs": 2}
 
 
 class Gaussian(nn.Module):
-    """Means of a network, and standard deviations that are parameters."""
+    """Network of means, with standard deviations as parameters."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def networks(task: Any, body: Any = Net.for_space, width: Any = (32,)) -> tuple[
 def train(
     task: Any, updates: int, body: Any = Net.for_space, width: Any = (32,), *, lr: float = 0.01, **options: Any
 ) -> float:
-    """Train, and return the mean return of 20 episodes played with the best actions."""
+    """Train; return the mean return of 20 episodes with deterministic actions."""
     torch.manual_seed(0)
     envs = [task() for _ in range(4)]
     actor, critic = networks(envs[0], body, width)
@@ -208,7 +208,7 @@ def test_a_recurrent_policy_learns_a_memory_task() -> None:
 
 
 def collected(kind: str = "gru", sequence_length: int = 5) -> tuple[PPO, Any]:
-    """Collect with a recurrent policy, on from episodes whose first steps the buffer no longer has."""
+    """Collect with a recurrent policy from running episodes whose first steps have been overwritten."""
     torch.manual_seed(0)
     envs = [Match() for _ in range(3)]
     body = RecurrentBody(envs[0].observation_space, 8, kind)

@@ -23,7 +23,7 @@ from samplebatch.learn import (
 
 
 class Masked(gymnasium.ObservationWrapper):  # type: ignore[misc, type-arg]
-    """CartPole that shows places and no speeds."""
+    """CartPole without velocities."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

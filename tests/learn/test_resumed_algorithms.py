@@ -181,7 +181,7 @@ def mappo() -> Any:
 
 
 def on_policy(algorithm: Any) -> Any:
-    """Return an algorithm of a team with its buffer and the parameters of its training."""
+    """Return a team's algorithm, its buffer and its training parameters."""
     buffer = MultiAgentReplayBuffer(200)
     collector = MultiAgentCollector(algorithm.policy, SPREAD, buffer, num_envs=2, seed=1)
     params = OnPolicyTrainerParams(training_collector=collector, update_step_num_repetitions=2, **ONLINE)
@@ -223,7 +223,7 @@ def behaviour_cloning() -> Any:
 
 
 def offline(algorithm: Any, env: Any) -> Any:
-    """Return an algorithm with random rows of an environment and the parameters of its training from them."""
+    """Return an algorithm, random rows of an environment, and the parameters of offline training."""
     buffer = ReplayBuffer(50, random_seed=2)
     with Collector("random", env, buffer, seed=1) as collector:
         collector.collect(n_step=50)
@@ -271,6 +271,6 @@ def test_a_resumed_training_equals_an_uninterrupted_one(make: Any, tmp_path: Pat
 
 
 def indices_of(buffer: Any) -> list[Any]:
-    """Draw slots of a buffer, or of each policy's."""
+    """Sample slots of a buffer, or of each policy's buffer."""
     parts = buffer.buffers.values() if isinstance(buffer, MultiAgentReplayBuffer) else [buffer]
     return [part.sample_indices(20) for part in parts]

@@ -84,7 +84,7 @@ def td3() -> TD3:
 
 
 def steps_of(buffer: Any) -> SampleBatch:
-    """Return the rows of a buffer in time order, under RLlib's names."""
+    """Return the rows of a buffer in time order with RLlib's names."""
     rows = buffer[:]
     return SampleBatch(
         obs=rows.obs,
@@ -105,7 +105,7 @@ def in_dataset(rows: Any, folder: Path) -> Dataset:
 
 
 def in_polars(rows: SampleBatch, folder: Path) -> Path:
-    """Write rows into two files, as another library does: under the same names, without ours in their metadata."""
+    """Write rows into two files with Polars: the same names, without the metadata of this library."""
     folder.mkdir()
     columns = {
         name: pl.Series(name, values, dtype=pl.Array(pl.Float32, values.shape[1]) if values.ndim == 2 else None)

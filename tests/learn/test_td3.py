@@ -44,7 +44,7 @@ def make(seed: int = 0, **options: Any) -> TD3:
 
 
 class CriticOverBody(torch.nn.Module):
-    """A critic whose body others may share."""
+    """Critic whose body may be shared."""
 
     def __init__(self, body: torch.nn.Module) -> None:
         super().__init__()

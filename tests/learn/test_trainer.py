@@ -28,7 +28,7 @@ QUIET = {"verbose": False, "show_progress": False}
 
 
 def collectors(policy: Any, num_envs: int = 2) -> dict[str, Collector]:
-    """Make a collector with a buffer, and one for tests."""
+    """Return a collector with a buffer, and a test collector."""
     return {
         "training_collector": Collector(
             policy, "CartPole-v1", VectorReplayBuffer(1000, num_envs), num_envs=num_envs, seed=1
@@ -38,7 +38,7 @@ def collectors(policy: Any, num_envs: int = 2) -> dict[str, Collector]:
 
 
 def tianshou_counting() -> Any:
-    """Make an algorithm of Tianshou's that counts, with the policy of ours."""
+    """Return an algorithm of Tianshou that records its updates, with the policy of `Counting`."""
     algorithms = pytest.importorskip("tianshou.algorithm.algorithm_base")
 
     class TheirStats(algorithms.TrainingStats):  # type: ignore[misc,name-defined]

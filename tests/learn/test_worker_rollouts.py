@@ -28,7 +28,7 @@ from tests.learn.learning import seeded
 
 
 class Counted(nn.Module):
-    """Records with each step how often the policy had been updated."""
+    """Policy that records in each step how often it has been updated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Counted(nn.Module):
 
 
 class Seeing(Counting):
-    """Notes at each update by which policies the rows of the buffer were made."""
+    """Algorithm that records at each update which policies collected the rows of the buffer."""
 
     allows_stale_steps = True
 

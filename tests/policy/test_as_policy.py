@@ -169,7 +169,7 @@ def test_collectors_find_the_methods_of_a_policy_that_was_adapted() -> None:
 
 
 class Net(torch.nn.Module):
-    """Scores that prefer action 1 wherever the second number is large."""
+    """Network that prefers action 1 if the second number is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ SPACES = [
 
 
 def unbatched(actions: Any, row: int) -> Any:
-    """Return one row as the space has it."""
+    """Return one row in the form of the space."""
     if isinstance(actions, Batch):
         parts = {name: unbatched(part, row) for name, part in Batch.items(actions)}
         return tuple(parts.values()) if "0" in parts else parts
@@ -354,7 +354,7 @@ def test_random_actions_follow_nested_observations() -> None:
 
 
 class _TwoLayers(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """Actions of a first layer and a second; notes the dtype of the observations."""
+    """Network whose actions have two parts; records the dtype of observations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ tianshou = pytest.importorskip("tianshou.data")
 
 @dataclass
 class Memory:
-    """A state with names."""
+    """Recurrent state with named parts."""
 
     hidden: Any
     cell: Any
@@ -32,7 +32,7 @@ STATES = {"tianshou": tianshou.Batch, "ours": Batch, "dataclass": lambda parts: 
 
 
 class Counting:
-    """Counts the steps of each episode in a state of one kind, and records the states that it receives."""
+    """Policy that counts the steps of each episode in a state of some kind, and records received states."""
 
     def __init__(self, make: Any) -> None:
         self.make = make
@@ -103,7 +103,7 @@ def test_a_recurrent_network_of_tianshou_continues_from_its_state() -> None:
 
 
 class Seeing(gymnasium.Env):
-    """Returns observations as Tianshou batches."""
+    """Environment that returns observations as Tianshou batches."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Dict(
@@ -132,7 +132,7 @@ def test_observations_may_be_tianshou_batches() -> None:
 
 
 class Several(arena.Relay):
-    """A relay whose runners see in batches of Tianshou's."""
+    """Relay whose observations are Tianshou batches."""
 
     def observation_space(self, agent: str) -> Any:
         return spaces.Dict(seen=super().observation_space(agent))

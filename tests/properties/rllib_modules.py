@@ -34,7 +34,7 @@ PATCHED = (
 
 
 class Batches(NamedTuple):
-    """The classes and functions of one of the two libraries."""
+    """Classes and functions of one of the two libraries."""
 
     SampleBatch: Any
     MultiAgentBatch: Any
@@ -46,7 +46,7 @@ OURS = Batches(*(getattr(ours, name) for name in REPLACED))
 
 
 def load(name: str) -> ModuleType:
-    """Import a module of RLlib, which takes seconds and warns; skip the test if RLlib is missing."""
+    """Import a module of RLlib, which takes seconds and warns; skip the test if RLlib is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -82,7 +82,7 @@ def run_both(scenario: Callable[[Batches], Any], missing: str = "error") -> tupl
 
 
 def plain(value: Any) -> Any:
-    """Turn batches, arrays and containers of these into values that compare by dtype, shape and content."""
+    """Convert batches, arrays and containers to values that compare dtype, shape and content."""
     if hasattr(value, "policy_batches"):
         parts = {(type(policy), policy): plain(part) for policy, part in value.policy_batches.items()}
         return value.count, parts

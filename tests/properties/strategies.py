@@ -38,7 +38,7 @@ class Leaf:
     torch_dtype: str = ""
 
     def given(self) -> Any:
-        """Return what to hand over for rows 1 and on."""
+        """Return rows 1 and following in the form in which they are passed to a batch."""
         rows = self.rows[1:]
         if self.kind == "torch":
             return torch.from_numpy(rows.copy()).view(getattr(torch, self.torch_dtype))
@@ -97,7 +97,7 @@ def _leaf(kind: str, rng: np.random.Generator, n: int, row_shape: tuple[int, ...
 
 
 def _array(dtype: np.dtype[Any], rng: np.random.Generator, n: int, row_shape: tuple[int, ...]) -> np.ndarray:
-    """Return random bytes as n rows, any NaN and NaT included, under a row of zeros."""
+    """Return random bytes as n rows, including NaN and NaT, after a row of zeros."""
     shape = (n + 1, *row_shape)
     if dtype.kind in "bSU":
         rows = rng.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
@@ -143,7 +143,7 @@ class Oracle:
         return replace(self, leaves=dict(self.leaves), states=dict(self.states))
 
     def rows(self) -> np.ndarray:
-        """Return the numbers of the stored rows, padding included."""
+        """Return the numbers of the stored rows, including padding."""
         if self.width is None or self.sequences is None:
             return self.numbers
         stored = np.zeros((len(self.sequences), self.width), int)
@@ -189,7 +189,7 @@ class Oracle:
     # -- what operations make of it -----------------------------------------------------------------------------------
 
     def take(self, steps: np.ndarray) -> Oracle:
-        """Gather steps: those that follow each other out of one sequence form one."""
+        """Gather steps; consecutive steps of one sequence form a sequence."""
         result = replace(self, numbers=self.numbers[steps], width=None)
         if self.sequences is not None:
             owner = np.repeat(np.arange(len(self.sequences)), [length for _, length in self.sequences])[steps]
@@ -209,7 +209,7 @@ class Oracle:
         return replace(self, numbers=np.concatenate([np.empty(0, int), *numbers]), sequences=sequences)
 
     def cut(self, start: int, stop: int) -> Oracle:
-        """Cut steps exactly; sequences without steps are not counted among those that it makes."""
+        """Slice steps exactly; sequences without steps are not counted."""
         stop = max(start, stop)
         result = replace(self, numbers=self.numbers[start:stop], width=None)
         if self.sequences is not None:
@@ -221,7 +221,7 @@ class Oracle:
         return result
 
     def snapped(self, start: int, stop: int) -> Oracle:
-        """Cut at the beginnings of sequences, at or before both ends."""
+        """Slice at starts of sequences, at or before both bounds."""
         if self.sequences is None:
             return self.cut(start, stop)
         begins = [begin for _, begin, _ in self.bounds()] + [len(self)]
@@ -245,7 +245,7 @@ class Oracle:
     # -- what only the batch can tell ---------------------------------------------------------------------------------
 
     def with_empty_sequences_of(self, batch: SampleBatch) -> Oracle:
-        """Adopt the sequences of a batch, after checking that they are these but for some without steps."""
+        """Adopt the sequences of a batch after checking that they differ only by sequences without steps."""
         if self.sequences is None:
             return self
         states = np.asarray(batch["state_in_id"]).tolist()
@@ -254,7 +254,7 @@ class Oracle:
         return replace(self, sequences=actual)
 
     def in_the_order_of(self, batch: SampleBatch) -> Oracle:
-        """Adopt the order of a shuffled batch, after checking that it holds these rows, or sequences, and no others."""
+        """Adopt the order of a shuffled batch after checking that it has the same rows or sequences."""
         if self.sequences is None:
             numbers = np.array(batch["id"])
             assert sorted(numbers.tolist()) == sorted(self.numbers.tolist())
@@ -334,7 +334,7 @@ def batches(
 
 @dataclass
 class _Columns:
-    """Draws columns of n rows, and keeps their leaves."""
+    """Source of columns of n rows; stores their leaves."""
 
     draw: st.DrawFn
     rng: np.random.Generator
@@ -342,7 +342,7 @@ class _Columns:
     forms: tuple[str, ...]
 
     def column(self, n: int, path: str, leaves: dict[str, Leaf]) -> Any:
-        """Draw a column, perhaps a nested one, and put its leaves among the others."""
+        """Draw a column, which may be nested, and store its leaves."""
         form = self.draw(st.sampled_from(self.forms))
         if form == "dict":
             return {key: self.column(n, f"{path}.{key}", leaves) for key in ("x", "y")[: self.draw(st.integers(1, 2))]}

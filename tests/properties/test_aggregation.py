@@ -22,7 +22,7 @@ POLICIES = ("red", "blue", "red")
 
 @dataclass(frozen=True)
 class Step:
-    """One agent's row of one environment step; everything in it follows from its number."""
+    """Row of one agent in one environment step; all values follow from its number."""
 
     uid: int
     eps_id: int
@@ -48,7 +48,7 @@ def as_batch(rows: list[Step]) -> SampleBatch:
 
 @dataclass(frozen=True)
 class Stream:
-    """The environment steps of one source in order, and where it cuts them into fragments."""
+    """Environment steps of one source in order, and the bounds of its fragments."""
 
     steps: list[list[Step]]
     cuts: list[int]
@@ -90,7 +90,7 @@ def streams(draw: st.DrawFn, *, flat: bool = False) -> list[Stream]:
 
 @st.composite
 def arrivals(draw: st.DrawFn, *, flat: bool = False) -> tuple[list[Stream], list[SampleBatch | MultiAgentBatch]]:
-    """Draw streams, and their fragments in the order in which they happen to arrive."""
+    """Draw streams, and the order in which their fragments arrive."""
     sources = draw(streams(flat=flat))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     pending = [list(source.fragments(rng)) for source in sources]
@@ -102,7 +102,7 @@ def arrivals(draw: st.DrawFn, *, flat: bool = False) -> tuple[list[Stream], list
 
 
 def rows_of(batch: SampleBatch | MultiAgentBatch) -> dict[int, tuple[str, dict[str, Any]]]:
-    """Return every row with its policy, by its number."""
+    """Return every row and its policy by row number."""
     actual = {}
     for policy, steps in batch.as_multi_agent().items():
         for row in steps.rows():
@@ -112,7 +112,7 @@ def rows_of(batch: SampleBatch | MultiAgentBatch) -> dict[int, tuple[str, dict[s
 
 
 def check_rows(sources: list[Stream], batches: list[SampleBatch | MultiAgentBatch]) -> None:
-    """Check that every step came out once, under its policy, as it was."""
+    """Check that every step occurs once, unchanged, under its policy."""
     expected = {row.uid: row for source in sources for step in source.steps for row in step}
     actual = [rows_of(batch) for batch in batches]
     assert sorted(uid for rows in actual for uid in rows) == sorted(expected)

@@ -19,7 +19,7 @@ fractions = st.integers(0, 24).map(lambda part: part / 24)
 
 
 class Chain(RuleBasedStateMachine):
-    """A batch that goes from operation to operation, and those that it left behind, views of its memory among them."""
+    """Batch that passes through a sequence of operations, and earlier batches, some of which share its memory."""
 
     batch: SampleBatch
     oracle: Oracle
@@ -48,11 +48,11 @@ class Chain(RuleBasedStateMachine):
         self.batch, self.oracle = batch, oracle.with_empty_sequences_of(batch)
 
     def row(self, part: float) -> int:
-        """Return the bound at a fraction of the batch."""
+        """Return the row at a fraction of the batch."""
         return round(part * len(self.oracle))
 
     def bound(self, row: int, how: str) -> int:
-        """Write a bound in another way that slices understand."""
+        """Write a slice bound in one of several equivalent ways."""
         n = len(self.oracle)
         if how == "negative" and row < n:
             return row - n

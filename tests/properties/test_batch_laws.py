@@ -102,7 +102,7 @@ def test_joining_dtypes_never_loses_a_value(dtypes: list[str], seed: int) -> Non
 
 @st.composite
 def multi_agent(draw: st.DrawFn) -> dict[str, list[tuple[int, int, int, int]]]:
-    """Draw rows of (eps_id, t, agent_index, number) for up to three policies, in any order, ties included."""
+    """Draw rows of (eps_id, t, agent_index, number) for up to three policies, in any order, with ties."""
     number = itertools.count()
     rows = st.tuples(ids, ids, st.integers(0, 2))
     return {
@@ -169,7 +169,7 @@ shifts = st.one_of(
 
 
 def listed(shift: int | str | list[int]) -> list[int]:
-    """Return the steps that a shift means."""
+    """Return the relative steps of a shift."""
     if isinstance(shift, str):
         start, stop, *step = map(int, shift.split(":"))
         return list(range(start, stop + 1, *step))
@@ -206,7 +206,7 @@ trees = st.recursive(
 
 
 def arrays(tree: Any) -> Any:
-    """Make a column of every leaf."""
+    """Return a column for every leaf."""
     if isinstance(tree, dict):
         return {key: arrays(item) for key, item in tree.items()}
     return tuple(map(arrays, tree)) if isinstance(tree, tuple) else np.array([tree % 1000, 0])

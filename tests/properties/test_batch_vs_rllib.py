@@ -49,7 +49,7 @@ def rllib() -> SimpleNamespace:
 
 
 def theirs_of(rllib: SimpleNamespace, batch: SampleBatch) -> Any:
-    """Make RLlib's batch of the same columns, in memory of its own."""
+    """Return RLlib's batch with copies of the same columns."""
     return rllib.SampleBatch(
         {name_of_state(batch, name): each(values, np.copy) for name, values in batch.items()},
         _zero_padded=batch.zero_padded,
@@ -73,7 +73,7 @@ def each(value: Any, change: Any) -> Any:
 
 
 def plain(values: Any) -> Any:
-    """Return what two columns must have in common: the dtype, the shape and the very bytes, or the objects."""
+    """Return what two columns must have in common: dtype, shape and bytes, or the objects."""
     values = np.asarray(values)
     if values.dtype == object:
         return values.tolist()

@@ -77,7 +77,7 @@ def build(plan: Plan, make: Any) -> Any:
 
 
 def digits(array: Any) -> list[str]:
-    """Write numbers to the precision that sums in another order leave."""
+    """Round numbers to the precision that is independent of the order of summation."""
     places = 4 if array.dtype.itemsize < 8 else 11
     return [f"{item:.{places}e}" for item in array.ravel().tolist()]
 
@@ -284,7 +284,7 @@ KNOWN: dict[str, Callable[[Any], bool]] = {
 
 
 def observed(batch: Any) -> list[Any]:
-    """Ask everything of a batch that does not change it."""
+    """Return the results of all operations that do not change a batch."""
     answers = [sorted(batch.keys()), [name in batch for name in NAMES], plain(batch.get("a"))]
     for ask in (len, bool, lambda b: b.shape, lambda b: b.hasnull()):
         try:

@@ -47,7 +47,7 @@ EPSILON = float(np.finfo(np.float32).eps)
 
 
 class Source:
-    """Hands out steps of environments: observations follow each other until an episode ends."""
+    """Source of environment steps; observations are consecutive within an episode."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -73,7 +73,7 @@ REWARDS = st.sampled_from([0.0, 1.0, -2.5, 3.25])
 
 
 class Priorities:
-    """The priority of each step, by the number of its observation."""
+    """Priority of each step by observation number."""
 
     def __init__(self) -> None:
         self.of: dict[int, float] = {}
@@ -91,7 +91,7 @@ class Priorities:
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """One buffer and the oracle of its contents."""
+    """Buffer and the oracle of its contents."""
 
     @initialize(
         form=st.sampled_from(FORMS),
@@ -322,7 +322,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert same(batch.act[batch.mask], act_of(self.oracle.newest())[places[batch.mask.ravel()]])
 
     def numbers(self, indices: Any) -> list[int]:
-        """Return the numbers of the steps that indices name."""
+        """Return the numbers of the steps at indices."""
         of = {i: ring.steps[j].obs for i, (ring, j) in zip(self.oracle.indices(), self.oracle.places(), strict=True)}
         return [of[i] for i in np.asarray(indices).tolist()]
 
@@ -351,7 +351,7 @@ class BufferMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.priorities is not None and len(self.oracle))
     @rule(data=st.data(), n=st.integers(1, 8), adds=st.integers(0, 6), empty=st.booleans())
     def update_weight_late(self, data: st.DataObject, n: int, adds: int, empty: bool) -> None:
-        """Hand priorities back after some of their rows may have been written over."""
+        """Update priorities after some of their rows may have been overwritten."""
         rows, indices = self.buf.sample(n)
         numbers = self.numbers(indices)
         if empty:

@@ -38,7 +38,7 @@ PRIORITIES = {"alpha": 0.7, "beta": 0.5}
 
 @dataclass(frozen=True)
 class Plan:
-    """How to make a buffer."""
+    """Constructor arguments of a buffer."""
 
     form: str
     sizes: tuple[int, ...]
@@ -90,7 +90,7 @@ plans = st.builds(
 
 @dataclass
 class Rows:
-    """Hands out the same transitions for each library; observations of an episode follow each other."""
+    """Source of the same transitions for each library; observations are consecutive within an episode."""
 
     plan: Plan
     nested: bool
@@ -129,7 +129,7 @@ class Rows:
 
 
 def plain(value: Any) -> Any:
-    """Write a result in plain words, in which equal means the same."""
+    """Convert a result to plain values that compare exactly."""
     if isinstance(value, samplebatch.Batch | tianshou.Batch | dict):
         return {name: plain(inner) for name, inner in sorted(value.items())}
     if isinstance(value, tuple | list):
@@ -145,7 +145,7 @@ def asked_of(buf: Any, ask: Any) -> Any:
 
 
 class Pair:
-    """A buffer of ours and one of theirs, which get the same."""
+    """Buffers of both libraries that receive the same calls."""
 
     def __init__(self, plan: Plan, data: st.DataObject) -> None:
         self.plan, self.data = plan, data
@@ -154,7 +154,7 @@ class Pair:
         self.started = self.updated = False
 
     def both(self, name: str, ask: Any) -> None:
-        """Put a question to both; where theirs raises, ours may do better."""
+        """Call both buffers and compare the results; if Tianshou raises an error, this library may return a result."""
         try:
             expected = asked_of(self.theirs, ask)
         except Exception as error:  # whatever NumPy lets through there
@@ -229,7 +229,7 @@ class Pair:
             self.both(f"get {name}", lambda buf, name=name: buf.get(np.array(chosen), name, stack_num=frames))
 
     def live(self) -> list[int]:
-        """Return the indices of all rows, also where only whole stacks are sampled."""
+        """Return the indices of all rows, including rows without a complete stack."""
         before = self.theirs.stack_num
         parts = getattr(self.theirs, "buffers", [self.theirs])
         actual = []
@@ -242,7 +242,7 @@ class Pair:
         return actual
 
     def rows_of(self, buf: Any, index: Any) -> dict[str, Any]:
-        """Index a buffer, and leave out the next observations that Tianshou has wrong."""
+        """Index a buffer; omit the next observations that are wrong in Tianshou."""
         rows = dict(buf[index].items())
         rows.pop("generation", None)  # only ours has it
         if self.plan.ignore_obs_next:

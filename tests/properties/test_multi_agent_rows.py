@@ -79,7 +79,7 @@ class Stage:
 
 
 def rows_of(batch: MultiAgentBatch) -> dict[int, tuple[Any, ...]]:
-    """Return the rows of a batch as the stage notes them."""
+    """Return the rows of a batch in the form in which the stage records them."""
     actual = {}
     for policy, steps in batch.policy_batches.items():
         columns = [steps[name].tolist() for name in ("obs", "new_obs", "actions", "rewards", "terminateds")]
@@ -106,7 +106,7 @@ def check_order(batch: MultiAgentBatch) -> None:
 
 
 def telling(obs: Any) -> dict[str, Any]:
-    """Act, and say more, of the dtype of what is seen."""
+    """Return actions and an extra output with the dtype of the observations."""
     return {"act": obs[:, 0].astype(int) % 7, "policy": {"deep": {"seen": obs}}, "vf_preds": obs[:, 0] / 2}
 
 
@@ -145,7 +145,7 @@ def test_a_batch_contains_every_recorded_step(
 
 
 def begin(spec: WorkerSpec, fragment_length: int, count_steps: Count) -> Task:
-    """Create a task that collects fragments without end."""
+    """Create a task that collects fragments indefinitely."""
     task = make_task(spec, broadcast(1)[1], count_steps)
     task.begin(Request(fragment_length=fragment_length))
     return task

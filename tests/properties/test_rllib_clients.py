@@ -16,7 +16,7 @@ UNITS = ("timesteps", "fragments", "episodes", "sequences")
 
 
 def fragment(batches: Batches, number: int, unit: str) -> Any:
-    """Return an episode of 4 steps, as one sequence where the buffer keeps these; its numbers tell which it is."""
+    """Return an identifiable episode of 4 steps, as one sequence if the buffer stores sequences."""
     t = np.arange(4)
     sequences = {"seq_lens": np.array([4])} if unit == "sequences" else {}
     return batches.SampleBatch(
@@ -36,7 +36,7 @@ def fragment(batches: Batches, number: int, unit: str) -> Any:
 
 
 def several(batches: Batches, number: int, unit: str) -> Any:
-    """Return a batch of policies whose ids are numbers, as RLlib's tests have them, and strings."""
+    """Return a batch of policies with integer ids, as in RLlib's tests, and string ids."""
     parts = {policy: fragment(batches, number + position, unit) for position, policy in ((0, 0), (50, 1), (70, "1"))}
     return batches.MultiAgentBatch(parts, 4)
 

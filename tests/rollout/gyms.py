@@ -24,10 +24,10 @@ class Ladder(gymnasium.Env):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
 
-    def __init__(self, number: int, length: int = 4, *, truncates: bool = False, message: bool = False) -> None:
+    def __init__(self, number: int, length: int = 4, *, truncates: bool = False, with_infos: bool = False) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(3)
-        self._number, self._length, self._truncates, self._says = number, length, truncates, message
+        self._number, self._length, self._truncates, self._with_infos = number, length, truncates, with_infos
         self._episode = -1
         self.made: list[Any] = []
         self.resets: list[Any] = []
@@ -42,14 +42,14 @@ class Ladder(gymnasium.Env):
         self.resets.append((seed, options))
         self._episode += 1
         self._step = 0
-        return self._observe(), {"episode_number": self._episode} if self._says else {}
+        return self._observe(), {"episode_number": self._episode} if self._with_infos else {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self._step < self._length, "stepped beyond the end"
         self.made.append(action)
         self._step += 1
         over = self._step == self._length
-        info = {"step": self._step, "name": f"step {self._step}"} if self._says else {}
+        info = {"step": self._step, "name": f"step {self._step}"} if self._with_infos else {}
         return (
             self._observe(),
             100.0 * self._number + self._step,

@@ -249,7 +249,9 @@ def test_every_step_occurs_once_for_any_sequence_of_calls() -> None:
     rng = np.random.default_rng(3)
     lengths = [1, 4, 7]
     steps = CONTEXT.RawArray("i", 3)
-    makers = [lambda n=n: gyms.Watched(n, lengths[n], steps=steps, pause_s=0.001 * n, says=True) for n in range(3)]
+    makers = [
+        lambda n=n: gyms.Watched(n, lengths[n], steps=steps, pause_s=0.001 * n, with_infos=True) for n in range(3)
+    ]
     buffer = VectorReplayBuffer(3 * 3000, 3)
     started = np.zeros(3, int)
     counted = episodes = 0
@@ -288,7 +290,7 @@ def test_every_step_occurs_once_for_any_sequence_of_calls() -> None:
 
 
 def test_final_observations_are_preserved_and_resets_are_not_steps() -> None:
-    with Async(stay, ladders([2, 3], truncates=True, says=True)) as collector:
+    with Async(stay, ladders([2, 3], truncates=True, with_infos=True)) as collector:
         batches = [collector.collect(n_step=20).batch, collector.collect(n_episode=5).batch]
         collector.reset_env()
         batches.append(collector.collect(n_step=20).batch)
@@ -549,7 +551,7 @@ def test_a_policy_receives_infos_environment_ids_and_times() -> None:
         assert info.env_id.tolist() == batch.obs[:, 0].tolist()
         return Batch(act=np.zeros(len(batch.obs), int))
 
-    with Async(policy, ladders([2, 3], says=True)) as collector:
+    with Async(policy, ladders([2, 3], with_infos=True)) as collector:
         collector.collect(n_step=30)
     assert all(info == step for _, info, step in recorded)
     assert {env for env, _, _ in recorded} == {0, 1}
@@ -625,7 +627,7 @@ def test_noise_action_mapping_and_random_actions_are_applied() -> None:
 
 def test_a_buffer_is_filled_with_the_steps_of_each_environment() -> None:
     buffer = VectorReplayBuffer(300, 3)
-    with Async(stay, ladders([2, 5, 9], says=True), buffer) as collector:
+    with Async(stay, ladders([2, 5, 9], with_infos=True), buffer) as collector:
         stats = [collector.collect(n_step=20), collector.collect(n_episode=4), collector.collect(n_step=20)]
     assert all(item.batch is None for item in stats)
     assert sum(item.n_collected_steps for item in stats) == len(buffer)
@@ -700,7 +702,7 @@ def test_the_step_hook_receives_transitions_and_may_add_columns(buffered: bool) 
         return {"act": batch.obs[:, 2].astype(int), "policy": {"env": env}, "dist": dist, "state": (env, env)}
 
     buffer = VectorReplayBuffer(200, 2) if buffered else None
-    with Async(policy, ladders([3, 9], says=True), buffer, on_step_hook=hook) as collector:
+    with Async(policy, ladders([3, 9], with_infos=True), buffer, on_step_hook=hook) as collector:
         stats = collector.collect(n_step=50)
     assert sum(rows) == stats.n_collected_steps
     stored, rewards = (

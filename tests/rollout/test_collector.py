@@ -164,7 +164,7 @@ def test_seeds_do_not_depend_on_the_number_of_environments() -> None:
 
 
 def test_a_single_environment_is_counted_exactly() -> None:
-    env = gyms.Reusing(0, 4, says=True)
+    env = gyms.Reusing(0, 4, with_infos=True)
     collector = Collector(stay, env)
     batches = [collector.collect(n_step=steps).batch for steps in (3, 1, 7)]
     assert list(map(len, batches)) == [3, 1, 7]
@@ -284,7 +284,7 @@ def test_policies_and_buffers_receive_nested_observations_as_batches() -> None:
 
 def test_infos_belong_to_the_steps_that_returned_them() -> None:
     for mode in MODES:
-        batch = Collector(stay, ladders([2, 3], mode, says=True)).collect(n_step=12).batch
+        batch = Collector(stay, ladders([2, 3], mode, with_infos=True)).collect(n_step=12).batch
         output = [{"step": t + 1, "name": f"step {t + 1}"} for t in batch["t"].tolist()]
         assert batch["infos"].tolist() == output
     plain = Collector(stay, ladders([2, 3])).collect(n_step=4).batch["infos"]
@@ -299,7 +299,7 @@ def test_a_policy_receives_infos_environment_ids_and_times() -> None:
         recorded.append(batch.info)
         return Batch(act=np.zeros(2, int))
 
-    Collector(policy, ladders([2, 3], "SameStep", says=True)).collect(n_step=6)
+    Collector(policy, ladders([2, 3], "SameStep", with_infos=True)).collect(n_step=6)
     assert recorded[0].episode_number.tolist() == [0, 0]
     assert recorded[1].step.tolist() == [1, 1]
     assert recorded[2].episode_number.tolist() == [1, 0]
@@ -501,10 +501,10 @@ def test_extra_outputs_must_be_returned_in_every_step() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_buffer_is_filled_with_the_same_steps(mode: str) -> None:
     lengths = [2, 5, 9]
-    reference = Collector(stay, ladders(lengths, mode, says=True)).collect(n_step=40)
+    reference = Collector(stay, ladders(lengths, mode, with_infos=True)).collect(n_step=40)
     batch = reference.batch
     buffer = VectorReplayBuffer(300, 3)
-    stats = Collector(stay, ladders(lengths, mode, says=True), buffer).collect(n_step=40)
+    stats = Collector(stay, ladders(lengths, mode, with_infos=True), buffer).collect(n_step=40)
     assert stats.batch is None
     assert stats.lens.tolist() == reference.lens.tolist()
     assert stats.returns.tolist() == reference.returns.tolist()
@@ -593,7 +593,7 @@ def test_the_step_hook_receives_transitions_and_may_add_columns() -> None:
 
     for buffer in (None, VectorReplayBuffer(60, 2)):
         recorded.clear()
-        collector = Collector(policy, ladders([1, 9], says=True), buffer, on_step_hook=hook)
+        collector = Collector(policy, ladders([1, 9], with_infos=True), buffer, on_step_hook=hook)
         batch = collector.collect(n_step=7).batch
         rows = batch["doubled"].tolist() if batch is not None else buffer[:].doubled.tolist()
         assert rows == [2.0] * 3 + [202.0, 204.0, 206.0, 208.0, 210.0]

@@ -29,7 +29,7 @@ from samplebatch.rollout import Episode
 from tests.ids import plain_repr
 from tests.optional import torch
 
-TALKING = {"number": 3, "length": 5, "says": True}
+TALKING = {"number": 3, "length": 5, "with_infos": True}
 COLLECTORS = {
     "one after the other": lambda env, **options: Collector("random", env, **options),
     "in processes of their own": lambda env, **options: AsyncCollector("random", env, start_method="fork", **options),

@@ -65,7 +65,7 @@ def test_each_started_episode_counts_until_its_end(
     lengths=lengths_of,
     mode=st.sampled_from(["NextStep", "SameStep", "Disabled"]),
     amounts=amounts_of,
-    message=st.booleans(),
+    with_infos=st.booleans(),
     truncates=st.booleans(),
     slots=st.sampled_from([None, 3, 50]),
 )
@@ -73,13 +73,13 @@ def test_steps_recorded_together_equal_single_steps(
     lengths: list[int],
     mode: str,
     amounts: list[tuple[str, int]],
-    message: bool,
+    with_infos: bool,
     truncates: bool,
     slots: int | None,
 ) -> None:
     def collected(**hooks: Any) -> list[Any]:
         makers = [
-            lambda n=n, length=length: gyms.Ladder(n, length, message=message, truncates=truncates)
+            lambda n=n, length=length: gyms.Ladder(n, length, with_infos=with_infos, truncates=truncates)
             for n, length in enumerate(lengths)
         ]
         count = len(lengths)
@@ -99,7 +99,7 @@ def test_steps_recorded_together_equal_single_steps(
             rows = buffer[:]
             actual.append([rows.obs.tolist(), rows.obs_next.tolist(), rows.rew.tolist(), rows.done.tolist()])
             actual.append([buffer.last_index.tolist(), buffer.unfinished_index().tolist()])
-            actual.append(rows.info.step.tolist() if message else [])
+            actual.append(rows.info.step.tolist() if with_infos else [])
         return actual
 
     assert collected() == collected(on_step_hook=lambda decided, transitions: None)

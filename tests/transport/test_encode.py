@@ -391,7 +391,7 @@ def test_random_metadata_is_rejected_or_received(batch: Any) -> None:
 def reopened(producer: Producer) -> tuple[Producer, Consumer]:
     """Make a new channel with the same bytes in its arena: the old one ended with the damage."""
     other, consumer = channel(1 << 18)
-    other._owned_columns()
+    other._acquire()
     other._memory[HEADER_NBYTES:] = producer._memory[HEADER_NBYTES:]
     producer.close()
     return other, consumer

@@ -18,7 +18,7 @@ from tests.optional import torch
 
 
 def shown(batch: Any) -> str:
-    """Print without indentation, as the tutorial is laid out."""
+    """Print a batch without indentation, as in the tutorial."""
     return "\n".join(line.strip() for line in str(batch).splitlines())
 
 
@@ -27,7 +27,7 @@ def text(documented: str) -> str:
 
 
 def entries(printed: str) -> set[str]:
-    """Cut the text of a flat batch into its entries: older versions ordered the names of a stack otherwise."""
+    """Split the text of a flat batch into entries, because older versions of Tianshou print names in another order."""
     body = printed.removeprefix("Batch(\n").removesuffix("\n)")
     return set(re.split(r"\n\s*(?=\w+: )", body.strip()))
 
