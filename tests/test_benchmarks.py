@@ -38,7 +38,9 @@ def _no_library_left() -> Iterator[None]:
 def test_row_runs_and_its_contestants_agree(declared: Row) -> None:
     outcome = measure(declared, QUICK)
     assert outcome.us["ours"] > 0
-    assert outcome.us.keys() == {who for who in declared.ways_of(QUICK) if library(who) is not None}
+    assert outcome.us.keys() == {
+        contestant for contestant in declared.ways_of(QUICK) if library(contestant) is not None
+    }
 
 
 def test_every_row_has_its_own_name() -> None:
@@ -47,7 +49,9 @@ def test_every_row_has_its_own_name() -> None:
 
 
 def test_every_contestant_can_be_imported_or_is_reported_as_missing() -> None:
-    assert {who for row in rows_of(LAYERS, "*") for who in row.ways if who not in ("bare", "numpy")} <= set(_MAKERS)
+    assert {
+        contestant for row in rows_of(LAYERS, "*") for contestant in row.ways if contestant not in ("bare", "numpy")
+    } <= set(_MAKERS)
 
 
 def test_contestants_that_disagree_are_detected() -> None:
@@ -57,15 +61,18 @@ def test_contestants_that_disagree_are_detected() -> None:
 
 
 def test_in_place_benchmarks_receive_a_new_argument_each_call() -> None:
-    seen: list[list[int]] = []
-    way = Way(lambda *_: [1, 2], lambda items: seen.append(list(items)) or items.clear(), fresh=list)
+    recorded: list[list[int]] = []
+    way = Way(lambda *_: [1, 2], lambda items: recorded.append(list(items)) or items.clear(), fresh=list)
     measure(Row("clear", lambda: None, {"numpy": way}, view=None), replace(QUICK, rounds=3))
-    assert seen == [[1, 2]] * 3
+    assert recorded == [[1, 2]] * 3
 
 
 def test_a_quick_run_calls_each_contestant_to_check_it_and_to_time_it() -> None:
     calls: list[str] = []
-    ways = {who: Way(lambda *_, who=who: who, lambda who: calls.append(who)) for who in ("bare", "numpy")}
+    ways = {
+        contestant: Way(lambda *_, label=contestant: label, lambda label: calls.append(label))
+        for contestant in ("bare", "numpy")
+    }
     measure(Row("call", lambda: None, ways), QUICK)
     assert calls == ["bare", "numpy"] * 2
 
@@ -157,7 +164,7 @@ def test_table_is_printed_with_and_without_rich(rich: bool, monkeypatch, capsys)
         for module in ("rich", "rich.console", "rich.table"):
             monkeypatch.setitem(sys.modules, module, None)
     report.show([_outcome(ours=2.0, bare=1.0, rllib=3.0), _outcome(ours=2.0, bare=1.0, rllib=1.0)])
-    shown = capsys.readouterr().out
-    assert "0.67" in shown
-    assert "behind rllib" in shown
-    assert "1 of 2 rows meet their target" in shown
+    text = capsys.readouterr().out
+    assert "0.67" in text
+    assert "behind rllib" in text
+    assert "1 of 2 rows meet their target" in text

@@ -82,23 +82,23 @@ def test_the_total_is_exact_and_every_step_occurs_once() -> None:
     # 71, 70 and 70 steps are 9 episodes of 8 each, the last of them unfinished.
     assert len(np.unique(steps["eps_id"])) == 27
     assert len(np.unique(steps["unroll_id"])) == 12
-    found = episode_statistics(batch)
-    assert found is not None
-    assert (found.episodes, found.unfinished) == (24, 3)
+    actual = episode_statistics(batch)
+    assert actual is not None
+    assert (actual.episodes, actual.unfinished) == (24, 3)
 
 
 def by_worker(fragments: list[MultiAgentBatch]) -> dict[int, dict[str, Any]]:
     """Group the fragments of each worker, except for episode ids."""
-    found: dict[int, list[MultiAgentBatch]] = {}
+    actual: dict[int, list[MultiAgentBatch]] = {}
     for fragment in fragments:
-        found.setdefault(int(fragment["agent"]["unroll_id"][0]) >> 32, []).append(fragment)
+        actual.setdefault(int(fragment["agent"]["unroll_id"][0]) >> 32, []).append(fragment)
     return {
         worker: {
             name: column.tolist()
             for name, column in concat_samples(parts)["agent"].items()
             if name not in ("eps_id", "infos")
         }
-        for worker, parts in found.items()
+        for worker, parts in actual.items()
     }
 
 
@@ -107,13 +107,13 @@ def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
     for seed in (5, 5):
         with RolloutWorkers("random", SPREAD, seed=seed, backend="inline") as workers:
             runs.append(list(workers.fragments(n_step=80, fragment_length=15)))
-    one, two = map(by_worker, runs)
-    assert sorted(one) == [0, 1]
-    assert one == two
-    assert one[0] != one[1]
+    first, second = map(by_worker, runs)
+    assert sorted(first) == [0, 1]
+    assert first == second
+    assert first[0] != first[1]
     ids = [np.unique(np.concatenate([part["agent"]["eps_id"] for part in run])) for run in runs]
     # Two workers with 40 steps each, in episodes of 25, are four episodes.
-    assert [len(own) for own in ids] == [4, 4]
+    assert [len(part) for part in ids] == [4, 4]
     assert not np.intersect1d(*ids).size
 
 
@@ -216,17 +216,17 @@ def test_other_ways_to_start_and_functions_with_arguments() -> None:
 def by_environment(fragments: Iterable[Any]) -> dict[tuple[str, int], dict[str, Any]]:
     """Group collected rows by policy and environment, except for ids that differ between runs."""
     joined = concat_samples(list(fragments)).as_multi_agent()
-    found = {}
+    actual = {}
     for policy, steps in joined.policy_batches.items():
         for env_id in np.unique(steps["env_id"]).tolist():
             rows = steps.take(np.flatnonzero(steps["env_id"] == env_id))
             order = np.argsort(rows["agent_index"], kind="stable")
-            found[policy, env_id] = {
+            actual[policy, env_id] = {
                 name: np.asarray(rows[name])[order].tolist()
                 for name in rows.column_names
                 if name not in ("eps_id", "unroll_id")
             }
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -261,20 +261,20 @@ def test_all_sent_steps_are_received_and_aggregated() -> None:
 
 
 def test_new_weights_are_used_and_recorded_with_every_step() -> None:
-    seen = []
+    recorded = []
     with forked("actors:Marked", "CartPole-v1", num_workers=2, seed=1) as workers:
         for fragment in workers.fragments(fragment_length=50):
             (version,) = np.unique(fragment["weights_version"]).tolist()
             assert fragment["weights_version"].dtype == np.int64
             assert set(fragment["policy.mark"].tolist()) == {10.0 * version}
-            seen.append(version)
-            if len(seen) % 20 == 0 and len(seen) <= 60:
-                number = workers.publish({"mark": np.array([10.0 * len(seen) / 20])})
-                assert number == len(seen) // 20
-            if version == 3 or len(seen) > 5000:
+            recorded.append(version)
+            if len(recorded) % 20 == 0 and len(recorded) <= 60:
+                number = workers.publish({"mark": np.array([10.0 * len(recorded) / 20])})
+                assert number == len(recorded) // 20
+            if version == 3 or len(recorded) > 5000:
                 workers.request_stop()
-    assert seen[0] == 0
-    assert 3 in seen
+    assert recorded[0] == 0
+    assert 3 in recorded
     assert sum(workers.worker_stats.versions.values()) == workers.stats.n_collected_steps
 
 
@@ -324,22 +324,24 @@ def test_a_torch_module_loads_a_copy_of_the_published_state() -> None:
 def test_workers_apply_hooks() -> None:
     hooks = [GAE(bootstrap=actors.first, gamma=0.9, lambda_=0.8)]
     plain, hooked = [], []
-    for found, given in ((plain, []), (hooked, hooks)):
-        with forked("actors:Marked", "CartPole-v1", num_workers=1, envs_per_worker=2, seed=3, hooks=given) as workers:
-            found += [fragment.copy() for fragment in workers.fragments(n_step=400)]
-    for one, other in zip(plain, hooked, strict=True):
-        wanted = postprocess(one, hooks)
+    for actual, original in ((plain, []), (hooked, hooks)):
+        with forked(
+            "actors:Marked", "CartPole-v1", num_workers=1, envs_per_worker=2, seed=3, hooks=original
+        ) as workers:
+            actual += [fragment.copy() for fragment in workers.fragments(n_step=400)]
+    for first, other in zip(plain, hooked, strict=True):
+        expected = postprocess(first, hooks)
         assert "advantages" in other
         for name in ("advantages", "value_targets", "obs", "weights_version"):
-            assert wanted[name].tolist() == other[name].tolist()
+            assert expected[name].tolist() == other[name].tolist()
 
 
 def test_more_fragments_than_the_arena_can_store_may_be_retained() -> None:
     with forked("random", "CartPole-v1", capacity_nbytes=1 << 16, seed=2) as workers:
-        kept = list(workers.fragments(n_step=6000, fragment_length=100))
+        retained = list(workers.fragments(n_step=6000, fragment_length=100))
     with RolloutWorkers("random", "CartPole-v1", backend="inline", seed=2) as workers:
-        assert by_environment(workers.fragments(n_step=6000, fragment_length=100)) == by_environment(kept)
-    assert sum(fragment.size_bytes() for fragment in kept) > 4 << 16
+        assert by_environment(workers.fragments(n_step=6000, fragment_length=100)) == by_environment(retained)
+    assert sum(fragment.size_bytes() for fragment in retained) > 4 << 16
 
 
 def test_fragments_larger_than_the_arena_are_sent_in_parts() -> None:
@@ -395,7 +397,7 @@ def test_a_failing_worker_is_replaced_until_the_limit() -> None:
         fragments.extend(workers.fragments(n_step=100, fragment_length=8))
     assert sum(fragment.count for fragment in fragments) == 72
     incidents = workers.worker_stats.failures
-    assert [(one.index, one.env_steps, one.lost_steps, one.replaced) for one in incidents] == [
+    assert [(item.index, item.env_steps, item.lost_steps, item.replaced) for item in incidents] == [
         (0, 24, 5, True),
         (0, 24, 5, True),
         (0, 24, 5, False),
@@ -407,7 +409,7 @@ def test_a_failing_worker_is_replaced_until_the_limit() -> None:
 def test_a_replacement_collects_the_missing_steps() -> None:
     with RolloutWorkers("random", "arena:Failing", num_workers=1, max_restarts=2, backend="inline") as workers:
         assert sum(fragment.count for fragment in workers.fragments(n_step=60, fragment_length=8)) == 60
-    assert [one.lost_steps for one in workers.worker_stats.failures] == [5, 5]
+    assert [item.lost_steps for item in workers.worker_stats.failures] == [5, 5]
 
 
 def test_errors_of_inline_workers_have_a_cause() -> None:
@@ -498,15 +500,15 @@ def test_several_policies_or_vectors_per_worker_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"max_restarts": -1}, "max_restarts must be a whole number from 0"),
         ({"backend": "threads"}, "backend must be one of 'process', 'inline'"),
     ],
 )
-def test_incompatible_arguments_are_rejected(given: dict[str, Any], words: str) -> None:
+def test_incompatible_arguments_are_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        RolloutWorkers("random", "CartPole-v1", **given)
+        RolloutWorkers("random", "CartPole-v1", **options)
 
 
 def test_fragments_are_counted_in_steps_or_in_episodes() -> None:
