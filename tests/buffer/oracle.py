@@ -164,10 +164,10 @@ class Ring:
         return [self.steps[j] for j in chosen]
 
     def next_frames(self, i: int, n: int) -> list[int]:
-        """Return the numbers of the frames at the next observation, where next observations are not stored.
+        """Return the numbers of the frames at the next observation, if next observations are not stored.
 
-        At a termination they are those of the step itself. Where the episode was cut, where it runs on, and where the
-        step that comes next is of another one, the newest frame is the observation that was given as the next one.
+        At a termination, they equal the frames of the step. If the episode is truncated or running, or the next step
+        belongs to another episode, the newest frame is the next observation that was added with the step.
         """
         here = self.steps[i]
         frames = [s.obs for s in self.frames(i, n)]
@@ -182,7 +182,7 @@ class Ring:
 
 
 class Oracle:
-    """What a buffer of one or more rings must hold and answer.
+    """Expected contents and results of a buffer with one or more rings.
 
     Parameters
     ----------

@@ -160,9 +160,9 @@ def assert_in_order(n: np.ndarray) -> None:
 
 @contextmanager
 def running(work: Callable[[int], object], begin: int = 100) -> Iterator[None]:
-    """Do the first steps of some work, and the others in a thread that is often interrupted.
+    """Run the first steps of a task, and the following steps in a thread that is interrupted often.
 
-    What the thread raises is raised here.
+    Errors of the thread are raised at the end of the context.
     """
     stopped, raised = threading.Event(), list[BaseException]()
 

@@ -17,10 +17,10 @@ MODES = list(AutoresetMode)
 
 
 class Drift(VectorEnv):
-    """Points that drift as they are pushed, simulated together in torch, over buffers that are written again.
+    """Points that actions move, simulated together in torch in reused buffers.
 
-    An observation is (number, step, place), the reward the place. The episodes of point n have 3 + n steps, the last
-    point's are truncated.
+    An observation is (number, step, position); the reward is the position. Episodes of point n have 3 + n steps.
+    Episodes of the last point are truncated.
     """
 
     def __init__(self, mode: Any = AutoresetMode.NEXT_STEP, num_envs: int = 3, device: str = "cpu") -> None:

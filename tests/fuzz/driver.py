@@ -168,25 +168,25 @@ class Child:
 def fuzz(
     target: str, cases: int = CASES, seed: int = SEED, most_faults: int = _MOST_FAULTS, first: int = 0
 ) -> tuple[Counter[str], list[str]]:
-    """Read damaged samples of a target, each with the changes that its number and the seed draw.
+    """Read damaged samples of a target; seed and case number determine the changes of each sample.
 
     Parameters
     ----------
     target
-        Where the target is: module and name, joined by a colon.
+        Module and name of the target, joined by a colon.
     cases, first
-        How many cases, and the number of the first.
+        Number of cases, and number of the first case.
     seed
-        Of their changes.
+        Seed of the changes.
     most_faults
-        After how many faults to end.
+        Number of faults after which fuzzing ends.
 
     Returns
     -------
     outcomes
-        How often each came: ``"read"``, ``"refused"``, and the faults.
+        Counts of ``"read"``, ``"refused"`` and each kind of fault.
     faults
-        A line for each, with the case that repeats it.
+        One line per fault, with the case that reproduces it.
     """
     outcomes: Counter[str] = Counter()
     faults: list[str] = []

@@ -41,9 +41,9 @@ def point_reward(achieved: Any, desired: Any) -> Any:
 
 
 class BitFlipping(gymnasium.Env[Any, Any]):
-    """Ten bits, one of which a step flips; episodes end where all are as the goal has them, or after 10 steps.
+    """Ten bits, one of which a step flips; episodes end when all bits equal the goal, or after 10 steps.
 
-    It is that of Andrychowicz et al. (2017), "Hindsight experience replay", section 3.1.
+    Source: Andrychowicz et al. (2017), "Hindsight experience replay", section 3.1.
     """
 
     BITS = 10

@@ -139,10 +139,10 @@ def make_trainer(kind: str, folder: Path, die: Any) -> Any:
 
 
 def train(kind: str, folder: Path, die_at: int | None, die_saving: int | None) -> None:
-    """Train, from the checkpoint in the folder if there is one, and write the parameters of the end beside it.
+    """Train from the checkpoint in the folder, if any, and write the final parameters into the folder.
 
-    The process is killed at the start of a training step or test at `die_at` environment or gradient steps, or in the
-    middle of writing the checkpoint of number `die_saving`.
+    The process is killed at the start of the training step or test at `die_at` environment or gradient steps, or while
+    it writes checkpoint number `die_saving`.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)

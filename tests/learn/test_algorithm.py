@@ -48,7 +48,7 @@ class Linear(Policy):
 def update_with_nan(
     name: str, *, allow_nonfinite: bool, prioritized: bool = False, mixed: bool = False
 ) -> tuple[Any, dict[str, Any], int, str]:
-    """Update an algorithm with rows of which one has an observation of NaN, until it stops or for 20 updates.
+    """Update an algorithm with a NaN observation in one row, until an error occurs or for 20 updates.
 
     Returns
     -------

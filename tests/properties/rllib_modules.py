@@ -61,9 +61,9 @@ def theirs() -> Batches:
 
 
 def run_both(scenario: Callable[[Batches], Any], missing: str = "error") -> tuple[Any, Any]:
-    """Run code of RLlib over our batches and over theirs, from the same seeds, and return what both give.
+    """Run RLlib's code with batches of each library and the same seeds; return both results.
 
-    `missing` says what ours do with columns that only some batches have.
+    `missing`: how batches of this library handle columns that only some batches have.
     """
     joining = {name: partial(getattr(OURS, name), missing=missing) for name in REPLACED[2:]}
     actual = []

@@ -28,9 +28,9 @@ FORMS = ("flat", "flat", "flat", "flat", "dict", "tuple")
 
 @dataclass(frozen=True)
 class Leaf:
-    """The rows of one column, row 0 being the one that padding makes.
+    """Rows of one column; row 0 is the padding.
 
-    `rows` is an array, of the bits of tensors where `torch_dtype` names one, of objects for everything else.
+    `rows` is an array of numbers, of the bits of tensors if `torch_dtype` is set, or of objects.
     """
 
     rows: np.ndarray
@@ -113,20 +113,20 @@ def _objects(rows: list[Any], missing: Any = None) -> Leaf:
 
 @dataclass
 class Oracle:
-    """What a batch must hold: the numbers of its rows, and how they form sequences.
+    """Expected contents of a batch: the numbers of its rows, and its sequences.
 
     Attributes
     ----------
     leaves
-        Every column of steps, by dotted name.
+        Columns with one row per step, by dotted name.
     states
-        Every column of states, and every other one with one row per sequence, by dotted name.
+        Columns with one row per sequence, such as states, by dotted name.
     numbers
-        The rows of the steps, padding left out, shape (n,).
+        Row numbers of the steps without padding, shape (n,).
     sequences
-        The number of the state and the steps of each sequence; None without sequences.
+        State number and number of steps of each sequence; None without sequences.
     width
-        Rows that each sequence occupies; None unless padded.
+        Rows of each padded sequence; None without padding.
     """
 
     leaves: dict[str, Leaf]
@@ -290,10 +290,11 @@ def batches(
     forms: tuple[str, ...] = FORMS,
     declared: bool = False,
 ) -> tuple[SampleBatch, Oracle]:
-    """Draw a batch and its oracle: one to six columns beside `id` and `eps_id`.
+    """Draw a batch with one to six columns besides `id` and `eps_id`, and its oracle.
 
     With `declared`, sequences may have a column `outcome` with one row per sequence, of any kind and form.
-    Sequences and padding are there or not, or sometimes. With `min_rows` above 0, every sequence has steps.
+    `sequences`, `padded`: whether the batch has sequences and padding; None for either. With `min_rows` above 0, every
+    sequence has steps.
     """
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     in_sequences = draw(st.booleans()) if sequences is None else sequences

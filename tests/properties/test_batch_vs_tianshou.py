@@ -256,10 +256,10 @@ def has_no_rows(batch: Any) -> bool:
 
 
 def reduces_otherwise(batch: Any) -> bool:
-    """Tell whether reductions are known to differ.
+    """Return whether reductions of the two libraries differ for a documented reason.
 
-    There, a batch with None has no rows; what has no rows reduces to an array; the sum of bool is bool, and that of
-    objects whatever their rows' sum is; and of leaves that differ in extent, the longer ones are cut.
+    In Tianshou, a batch with None has no rows, a batch without rows reduces to an array, the sum of booleans is
+    boolean, the sum of objects is the sum of their rows, and longer leaves are truncated.
     """
     if has_scalar(batch) or has_bool_or_objects(batch) or not len(batch):
         return True

@@ -19,10 +19,10 @@ Scene = tuple[frozenset[str], frozenset[str], frozenset[str]]
 
 
 class Stage:
-    """Plays scenes, episode after episode, and notes every step of every agent by the number of its observation.
+    """Environment that replays scenes, and records every step of every agent by the number of its observation.
 
-    An observation is (number, agent), written into one array for each agent; from a given number on, its dtype is
-    another.
+    An observation is (number, agent), written into one array per agent. From the number `wide_from`, the dtype is
+    wider.
     """
 
     possible_agents: ClassVar = list(AGENTS)

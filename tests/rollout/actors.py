@@ -10,7 +10,7 @@ from samplebatch import Batch
 
 
 class Marked:
-    """Acts by the parity of the first observation, and records its weights with every step."""
+    """Policy that acts by the parity of the first observation number, and records its weights in every step."""
 
     def __init__(self) -> None:
         self.mark = 0.0
@@ -28,7 +28,7 @@ class Marked:
 
 
 class Upright:
-    """A policy in Tianshou's protocol that pushes a pole's cart to where the pole leans."""
+    """Policy with Tianshou's interface that pushes CartPole's cart to where the pole leans."""
 
     def __call__(self, batch: Any, state: Any = None, **_: Any) -> Any:
         return Batch(act=(np.asarray(batch.obs)[:, 2] > 0).astype(int))
@@ -46,12 +46,12 @@ def constant(action_space: Any) -> Any:
 
 
 def broken(obs: Any) -> Any:
-    """Raise."""
+    """Policy that raises an error."""
     raise RuntimeError("the policy broke")
 
 
 class Fickle:
-    """Answers with another dtype from its 25th call on."""
+    """Policy whose actions have another dtype from its 25th call."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -62,15 +62,15 @@ class Fickle:
 
 
 def ones(obs: Any) -> Any:
-    """Always do the same, with two numbers."""
+    """Policy that always returns the same action of two numbers."""
     return np.ones((len(obs), 2))
 
 
 def first(obs: Any) -> Any:
-    """Value observations by their first number."""
+    """Estimate values as the first number of observations."""
     return obs[:, 0]
 
 
 def numbered(agent: str) -> int | str:
-    """Map agents to policies whose ids look alike, a number and a string."""
+    """Map agents to policies with similar ids: an integer and a string."""
     return 0 if agent.startswith("adversary") else "0"

@@ -18,7 +18,7 @@ Step = tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool],
 
 
 class Relay(ParallelEnv):
-    """Runners that come and go: runner k joins before step 2k and leaves after step 2k + 3, in episodes of eight steps.
+    """Runners that join before step 2k and leave after step 2k + 3, for runner k; episodes have eight steps.
 
     An observation is (step, runner), written into one array that every step reuses; the reward is 100 * step + runner.
     """
@@ -72,7 +72,7 @@ def slow_relay() -> Relay:
 
 
 class Announcing(Relay):
-    """A slow relay that makes a file, named in `ARENA_STARTED`, once it has made twenty steps."""
+    """Slow relay that creates the file named in `ARENA_STARTED` after twenty steps."""
 
     made = 0
 
@@ -85,7 +85,7 @@ class Announcing(Relay):
 
 
 class Failing(Relay):
-    """A relay that raises in its thirtieth step."""
+    """Relay that raises an error in its thirtieth step."""
 
     made = 0
 
@@ -97,7 +97,7 @@ class Failing(Relay):
 
 
 class Hanging(Relay):
-    """A relay that never comes back from its thirtieth step, and is deaf to polite requests."""
+    """Relay that never returns from its thirtieth step and ignores SIGTERM."""
 
     made = 0
 
@@ -111,7 +111,7 @@ class Hanging(Relay):
 
 
 class Forgetful(Relay):
-    """A relay that leaves out the reward of whoever leaves."""
+    """Relay that omits the reward of leaving runners."""
 
     def step(self, actions: dict[str, Any]) -> Step:
         observations, rewards, terminations, truncations, infos = super().step(actions)
@@ -119,7 +119,7 @@ class Forgetful(Relay):
 
 
 class Deserted(Relay):
-    """A relay that nobody turns up for."""
+    """Relay without runners."""
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed)
@@ -128,14 +128,14 @@ class Deserted(Relay):
 
 
 class Nested(Relay):
-    """A relay whose observations are dicts that every step reuses."""
+    """Relay whose observations are dicts that every step reuses."""
 
     def _observe(self, agent: str) -> Any:
         return {"where": super()._observe(agent), "who": int(agent[-1])}
 
 
 class Mixed(ParallelEnv):
-    """Two robots with different observations, and two lamps with the same."""
+    """Two robots with different observation spaces, and two lamps with equal ones."""
 
     metadata: ClassVar = {"name": "mixed"}
     possible_agents: ClassVar = ["robot_0", "robot_1", "lamp_0", "lamp_1"]
@@ -166,7 +166,7 @@ class Mixed(ParallelEnv):
 
 
 def whose(agent: str) -> str:
-    """Map each agent to a policy of its own."""
+    """Map each agent to a separate policy."""
     return f"policy of {agent}"
 
 
@@ -183,11 +183,11 @@ def vector_of_carts() -> SyncVectorEnv:
 
 
 class Bazaar(AECEnv):
-    """Traders who take turns, in no regular order, and who pay each other; the richest leave first.
+    """Turn-based traders in an irregular order.
 
-    Trader k is out after k + 2 turns of its own, all of them after 9 turns. In every turn each trader that is in gets
-    the number of the turn, and the one whose turn it is ten times that. An observation is (turn, trader), written into
-    one array that every turn reuses; the mask allows the action of the turn alone.
+    Trader k leaves after k + 2 of its turns; all traders leave after 9 turns. In turn t, the acting trader receives the
+    reward 10 t, and the other active traders receive t. An observation is (turn, trader), written into one array that
+    every turn reuses. The mask allows one action per turn.
     """
 
     metadata: ClassVar = {"name": "bazaar"}
@@ -246,14 +246,14 @@ class Bazaar(AECEnv):
 
 
 class Immortal(Bazaar):
-    """A bazaar that never lets the dead go."""
+    """Bazaar that never removes dead agents."""
 
     def _was_dead_step(self, action: Any) -> None:
         pass
 
 
 class Abrupt(Bazaar):
-    """A bazaar that ends without a word to anybody."""
+    """Bazaar that ends without a last turn for its traders."""
 
     def step(self, action: Any) -> None:
         super().step(action)

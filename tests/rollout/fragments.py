@@ -17,14 +17,14 @@ def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tupl
 
 
 def begin(of: WorkerSpec) -> Task:
-    """Create a task that collects fragments of sixty steps without end."""
+    """Create a task that collects fragments of sixty steps indefinitely."""
     task = make_task(of, broadcast(1)[1], lambda _: None)
     task.begin(Request(fragment_length=60))
     return task
 
 
 def sent(of: WorkerSpec, fragments: int, capacity_nbytes: int = 1 << 20) -> list[Any]:
-    """Send fragments through a channel, and return copies of what arrives."""
+    """Send fragments through a channel; return copies of the received fragments."""
     producer, consumer = channel(capacity_nbytes, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:

@@ -12,14 +12,14 @@ from gymnasium import spaces
 
 
 def make_cart_pole() -> gymnasium.Env[Any, Any]:
-    """Make the environment of the pole on a cart."""
     return gymnasium.make("CartPole-v1")
 
 
 class Ladder(gymnasium.Env):
     """Episodes of a given length; an observation is (number, episode, step), the reward 100 * number + step.
 
-    Episodes end by truncation where `truncates` says so. What is said in a step is the step; in a reset, the episode.
+    `truncates`: whether episodes are truncated instead of terminated. `with_infos`: whether infos of steps contain the
+    step, and infos of resets contain the episode.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
@@ -66,7 +66,7 @@ class Ladder(gymnasium.Env):
 
 
 class Reusing(Ladder):
-    """A ladder that writes every observation into one array, and what it says into one dict."""
+    """Ladder that writes every observation into one array and every info into one dict."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,7 +84,7 @@ class Reusing(Ladder):
 
 
 class Nested(Ladder):
-    """A ladder seen by two eyes and a mouth, climbed with hands and feet."""
+    """Ladder whose observations and actions have several parts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -105,7 +105,7 @@ class Nested(Ladder):
 
 
 class Failing(Ladder):
-    """A ladder whose tenth step breaks."""
+    """Ladder that raises an error in its tenth step."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if len(self.made) == 9:
@@ -115,7 +115,7 @@ class Failing(Ladder):
 
 
 class Walk(gymnasium.Env):
-    """Steps left or right by chance, until it is three steps away; pays what a continuous action says."""
+    """Random walk that ends three steps from the start; the reward is the continuous action."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-5, 5, (1,), np.float64)
@@ -134,9 +134,9 @@ class Walk(gymnasium.Env):
 
 
 class Watched(Ladder):
-    """A ladder whose steps are counted where other processes see it; it waits with each until its gate is open.
+    """Ladder that counts its steps in shared memory, and waits in every step until its gate is open.
 
-    Nothing is locked, so that its process can be killed at any time.
+    It uses no locks, so that its process can be killed at any time.
     """
 
     def __init__(

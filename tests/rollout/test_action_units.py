@@ -40,22 +40,22 @@ _SCALE = ActionUnit("scale", np.float32(-2.0), np.float32(2.0))
 
 
 def steer(obs: Any) -> Any:
-    """Act in [-1, 1], as scaled policies do."""
+    """Return actions in [-1, 1], like a scaled policy."""
     return np.tanh(3.0 * obs[:, :1]).astype(np.float32)
 
 
 def in_torques(obs: Any) -> Any:
-    """Act in the environment's own unit."""
+    """Return actions in the environment's unit."""
     return 2.0 * steer(obs)
 
 
 def halve(act: Any) -> Any:
-    """Map actions in a way that nothing can record."""
+    """Map actions by a function, which is not recorded."""
     return act / 2
 
 
 class Recorder(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that remembers what it was given."""
+    """Environment that records its actions."""
 
     def __init__(self) -> None:
         super().__init__(gym.make("Pendulum-v1"))
@@ -67,7 +67,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def rows_that_lead_on(obs: Any, act: Any, new_obs: Any) -> int:
-    """Step Pendulum from each observation with each action, and count the rows that lead to `new_obs`."""
+    """Step Pendulum from each observation with each action; count the rows that lead to `new_obs`."""
     pendulum: Any = gym.make("Pendulum-v1").unwrapped
     pendulum.reset(seed=0)
     actual = 0
@@ -241,7 +241,7 @@ def test_workers_preserve_the_unit(backend: Any, in_buffer: bool) -> None:
 
 
 class Pendulums(ParallelEnv):  # type: ignore[type-arg, misc]
-    """Three pendulums that do not touch, one for each agent."""
+    """Three independent pendulums, one per agent."""
 
     metadata: ClassVar = {"name": "pendulums"}
     render_mode = None

@@ -36,7 +36,7 @@ def steps(first: int, count: int, eps_id: int = 0, agent: int = 0, *, done: bool
 
 
 def pair(first: int, count: int, eps_id: int = 0, *, done: bool = False) -> MultiAgentBatch:
-    """Return fragments of two agents with a policy each, as long as one another."""
+    """Return fragments of equal length for two agents with separate policies."""
     left, right = (steps(first, count, eps_id, agent, done=done) for agent in range(2))
     return MultiAgentBatch({"left": left, "right": right}, count)
 
@@ -259,7 +259,7 @@ def test_wrong_arguments_are_reported() -> None:
 
 
 def collected(seed: int, batch_size: int) -> list[dict[str, Any]]:
-    """Return the train batches of two collectors' fragments, ids aside."""
+    """Return the train batches of two collectors' fragments, without random ids."""
     aggregator = Aggregator(batch_size)
     collectors = [
         MultiAgentCollector("random", make_environment("mpe2/simple_tag_v3"), seed=seed),

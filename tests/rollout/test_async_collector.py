@@ -47,11 +47,11 @@ def cart_poles(count: int) -> list[Any]:
 def gated(
     policy: Any, lengths: list[int], shut: list[int], **options: Any
 ) -> Iterator[tuple[AsyncCollector, Any, Any]]:
-    """Let a policy climb ladders, some of which wait with every step until a gate is opened.
+    """Collect from ladders, some of which wait in every step until a gate is opened.
 
     Yields
     ------
-    The collector, the gate, and the steps that were made, an environment a number.
+    The collector, the gate, and the number of steps of each environment.
     """
     gate, steps = CONTEXT.RawValue("b", 0), CONTEXT.RawArray("i", len(lengths))
     makers = [
@@ -67,7 +67,7 @@ def gated(
 
 
 def joined(batches: list[SampleBatch]) -> SampleBatch:
-    """Join what several calls collected, the steps of an environment together."""
+    """Concatenate the batches of several calls, and sort the steps by environment."""
     joined = concat_samples(batches)
     return joined[np.lexsort((np.arange(len(joined)), joined["env_id"]))]
 
@@ -205,7 +205,7 @@ def test_episodes_in_progress_count_as_requested_or_are_retained() -> None:
 
 def test_long_episodes_count_as_much_as_short_ones() -> None:
     class Coin(gymnasium.Env):
-        """Episodes of 1 or 20 steps, as a coin says."""
+        """Environment with random episodes of 1 or 20 steps."""
 
         observation_space = spaces.Box(0, 1, (1,))
         action_space = spaces.Discrete(2)
@@ -322,7 +322,7 @@ def test_nested_observations_and_actions() -> None:
 
 
 class Seeing(gyms.Nested):
-    """A nested ladder whose observations are all numbers."""
+    """Nested ladder whose observations are all numbers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -352,7 +352,7 @@ def test_nested_observations_in_shared_memory() -> None:
 
 
 class Word(gymnasium.Space):
-    """A space of Gymnasium's that it knows nothing about."""
+    """Space that Gymnasium does not define."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         return "word"
@@ -367,7 +367,7 @@ class Word(gymnasium.Space):
 
 
 class Speaking(gyms.Ladder):
-    """A ladder that says where one is, and is climbed by word."""
+    """Ladder with strings as observations and actions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -393,7 +393,7 @@ def test_custom_spaces_are_supported() -> None:
 
 
 class Wide(gyms.Ladder):
-    """A ladder that sees more than its space declares, from its third step on."""
+    """Ladder whose observations exceed the declared dtype from its third step."""
 
     def _observe(self) -> Any:
         observations = super()._observe()
@@ -409,7 +409,7 @@ def test_floats_wider_than_their_space_are_preserved() -> None:
 
 
 class Filming(gymnasium.Env):
-    """Sees an image whose every value is the number of the step."""
+    """Environment whose observations are images filled with the step number."""
 
     observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     action_space = spaces.Discrete(2)
@@ -661,7 +661,7 @@ def test_abandoned_episodes_are_truncated_in_the_buffer() -> None:
 
 def test_arguments_of_reset_are_passed_to_environments() -> None:
     class Told(gyms.Ladder):
-        """A ladder that begins at what it was told."""
+        """Ladder whose start is an option of `reset`."""
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
             super().reset(seed=seed)

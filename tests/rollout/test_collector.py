@@ -100,7 +100,7 @@ def test_the_final_observation_of_a_truncated_episode_is_preserved(mode: str) ->
 
 
 class SaysItTwice(gymnasium.vector.VectorWrapper):
-    """Says of the reset, too, that the episode is over."""
+    """Vector environment that also sets the end flags of resets."""
 
     over: Any = False
 
@@ -197,7 +197,7 @@ def test_every_started_episode_is_returned(mode: str, lengths: list[int], expect
 
 def test_long_episodes_count_as_much_as_short_ones() -> None:
     class Coin(gymnasium.Env):
-        """Episodes of 1 or 20 steps, as a coin says."""
+        """Environment with random episodes of 1 or 20 steps."""
 
         observation_space = gymnasium.spaces.Box(0, 1, (1,))
         action_space = gymnasium.spaces.Discrete(2)

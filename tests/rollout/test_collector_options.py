@@ -47,7 +47,7 @@ def test_infos_may_be_omitted(make: Any) -> None:
 
 
 class Visitor(gymnasium.Env[Any, Any]):
-    """Observes the places visited, one more in each step: rows of varying shape, alone or in a dict."""
+    """Environment that observes all visited positions: rows of varying shape, flat or in a dict."""
 
     def __init__(self, nested: bool = False) -> None:
         path = gymnasium.spaces.Sequence(gymnasium.spaces.Box(0, 9, (2,), np.float32), stack=True)
@@ -126,7 +126,7 @@ def test_arguments_for_existing_environments_are_rejected() -> None:
 
 
 def seats(agent: str, episode: Episode) -> str:
-    """Let two policies change seats with every episode."""
+    """Exchange the two policies in every episode."""
     return ("main", "rival")[(int(agent[-1]) + episode.number) % 2]
 
 
@@ -273,7 +273,7 @@ def test_a_policy_that_cannot_be_called_is_reported(make: Any) -> None:
 
 
 class Steered(gymnasium.Env[Any, Any]):
-    """Observes the action that it was given, between -3 and 5."""
+    """Environment that observes its last action, between -3 and 5."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-3, 5, (1,), np.float32)
@@ -287,7 +287,7 @@ class Steered(gymnasium.Env[Any, Any]):
 
 
 class SteeredTogether(pettingzoo.ParallelEnv[str, Any, Any]):
-    """As `Steered`, for two agents."""
+    """`Steered` with two agents."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "steered"}
     possible_agents: ClassVar[list[str]] = ["left_0", "right_0"]
@@ -317,7 +317,7 @@ STEERED = {name: (make, Steered) for name, make in COLLECTORS.items()} | {
 
 
 def given_and_kept(batch: Any) -> tuple[Any, Any]:
-    """Return the actions that the environments of a batch were given, and those that it has, both in float64."""
+    """Return the actions that environments received and the stored actions, in float64."""
     parts = batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else (batch,)
     performed, stored = (np.concatenate([part[name] for part in parts]) for name in ("new_obs", "actions"))
     return performed.astype(np.float64), stored.astype(np.float64)
@@ -405,7 +405,7 @@ def test_swapped_policy_and_environment_are_reported(make: Any, env: Any, policy
 
 
 class Seeded(arena.Relay):
-    """A relay that keeps the arguments of each reset and counts its pictures."""
+    """Relay that records the arguments of each reset and counts rendered frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ def test_random_actions_of_several_agents_respect_masks() -> None:
 
 
 class Bounded:
-    """A policy that keeps actions in [-1, 1], as Tianshou's do."""
+    """Policy whose actions are in [-1, 1], like Tianshou's."""
 
     def __call__(self, obs: Any) -> Any:
         return np.zeros((len(obs), 1), np.float32)

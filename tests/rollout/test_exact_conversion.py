@@ -20,7 +20,7 @@ NAMES = ("obs", "rewards", "terminateds", "truncateds")
 
 
 class Odd(gymnasium.Env):
-    """Returns a given value in its fifth step."""
+    """Environment that returns a given value in its fifth step."""
 
     def __init__(self, position: int | None = None, value: Any = None, space: Any = None) -> None:
         self.observation_space = space or spaces.Box(-9, 9, (3,), np.float32)
@@ -40,7 +40,7 @@ class Odd(gymnasium.Env):
 
 
 class OddVector(VectorEnv):
-    """Three environments that were put together elsewhere; an array of their fifth step is another one."""
+    """Custom vector of three environments that returns another array in its fifth step."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
@@ -256,7 +256,7 @@ def test_asynchronous_environments_are_checked(position: int, value: Any, requir
 
 
 class OddRelay(arena.Relay):
-    """A relay whose sixth step is other than the fifth of the same agents, for the one that runs longest."""
+    """Relay whose sixth step returns another value for the runner that runs longest."""
 
     def __init__(self, position: int, value: Any) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class OddRelay(arena.Relay):
 
 
 class OddBazaar(arena.Bazaar):
-    """A bazaar that says something else to a trader at the fifth turn."""
+    """Bazaar that returns another value for a trader in the fifth turn."""
 
     def __init__(self, position: int, value: Any) -> None:
         super().__init__()
@@ -407,7 +407,7 @@ def test_policies_of_several_agents_are_checked() -> None:
 
 
 class Herd:
-    """Makes three environments, the second of which is odd."""
+    """Function that creates three environments, the second of which is invalid."""
 
     def __init__(self, position: int, value: Any) -> None:
         self._invalid, self._num_steps = (position, value), 0

@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def trajectories(batch: SampleBatch) -> dict[tuple[int, int], SampleBatch]:
-    """Cut a batch into the steps of each agent in each episode, in time order."""
+    """Split a batch into the steps of each agent in each episode, in time order."""
     actual = {}
     for episode in np.unique(batch["eps_id"]):
         for agent in np.unique(batch["agent_index"][batch["eps_id"] == episode]):
@@ -124,7 +124,7 @@ def test_observations_that_the_environment_overwrites_are_preserved() -> None:
 
 
 def plain(batch: MultiAgentBatch) -> dict[tuple[Any, ...], list[Any]]:
-    """Return the rows of each agent in each environment, in order, without what is unlike in every run."""
+    """Return the rows of each agent in each environment, in order, without random ids."""
     actual: dict[tuple[Any, ...], list[Any]] = {}
     for policy, steps in batch.policy_batches.items():
         names = [name for name in steps.column_names if name not in ("eps_id", "unroll_id")]
@@ -204,7 +204,7 @@ def test_steps_are_distributed_evenly_over_environments() -> None:
 
 
 class Uneven(arena.Relay):
-    """A relay whose first runner is alone, and whose episodes last one step, then two, and so on."""
+    """Relay with only the first runner, whose episodes have one step, two steps, and so on."""
 
     episode = 0
 

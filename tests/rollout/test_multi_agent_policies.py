@@ -19,7 +19,7 @@ from tests.optional import torch
 
 
 class Counting:
-    """A policy that notes how many agents it was asked about in each call."""
+    """Policy that records the number of agents in each call."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -76,7 +76,7 @@ def test_a_torch_module_is_accepted_as_a_policy() -> None:
 
 
 class Remembering:
-    """A policy of plain observations that counts each agent's steps in its state."""
+    """Policy of arrays that counts each agent's steps in its state."""
 
     def __call__(self, batch: Batch, state: Any) -> Batch:
         count = np.zeros(len(batch.obs)) if state is None else state
@@ -84,7 +84,7 @@ class Remembering:
 
 
 def ages(batch: MultiAgentBatch, column: str) -> None:
-    """Check that each agent carried the number of its own steps so far in the episode."""
+    """Check that each agent's state equals the number of its earlier steps in the episode."""
     for steps in batch.policy_batches.values():
         observed: dict[tuple[int, ...], int] = {}
         for *key, age in zip(*(steps[name].tolist() for name in ("eps_id", "agent_index", column)), strict=True):
@@ -109,7 +109,7 @@ def test_every_agent_has_a_separate_recurrent_state() -> None:
 
 
 class Reviving(arena.Relay):
-    """A relay whose first runner falls in its second step, and is back in the one after that."""
+    """Relay whose first runner is terminated in its second step and returns in the next step."""
 
     def step(self, actions: dict[str, Any]) -> arena.Step:
         fell = self._step == 1
@@ -142,7 +142,7 @@ def test_extra_outputs_of_a_policy_are_recorded() -> None:
 
 
 class Scaled:
-    """A policy of actions in [-1, 1] that the environment wants in [0, 1]."""
+    """Policy with actions in [-1, 1] for an environment with actions in [0, 1]."""
 
     def __call__(self, batch: Batch) -> Batch:
         return Batch(act=np.full((len(batch.obs), 5), -0.5, np.float32))
@@ -231,7 +231,7 @@ def test_environments_are_created_from_every_supported_value() -> None:
 
 
 class Talking(arena.Relay):
-    """A relay whose runners say what they like."""
+    """Relay whose infos have any content."""
 
     def step(self, actions: dict[str, Any]) -> arena.Step:
         *others, _ = super().step(actions)
@@ -254,7 +254,7 @@ def test_agents_may_have_different_infos() -> None:
 
 
 class Exploring:
-    """A policy that always does nothing, unless noise is added."""
+    """Policy that always returns action 0, unless noise is added."""
 
     def __call__(self, batch: Batch) -> Batch:
         return Batch(act=np.zeros(len(batch.obs), int))
@@ -264,7 +264,7 @@ class Exploring:
 
 
 def flipped(act: np.ndarray, batch: Batch) -> np.ndarray:
-    """Do something else in place of nothing."""
+    """Noise that replaces action 0."""
     assert len(batch.info) == len(act)
     return act + 4
 

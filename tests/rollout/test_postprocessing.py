@@ -30,12 +30,12 @@ GAMMA, LAMBDA = 0.9, 0.8
 
 
 def value(obs: np.ndarray) -> np.ndarray:
-    """Estimate something that differs from observation to observation."""
+    """Estimate values that differ between observations."""
     return np.sin(np.asarray(obs, np.float64).reshape(len(obs), -1).sum(1))
 
 
 def by_hand(steps: SampleBatch) -> tuple[list[float], list[float]]:
-    """Return advantages and targets of one trajectory's part, step by step from its end."""
+    """Return advantages and targets of a trajectory part, computed backwards step by step."""
     rows = list(steps.rows())
     values = [float(value(row["obs"][None])[0]) for row in rows]
     advantages: list[float] = []
@@ -50,7 +50,7 @@ def by_hand(steps: SampleBatch) -> tuple[list[float], list[float]]:
 
 
 def parts(steps: SampleBatch) -> list[SampleBatch]:
-    """Cut a batch into trajectories, the slow way."""
+    """Split a batch into trajectories in a loop."""
     keys = {*zip(steps["eps_id"].tolist(), steps["agent_index"].tolist(), strict=True)}
     actual = []
     for eps_id, agent in sorted(keys):

@@ -29,17 +29,17 @@ def vector(mode: str, name: str = "CartPole-v1") -> SyncVectorEnv:
 
 
 class Wrapped(gymnasium.vector.VectorWrapper):
-    """A vector environment that is not a plain one, so that it is stepped as a whole."""
+    """Wrapped vector environment, which can only be stepped as a unit."""
 
 
 def remembering(obs: Any, state: Any) -> Any:
-    """Act by the number of steps that the episode has had, which only the state tells."""
+    """Act by the number of steps of the episode, which only the state contains."""
     count = np.zeros(len(obs), np.int64) if state is None else state["count"]
     return {"act": count % 2, "state": {"count": count + 1}}
 
 
 def graphed(obs: Any) -> Any:
-    """Act by a state that gradients would go back through."""
+    """Act by a state with a gradient history."""
     torch = pytest.importorskip("torch")
     observed = torch.as_tensor(np.asarray(obs), dtype=torch.float32).requires_grad_()
     return {"act": (observed[:, 0] > 0).long(), "state": {"seen": (observed * 2).sum(1)}}
@@ -61,7 +61,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def rows(batch: Any) -> dict[str, Any]:
-    """List the columns of a batch that follow from the seed: ids of episodes are random."""
+    """List the columns of a batch that depend only on the seed; episode ids are random."""
     parts = {"": batch} if not hasattr(batch, "policy_batches") else batch.policy_batches
     actual = {}
     for policy, steps in parts.items():
@@ -141,13 +141,13 @@ def test_environments_in_processes_continue() -> None:
 
 
 def by_environment(batch: Any) -> list[list[Any]]:
-    """List the observations and times of each environment: how many steps each makes follows from no seed."""
+    """List the observations and times of each environment; the number of steps per environment is not deterministic."""
     steps = list(zip(batch["env_id"].tolist(), batch["obs"].tolist(), batch["t"].tolist(), strict=True))
     return [[step for step in steps if step[0] == env_id] for env_id in range(2)]
 
 
 class Endless(gymnasium.Env[Any, Any]):
-    """An environment that cannot be pickled, and that reports its seed."""
+    """Environment that cannot be pickled and whose observations contain its seed."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)

@@ -30,7 +30,7 @@ def base() -> Any:
 
 
 def scripted(begin: dict[str, float], script: Script, agents: tuple[str, ...] = ("a_0", "a_1")) -> Any:
-    """Make an environment that plays a script, and notes the actions that it is given."""
+    """Create an environment that replays a script and records its actions."""
 
     class Scripted(base()):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def test_turns_rewards_and_agents_that_join_and_leave() -> None:
 
 
 def chain(length: int) -> Any:
-    """Two agents act at once in odd steps, and one of them in even ones."""
+    """Environment in which two agents act in odd steps and one in even steps."""
     script: Script = [
         {"obs": {"a_0": t + 1} if t % 2 else {"a_0": t + 1, "a_1": t + 1}, "reward": {"a_0": 1.0, "a_1": 1.0}}
         for t in range(length - 1)

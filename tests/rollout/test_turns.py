@@ -18,7 +18,7 @@ from samplebatch.rollout.statistics import episode_statistics
 
 
 def watched(make: Callable[[], Any], act: Callable[[Any], Any], seed: int | None = None) -> list[dict[str, Any]]:
-    """Play an episode by the book, with `agent_iter` and `last`, and note each agent's steps in order of turns."""
+    """Play an episode with `agent_iter` and `last`; record each agent's steps in the order of turns."""
     environment = make()
     environment.reset(seed=seed)
     rows: list[dict[str, Any]] = []
@@ -140,7 +140,7 @@ def test_both_interfaces_give_the_same_game() -> None:
 
 
 class Mute(arena.Bazaar):
-    """A bazaar that shows nothing to the dead."""
+    """Bazaar that returns no observations for dead agents."""
 
     def observe(self, agent: str) -> Any:
         return None if self.terminations[agent] else super().observe(agent)

@@ -23,7 +23,7 @@ Settings = dict[str, Any]
 
 
 def draw_settings(rng: Random) -> Settings:
-    """Draw the arguments of a table and of its limiter, most of them legal."""
+    """Draw the arguments of a table and its limiter; most are valid."""
     unit = rng.choice(["steps", "fragments", "fragments"])
     kinds = ["uniform", "prioritized"] if unit == "steps" else ["uniform", "prioritized", "fifo", "lifo", "key"]
     capacity = rng.randrange(1, 13)
@@ -53,12 +53,12 @@ def settings_of(rounds: int, seed: int) -> list[Settings]:
 
 
 def make_table(settings: Settings) -> ReplayTable:
-    """Make the table of some settings.
+    """Create a table from settings.
 
     Raises
     ------
     ArgumentError
-        If they are refused.
+        If the settings are invalid.
     """
     limits = {name: settings[name] for name in ("min_size", "samples_per_insert", "error_buffer")}
     arguments = {name: settings[name] for name in ("kind", "items", "capacity", "remover", "max_times_sampled", "seed")}
@@ -66,11 +66,11 @@ def make_table(settings: Settings) -> ReplayTable:
 
 
 def run(settings: Settings, quota: int = 60) -> str:
-    """Let writers and readers use a table until both sides have done their quota; say how that ended.
+    """Run writers and readers until both have completed their quota.
 
     Returns
     -------
-    `"refused"`, `"done"`, or a word for those who stood still.
+    Outcome: `"refused"`, `"done"`, or a name of the blocked side.
     """
     try:
         table = make_table(settings)
@@ -132,7 +132,7 @@ def run(settings: Settings, quota: int = 60) -> str:
 
 
 def main(rounds: int, seed: int) -> int:
-    """Run rounds, print the settings that stand still, and return how many did."""
+    """Run rounds, print the settings that deadlock, and return their number."""
     outcomes, stalled = Counter[str](), 0
     for number, settings in enumerate(settings_of(rounds, seed)):
         outcome = run(settings)

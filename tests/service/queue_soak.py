@@ -38,12 +38,12 @@ Spans = Sequence[tuple[float, float]]
 
 
 def queue(capacity: int) -> ReplayTable:
-    """Make the queue that all write to and read from."""
+    """Create the queue of all writers and readers."""
     return ReplayTable("queue", kind="queue", capacity=capacity)
 
 
 def fragment(writer: int, number: int) -> SampleBatch[Any]:
-    """Make a fragment that can be told from all others, in each of its rows."""
+    """Create a fragment whose rows all identify it."""
     return SampleBatch(obs=np.tile([writer, number], (ROWS, 1)), rewards=np.arange(ROWS) + number / 8)
 
 
@@ -51,7 +51,7 @@ def fragment(writer: int, number: int) -> SampleBatch[Any]:
 
 
 def write_fragments(uri: str, folder: Path, writer: int) -> None:
-    """Write numbered fragments until SIGTERM comes."""
+    """Write numbered fragments until SIGTERM is received."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     path, number, stream, streams = folder / f"writer.{writer}", 0, None, 0
@@ -68,7 +68,7 @@ def write_fragments(uri: str, folder: Path, writer: int) -> None:
 
 
 def read_fragments(uri: str, folder: Path, reader: int) -> None:
-    """Read fragments one by one, look at all rows, and note their numbers, until SIGTERM comes."""
+    """Read fragments, verify all rows and log the fragment numbers until SIGTERM is received."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with ReplayClient(uri, "queue", timeout_s=0.3, reconnect_s=600.0) as client:
@@ -88,26 +88,26 @@ def read_fragments(uri: str, folder: Path, reader: int) -> None:
 def account_queue(
     lines: list[list[float]], readings: Mapping[int, list[float]], left: Mapping[int, int], losses: Spans
 ) -> tuple[list[str], Counter[str]]:
-    """Hold the fragments of one writer against its notes.
+    """Compare the fragments of one writer with its log.
 
     Parameters
     ----------
     lines
-        When a fragment was sent, its number counted from 1, how many were known to be acknowledged, and how many
-        streams had been opened.
+        Time at which a fragment was sent, its number from 1, the number of acknowledged fragments, and the number of
+        opened streams.
     readings
-        When each fragment was read.
+        Times at which each fragment was read.
     left
-        How often each is in the queue in the end.
+        Number of occurrences of each fragment in the queue at the end.
     losses
-        From when on the service forgot what had happened, up to its end.
+        Time spans whose writes a service lost when it was killed.
 
     Returns
     -------
     faults
-        Of fragments that nobody sent, or that are there too often.
+        Faults: fragments that were never sent, or occur too often.
     sums
-        Among them `"on their way"`: fragments lost that were acknowledged at another time than in `losses`.
+        Counts, including `"on their way"`: lost fragments that were acknowledged outside `losses`.
     """
     sent, acknowledged = int(max(line[1] for line in lines)), 0
     received = np.full(sent, np.inf)
@@ -135,7 +135,7 @@ def account_queue(
 
 
 class QueueSoak:
-    """A service with a queue, its writers and its readers, in processes, some of which are killed while they run."""
+    """Service with a queue, and writer and reader processes, some of which are killed while they run."""
 
     def __init__(self, folder: Path, writers: int, readers: int, capacity: int, seed: int = 0) -> None:
         self._folder, self._capacity, self._rng, self._port = folder, capacity, random.Random(seed), 0
@@ -158,21 +158,21 @@ class QueueSoak:
         return server
 
     def kill_server(self) -> None:
-        """Kill the service, and start it from its newest checkpoint."""
+        """Kill the service and restart it from its newest checkpoint."""
         end_process(self._server)
         moment = time.monotonic()
         self._server = self._start_server()
         self._kills.append((moment, self._restored))
 
     def kill_reader(self) -> None:
-        """Kill a reader, and start another one."""
+        """Kill a reader and start another one."""
         end_process(self._readers.pop(self._rng.randrange(len(self._readers))))
         self._killed_readers += 1
         self._readers.append(self._start("read", self._number))
         self._number += 1
 
     def run(self, seconds: float, kill_every: float) -> None:
-        """Let all run, and kill the service and a reader by turns, each of them twice also on a slow machine."""
+        """Alternately kill the service and a reader, at least twice each, while all processes run."""
         end = time.monotonic() + seconds
         turns_due = min(4, int(seconds / kill_every))
         turns = 0
@@ -183,7 +183,7 @@ class QueueSoak:
                 turns += 1
 
     def end(self) -> tuple[list[str], dict[str, int]]:
-        """End all clients, and return the faults and figures of the account."""
+        """Stop all clients; return the faults and figures of the account."""
         for client in self._writers:
             client.terminate()
         codes = [client.wait(120) for client in self._writers]
@@ -230,7 +230,7 @@ class QueueSoak:
         return faults, dict(sums)
 
     def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         for process in (*self._writers, *self._readers, self._server):
             end_process(process)
 
@@ -242,7 +242,7 @@ class QueueSoak:
 
 
 def main() -> None:
-    """Run one of the processes, or the whole."""
+    """Run one process of the soak test, or the entire test."""
     if sys.argv[1:2] == ["serve"]:
         serve_tables(int(sys.argv[2]), Path(sys.argv[3]), [queue(int(sys.argv[4]))])
     elif sys.argv[1:2] in (["write"], ["read"]):

@@ -11,7 +11,7 @@ from samplebatch.service import RowClient
 
 
 def write(uri: str, number: int, path: str) -> None:
-    """Put rows with their columns in two parts, and log each key that the service has acknowledged."""
+    """Put rows in two parts of columns; log each key that the service has acknowledged."""
     with RowClient(uri, "rows") as rows, open(path, "ab", 0) as log:
         for count in range(1 << 30):
             keys = number * 1_000_000 + 4 * count + np.arange(4)
@@ -21,7 +21,7 @@ def write(uri: str, number: int, path: str) -> None:
 
 
 def consume(uri: str, _: int, path: str) -> None:
-    """Take rows, check their columns, and log each key that was taken."""
+    """Take rows, verify their columns and log each taken key."""
     with RowClient(uri, "rows") as rows, open(path, "ab", 0) as log:
         while True:
             batch = rows.take(16, columns=["ids", "text", "reward"], at_least=1)

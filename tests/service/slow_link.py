@@ -20,28 +20,28 @@ _POLL_S: Final = 0.05
 
 
 class SlowLink:
-    """A TCP link from a port of its own to a service on this machine, for tests of clients far away.
+    """TCP proxy of a service on this machine that simulates remote clients.
 
-    Delivery is late, and in order. Who loses packets on TCP sees delays, and in the end a broken connection: this link
-    breaks each after a number of bytes that it draws, and all that is on its way then is lost.
+    Bytes are delivered in order after a delay. Packet loss on TCP causes delays and finally a broken connection, so the
+    link closes each connection after a random number of bytes and discards all bytes in transit.
 
     Parameters
     ----------
     port
-        The service's port.
+        Port of the service.
     delay_s
-        Seconds that bytes take in each direction; a round trip takes two of them.
+        Delay in seconds per direction; a round trip has twice this delay.
     cut_sent, cut_received
-        The mean of the bytes, to the service and from it, after which a connection breaks; by default it never does.
+        Mean number of bytes to and from the service after which a connection is closed; by default, never.
     seed
-        Of the generator of these numbers.
+        Seed of these random numbers.
 
     Attributes
     ----------
     uri
-        The address for clients.
+        Address for clients.
     cuts
-        The connections that were broken.
+        Number of closed connections.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SlowLink:
         self.cuts = 0
 
     def close(self) -> None:
-        """Break all connections, and wait until none is open."""
+        """Close all connections, and wait until none is open."""
         self._closed.set()
         self._accepting.join()
         self._listener.close()
@@ -90,7 +90,7 @@ class SlowLink:
                 connection.start()
 
     def _connect(self, near: socket.socket, far: socket.socket, left: list[float]) -> None:
-        """Carry bytes both ways until both ends, or a cut, have ended it."""
+        """Forward bytes in both directions until both ends, or a cut, have ended the connection."""
         with near, far:
             back = threading.Thread(target=self._carry, args=(far, near, left[1]), daemon=True)
             back.start()
@@ -99,7 +99,7 @@ class SlowLink:
         self._open.pop(threading.current_thread(), None)
 
     def _carry(self, source: socket.socket, sink: socket.socket, left: float) -> None:
-        """Carry bytes one way until the source ends."""
+        """Forward bytes in one direction until the source ends."""
         line: queue.Queue[tuple[float, bytes]] = queue.Queue(_MAX_CHUNKS)
         delivering = threading.Thread(target=self._deliver, args=(line, source, sink, left), daemon=True)
         delivering.start()
@@ -111,7 +111,7 @@ class SlowLink:
     def _deliver(
         self, line: queue.Queue[tuple[float, bytes]], source: socket.socket, sink: socket.socket, left: float
     ) -> None:
-        """Deliver the bytes of a line when they are due, and cut the connection after as many as are left."""
+        """Deliver bytes when they are due; close the connection after `left` bytes."""
         is_cut = False
         while True:
             due, chunk = line.get()
@@ -133,14 +133,14 @@ class SlowLink:
 
 
 def _chunks(source: socket.socket) -> Iterator[bytes]:
-    """Yield the bytes of a connection as they come, until it ends."""
+    """Yield the received bytes of a connection until it ends."""
     with suppress(OSError):
         while chunk := source.recv(_CHUNK_NBYTES):
             yield chunk
 
 
 def _shut(*ends: socket.socket) -> None:
-    """End a connection at once, whatever waits for it."""
+    """Close a connection immediately, even if another thread waits for it."""
     for end in ends:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
@@ -148,7 +148,7 @@ def _shut(*ends: socket.socket) -> None:
 
 @contextmanager
 def slow_link(port: int, delay_s: float = 0.0, **cuts: float) -> Iterator[SlowLink]:
-    """Open a link, as `SlowLink` takes its arguments, and close it in the end."""
+    """Open a `SlowLink` and close it at the end of the context."""
     link = SlowLink(port, delay_s, **cuts)  # type: ignore[arg-type]
     try:
         yield link

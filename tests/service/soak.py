@@ -43,12 +43,12 @@ CHECKPOINT_EVERY_S = 2.0
 
 
 def table(capacity: int) -> ReplayTable:
-    """Make the table that all write to."""
+    """Create the table of all writers."""
     return ReplayTable("soak", kind="prioritized", capacity=capacity, alpha=0.6, beta=0.4, seed=0)
 
 
 def reward(writer: Any, step: Any) -> Any:
-    """Return the reward that belongs to a step, by which a learner knows that a row is whole."""
+    """Return the reward of a step, which identifies the step, so that learners can verify rows."""
     return (writer * 7919 + step) % 1000 / 8
 
 
@@ -56,7 +56,7 @@ def reward(writer: Any, step: Any) -> Any:
 
 
 def serve_tables(port: int, folder: Path, tables: list[ReplayTable]) -> None:
-    """Serve tables from their newest checkpoint, and write others; print the port and the checkpoint's number."""
+    """Serve tables from their newest checkpoint; print the port and the checkpoint's number."""
     checkpoints, began = Checkpoints(folder / "checkpoints"), folder / "checkpoints.began"
     restored = checkpoints.restore(tables)
 
@@ -75,7 +75,7 @@ def serve_tables(port: int, folder: Path, tables: list[ReplayTable]) -> None:
 
 
 def write_steps(uri: str, folder: Path, number: int, rate: float) -> None:
-    """Write numbered fragments until SIGTERM comes."""
+    """Write numbered fragments until SIGTERM is received."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     path, step = folder / f"writer.{number}", 0
@@ -100,7 +100,7 @@ def write_steps(uri: str, folder: Path, number: int, rate: float) -> None:
 
 
 def learn(uri: str, folder: Path, number: int) -> None:
-    """Draw samples, look at every row, and give priorities, until SIGTERM comes."""
+    """Sample, verify every row and update priorities until SIGTERM is received."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     path, sampled = folder / f"learner.{number}", 0
@@ -116,7 +116,7 @@ def learn(uri: str, folder: Path, number: int) -> None:
 
 
 def dawdle(uri: str, folder: Path, number: int) -> None:
-    """Take samples of a stream slowly from SIGUSR1 until SIGUSR2 comes, again and again until it is killed."""
+    """Read a stream slowly between SIGUSR1 and SIGUSR2, repeatedly, until killed."""
     active = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: active.set())
     signal.signal(signal.SIGUSR2, lambda *_: active.clear())
@@ -137,7 +137,7 @@ def dawdle(uri: str, folder: Path, number: int) -> None:
 
 
 def start_process(module: str, *arguments: Any) -> subprocess.Popen[str]:
-    """Start a process of a soak, whose module is run with these arguments."""
+    """Start a process of a soak test: a module with arguments."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
@@ -146,7 +146,7 @@ def start_process(module: str, *arguments: Any) -> subprocess.Popen[str]:
 
 
 def end_process(process: subprocess.Popen[str]) -> None:
-    """Kill a process of a soak, and wait for its end."""
+    """Kill a process of a soak test and wait for its end."""
     process.kill()
     process.wait()
     if process.stdout is not None:
@@ -155,14 +155,14 @@ def end_process(process: subprocess.Popen[str]) -> None:
 
 @dataclass
 class Report:
-    """The figures of a soak."""
+    """Results of a soak test."""
 
     faults: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
 
 
 class Soak:
-    """A service and its clients in processes, some of which are killed and stopped while they run."""
+    """Service and client processes, some of which are killed and stopped while they run."""
 
     def __init__(self, folder: Path, writers: int, learners: int, capacity: int, rate: float, seed: int) -> None:
         self.folder, self._capacity, self._rate = folder, capacity, rate
@@ -198,14 +198,14 @@ class Soak:
         self._clients[start_process(MODULE, role, uri, self.folder, next(self._numbers), *rate)] = role
 
     def kill_server(self) -> None:
-        """Kill the service, and start it from its newest checkpoint."""
+        """Kill the service and restart it from its newest checkpoint."""
         end_process(self._server)
         moment = time.monotonic()
         self._server = self._start_server()
         self._kills.append((moment, self.restored))
 
     def kill_client(self) -> None:
-        """Kill a client, and start another one."""
+        """Kill a client and start another one."""
         client = self._rng.choice(list(self._clients))
         role = self._clients.pop(client)
         end_process(client)
@@ -213,7 +213,7 @@ class Soak:
         self._start_client(role)
 
     def stop_client(self, seconds: float) -> None:
-        """Stop a client for a while."""
+        """Suspend a client for some seconds."""
         client = self._rng.choice(list(self._clients))
         client.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
@@ -221,15 +221,15 @@ class Soak:
         self.stopped += 1
 
     def turn_slow(self) -> None:
-        """Let the slow client come, or go."""
+        """Start or stop reading in the slow client."""
         is_there = not (self._windows and self._windows[-1][1])
         self._slow.send_signal(signal.SIGUSR1 if is_there else signal.SIGUSR2)
         self._windows.append((time.monotonic(), is_there))
 
     def run(self, seconds: float, kill_server_every: float, disturb_every: float, slow_every: float) -> None:
-        """Let all run, kill and stop some of them, and let the slow client come and go.
+        """Run all processes; kill and stop some of them, and start and stop the slow client.
 
-        It takes longer than ``seconds`` on a machine that needs so long to start the service that it was killed once.
+        The run exceeds ``seconds`` if the service would otherwise not have been killed at least once.
         """
         now = time.monotonic()
         end, next_kill, next_turn = now + seconds, now + kill_server_every, now + slow_every
@@ -247,7 +247,7 @@ class Soak:
             time.sleep(min(disturb_every or 0.5, max(0.05, end - time.monotonic())))
 
     def end(self) -> Report:
-        """End the clients, and account for every step."""
+        """Stop the clients and account for every step."""
         report = Report()
         self._windows.append((time.monotonic(), False))
         if self._slow.poll() is not None:
@@ -281,14 +281,14 @@ class Soak:
         return report
 
     def _spans(self) -> list[tuple[tuple[float, float], bool]]:
-        """List the spans of time, and whether the slow client was there."""
+        """List the time spans with and without the slow client."""
         return [
             ((start, stop), is_there)
             for (start, is_there), (stop, _) in zip(self._windows, self._windows[1:], strict=False)
         ]
 
     def _account(self, rows: ReplayTable, report: Report) -> None:
-        """Hold the rows of the table against the notes of all writers."""
+        """Compare the rows of the table with the logs of all writers."""
         buffer = rows._items.buffer  # type: ignore[attr-defined]
         stored = np.asarray(buffer[:].obs)
         oldest, removed = (-1, -1), -np.inf
@@ -314,7 +314,7 @@ class Soak:
         report.figures |= sums
 
     def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         for process in (*self._clients, self._slow, self._server):
             end_process(process)
 
@@ -326,7 +326,7 @@ class Soak:
 
 
 def main() -> None:
-    """Run one of the processes, or the whole."""
+    """Run one process of the soak test, or the entire test."""
     if sys.argv[1:2] == ["serve"]:
         serve_tables(int(sys.argv[2]), Path(sys.argv[3]), [table(int(sys.argv[4]))])
     elif sys.argv[1:2] == ["write"]:

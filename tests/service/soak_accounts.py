@@ -15,24 +15,24 @@ STEPS = 50
 
 
 def note(path: Path, *values: Any) -> None:
-    """Append a line with the time to a file, at once: whoever writes may be killed at any moment."""
+    """Append a line with the time to a file without buffering, because the writer may be killed at any time."""
     line = " ".join(map(str, (time.monotonic(), *values))) + "\n"
     with path.open("ab", buffering=0) as file:
         file.write(line.encode())
 
 
 def notes(path: Path) -> list[list[float]]:
-    """Read the lines of a file."""
+    """Read the lines of a log."""
     return [[float(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def heard_at(lines: list[list[float]], step: int) -> float:
-    """Return when a writer knew that a step was acknowledged; infinity if it never did."""
+    """Return when a writer received the acknowledgement of a step; infinity if it never did."""
     return next((moment for moment, _, acknowledged, _ in lines if acknowledged > step), np.inf)
 
 
 def rate(paths: Iterable[Path], column: int, spans: list[tuple[float, float]]) -> float:
-    """Return by how much a number in the notes of processes has grown a second in spans of time, of all together."""
+    """Return the growth per second of a number in the logs of all processes within time spans."""
     grown = 0.0
     if not spans:
         return grown
@@ -53,21 +53,21 @@ def account(
     kills: list[float],
     removed: float = -np.inf,
 ) -> tuple[list[str], Counter[str]]:
-    """Hold the rows of one writer against its notes.
+    """Compare the rows of one writer with its log.
 
     Parameters
     ----------
     lines
-        When a fragment was sent, the number of rows up to its end, how many were known to be acknowledged, and how
-        many streams had been opened.
+        Time at which a fragment was sent, the number of rows up to its end, the number of acknowledged rows, and the
+        number of opened streams.
     counted
-        How often each of its rows is in the table.
+        Number of occurrences of each row in the table.
     losses
-        Spans of time in which acknowledged rows may have been lost.
+        Time spans in which acknowledged rows may have been lost.
     kills
-        When the service was killed.
+        Times at which the service was killed.
     removed
-        When the oldest fragment of a full ring had been acknowledged: those written over were sent before.
+        Time at which the oldest fragment of a full ring was acknowledged; overwritten fragments were sent earlier.
     """
     faults, sums = [], Counter[str]()
     fragments = int(lines[-1][1]) // STEPS
@@ -111,9 +111,9 @@ def account(
 
 
 def noted_at(lines: list[list[float]], kill: float) -> float:
-    """Return when a writer had noted all that was acknowledged before a kill.
+    """Return when a writer had logged all fragments that were acknowledged before a kill.
 
-    It may read such acknowledgements until it opens another stream, which its next line tells.
+    The writer may read such acknowledgements until it opens another stream, which its next line reports.
     """
     before = [streams for moment, _, _, streams in lines if moment <= kill]
     return next((moment for moment, _, _, streams in lines if moment > kill and [streams] != before[-1:]), np.inf)

@@ -34,7 +34,7 @@ def fragment(number: int, rows: int = 2) -> SampleBatch[Any]:
 
 
 def lengthened(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a record batch of 321 rows as one that says it has 1000, with the bytes of 321."""
+    """Return a record batch that declares 1000 rows but contains the bytes of 321."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
@@ -51,7 +51,7 @@ def write_stream(rows: pa.RecordBatch) -> bytes:
 
 
 def samples_in(chunk: Any) -> list[pa.RecordBatch]:
-    """Read the samples in a message of a session, as the page says."""
+    """Decode the samples in a message of a session as documented."""
     metadata, _, streams = chunk.app_metadata.to_pybytes().partition(b"\n")
     actual, start = [], 0
     for nbytes in json.loads(metadata)["streams"]:

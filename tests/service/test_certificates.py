@@ -23,7 +23,7 @@ def openssl(folder: Path, command: str) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a certificate and its key, and files that are not as they must be."""
+    """Create a certificate and its key, and invalid variants."""
     folder = tmp_path_factory.mktemp("tls")
     named = "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     openssl(folder, f"req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 {named}")

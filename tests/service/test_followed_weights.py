@@ -18,7 +18,7 @@ from tests.optional import HAS_TORCH
 
 
 class Steady:
-    """Takes the action that its weights say."""
+    """Policy that returns the action in its weights."""
 
     action = 0
 
@@ -82,7 +82,7 @@ def test_policies_of_several_agents_follow_weights_by_their_ids() -> None:
 
 
 class Counting:
-    """A source of weights that counts its requests, and the threads that they come from."""
+    """Source of weights that counts requests and records their threads."""
 
     def __init__(self) -> None:
         self.requests: list[threading.Thread] = []

@@ -32,7 +32,7 @@ REMOVERS = ["fifo", "lifo", "uniform", "lowest_priority", "most_sampled", "none"
 
 
 class Model:
-    """The fragments of a table as a list of dicts, oldest first."""
+    """Reference implementation: the fragments of a table as a list of dicts, oldest first."""
 
     def __init__(self, kind: str, remover: str, max_times: int) -> None:
         self.kind, self.remover, self.max_times = kind, remover, max_times
@@ -40,7 +40,7 @@ class Model:
         self.largest = 1.0
 
     def may_be_removed(self) -> list[int]:
-        """Return the numbers of which one is to go, for there is no room."""
+        """Return the numbers of fragments that may be evicted from a full table."""
         if self.remover == "uniform":
             return [item["number"] for item in self.items]
         rank = {
@@ -52,7 +52,7 @@ class Model:
         return [min(self.items, key=rank)["number"]]
 
     def may_be_sampled(self, key: str) -> list[int]:
-        """Return the numbers of which one is drawn."""
+        """Return the numbers of fragments that may be sampled."""
         if self.kind == "key":
             return [item["number"] for item in self.items if item["key"] == key]
         if self.kind in ("fifo", "lifo"):

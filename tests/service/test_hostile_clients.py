@@ -47,7 +47,7 @@ def raw(server: ReplayServer) -> Iterator[Any]:
 
 
 def weights_of(*rows: tuple[list[Any], str, list[Any], bytes | None], compression: str | None = None) -> bytes:
-    """Write weights of any paths, dtypes, shapes and bytes."""
+    """Encode weights with any paths, dtypes, shapes and bytes."""
     fitting = pack_weights({"w": np.zeros(2)}, "net")
     with pa.ipc.open_stream(fitting) as stream:
         schema = stream.schema
@@ -221,7 +221,7 @@ def test_invalid_fragments_are_rejected(raw: Any, rows: pa.RecordBatch, why: str
 
 
 def empty_lists(rows: int) -> pa.Array:
-    """Return rows of no values, which take no bytes."""
+    """Return rows without elements, which occupy no bytes."""
     return pa.Array.from_buffers(pa.list_(pa.int64(), 0), rows, [None], children=[pa.array([], pa.int64())])
 
 
@@ -331,7 +331,7 @@ def test_weights_have_a_bounded_number_of_arrays(server: ReplayServer, raw: Any)
 
 
 def damaged(raw: bytes, old: bytes, new: bytes) -> pa.RecordBatch:
-    """Change bytes of an Arrow stream, and read its record batch."""
+    """Change bytes of an Arrow stream; return its record batch."""
     assert raw.count(old) == 1
     return read_stream(raw.replace(old, new))
 
@@ -439,7 +439,7 @@ STRANGE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def changed(columns: dict[str, Any]) -> SampleBatch[Any]:
-    """Return the sound steps with other columns; None removes one."""
+    """Return valid steps with replaced columns; None removes a column."""
     values = {**{name: SOUND[name] for name in SOUND}, **columns}
     return SampleBatch({name: value for name, value in values.items() if value is not None})
 

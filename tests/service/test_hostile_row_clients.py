@@ -49,7 +49,7 @@ def record(**columns: Any) -> pa.RecordBatch:
 
 
 def lists(offsets: list[int], count: int = 3, rows: int = 2) -> pa.Array:
-    """Return lists whose offsets need not fit."""
+    """Return lists whose offsets may be invalid."""
     buffers = [None, pa.py_buffer(np.array(offsets, np.int64))]
     return pa.Array.from_buffers(
         pa.large_list(pa.int64()), rows, buffers, children=[pa.array(range(count), pa.int64())]

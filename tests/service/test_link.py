@@ -24,7 +24,7 @@ LOST = LostError("the connection is gone")
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let a clock of its own pass in pauses, which it lists."""
+    """Replace the clock by one that advances only in pauses; return the list of pauses."""
     actual: list[float] = []
     monkeypatch.setattr(links, "time", SimpleNamespace(sleep=actual.append, monotonic=lambda: sum(actual)))
     return actual

@@ -71,7 +71,7 @@ while True:
 
 @contextmanager
 def running(code: str, *arguments: str) -> Iterator[tuple[Any, str]]:
-    """Run Python code in a process, and yield it and the first line that it prints; it is killed in the end."""
+    """Run Python code in a process; yield the process and the first printed line. The process is killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

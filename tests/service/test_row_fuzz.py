@@ -16,7 +16,7 @@ MAX_LAG = 3
 
 
 class Model:
-    """A table of rows as a dict of dicts, without any index."""
+    """Reference implementation: a table of rows as a dict of dicts without indices."""
 
     def __init__(self, remover: str) -> None:
         self.remover = remover
@@ -47,7 +47,7 @@ class Model:
         return None
 
     def evict(self) -> None:
-        """Remove rows that are too old or too many."""
+        """Remove rows that are too old, or exceed the capacity."""
         for key, row in list(self.rows.items()):
             if row.get("version", self.version) < self.version - MAX_LAG:
                 self.remove(key, "evicted")
@@ -59,7 +59,7 @@ class Model:
         self.former[key] = how
 
     def complete(self, columns: list[str], consumer: str | None = None) -> list[int]:
-        """Return the keys of complete rows, oldest first, that a consumer has not taken."""
+        """Return the keys of complete rows that a consumer has not taken, oldest first."""
         return [
             key
             for key, row in self.rows.items()
@@ -67,7 +67,7 @@ class Model:
         ]
 
     def take(self, keys: list[int], consumer: str) -> None:
-        """Note that a consumer has taken rows."""
+        """Mark rows as taken by a consumer."""
         for key in [key for key in keys if key in self.rows]:
             self.takers[key].add(consumer)
             if len(self.takers[key]) == len(CONSUMERS):

@@ -20,7 +20,7 @@ COLUMNS = ["ids", "text", "reward"]
 
 
 def start(role: str, uri: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a writer or a consumer, whose keys go to a log of its own."""
+    """Start a writer or a consumer that logs its keys to a separate file."""
     command = [sys.executable, str(PROGRAM), role, uri, str(number), str(folder / f"{role}-{number}")]
     return subprocess.Popen(command, stderr=subprocess.PIPE)
 
@@ -32,7 +32,7 @@ def read_keys(folder: Path, role: str) -> np.ndarray:
 
 
 def wait_until(check: Callable[[], bool], seconds: float, message: str) -> None:
-    """Wait for a condition that processes bring about."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline, message
@@ -40,7 +40,7 @@ def wait_until(check: Callable[[], bool], seconds: float, message: str) -> None:
 
 
 def run_kills(folder: Path, writers: int, killed: int, keys_before_kill: int) -> None:
-    """Kill writers and a consumer that are at work, and compare what was acknowledged with what was taken."""
+    """Kill running writers and a consumer; compare acknowledged with taken keys."""
     table = RowTable("rows", 512, ragged={"ids": "int64"})
     with ReplayServer([table]) as server:
         writing = [start("write", server.uri, number, folder) for number in range(writers)]

@@ -454,7 +454,7 @@ def test_closing_ends_a_take_of_another_thread(client):
 
 
 class Interrupt(Exception):
-    """What the signal handler of a test raises."""
+    """Exception that a signal handler raises."""
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs a signal for users")

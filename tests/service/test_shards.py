@@ -177,7 +177,7 @@ def test_a_restarted_service_continues_the_versions_of_weights() -> None:
 
 
 def followed(actor: ReplayClient, version: int) -> list[int]:
-    """Poll as an actor does, and list the versions that it gets."""
+    """Poll for new weights like an actor; list the received versions."""
     actual: list[int] = []
     for _ in range(4):
         publication = actor.latest(version)

@@ -57,7 +57,7 @@ BUFFERS: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
 
 
 def both(name: str, **limits: Any) -> tuple[ReplayTable, Any]:
-    """Return a table and the local buffer of the same seed, with the same fragments."""
+    """Return a table and a local buffer with the same seed and fragments."""
     options, make = BUFFERS[name]
     table, buffer = ReplayTable("replay", capacity=40, seed=3, **options, **limits), make()
     for fragment in FRAGMENTS:
@@ -433,7 +433,7 @@ def test_a_reset_table_is_empty_and_counts_from_the_beginning() -> None:
 
 
 def wide(rows: int, column: str) -> SampleBatch[Any]:
-    """Return steps of one episode whose last row is large, or all are, in a column of some kind."""
+    """Return steps of an episode; the last row, or every row, is large in a column of some kind."""
     steps = episode(0, range(rows))
     if column == "ragged":
         steps["obs"] = steps["new_obs"] = [np.zeros(20_000 if t == rows - 1 else 2) for t in range(rows)]

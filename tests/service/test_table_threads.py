@@ -22,7 +22,7 @@ from tests.soaks import rounds
 
 @contextmanager
 def running(*calls: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
-    """Run calls in threads, which a test that fails does not wait for."""
+    """Run calls in daemon threads, so that a failed test does not wait for them."""
 
     def run(call: Callable[[], Any], future: Future[Any]) -> None:
         try:
@@ -41,7 +41,7 @@ def running(*calls: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
 
 
 def wait_for_held(table: ReplayTable, count: int) -> list[dict[str, Any]]:
-    """Return the callers that a table blocks, once their number is reached."""
+    """Wait until a table blocks `count` callers; return the callers."""
     for _ in range(2000):
         stored: list[dict[str, Any]] = table.info()["held_back"]
         if len(stored) == count:

@@ -215,7 +215,7 @@ def uri_epoch(client: Any) -> str:
 
 
 def page_bytes(part: str) -> bytes:
-    """Return the bytes that the page has for a part of a call."""
+    """Return the bytes in the documentation for a part of a call."""
     page = Path(__file__).parents[2] / "docs/replay-wire.md"
     (row,) = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {part} |")]
     return bytes.fromhex(row.rpartition("| `")[2].removesuffix("` |"))

@@ -16,7 +16,7 @@ COUNT = int(os.environ.get("SAMPLEBATCH_FLIPS", "300"))
 
 
 def flipped(path: Path, count: int = COUNT, seed: int = 0) -> Iterator[int]:
-    """Change one byte of a file after the other, each put back before the next; yield its place."""
+    """Change one byte of a file at a time, restore it before the next change, and yield its position."""
     data = path.read_bytes()
     rng = np.random.default_rng(seed)
     # The ends, where formats say what is where, in full if there is room for it; then anywhere.

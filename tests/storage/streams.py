@@ -37,7 +37,7 @@ def _images(i: int, n: int) -> np.ndarray:
 
 
 def mixed(i: int, n: int) -> dict[str, Any]:
-    """Make step i of n environments, with objects, strings, dates and rows of varying shape."""
+    """Return step i of n environments, with objects, strings, dates and rows of varying shape."""
     rows = np.empty(n, object)
     for k in range(n):
         rows[k] = np.arange((i + k) % 4, dtype=np.int64)
@@ -53,7 +53,7 @@ def mixed(i: int, n: int) -> dict[str, Any]:
 
 
 def step(i: int, n: int, values: Make = numbers) -> Batch:
-    """Make a batch of step i: a single one if there is one environment."""
+    """Return step i as a batch, without a leading axis for a single environment."""
     batch = Batch(values(i, max(n, 1)))
     return batch if n else batch[0]
 

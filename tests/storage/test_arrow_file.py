@@ -199,7 +199,7 @@ def test_a_file_without_the_rows_it_counts_is_rejected(tmp_path: Path) -> None:
 
 
 class Strange:
-    """An object that Arrow has no type for."""
+    """Object that no Arrow type can represent."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Strange)

@@ -20,7 +20,7 @@ N = 5
 
 
 def numbers() -> SampleBatch:
-    """Every kind of tensor column."""
+    """Return every kind of tensor column."""
     return SampleBatch(
         obs={"camera": np.arange(4 * N, dtype=np.uint8).reshape(N, 2, 2), "arm": np.arange(N) / 7},
         done=np.arange(N) % 2 == 0,

@@ -14,7 +14,7 @@ from tests.batch.every_kind import NUMBERS, every_kind
 
 
 def random_batch(rng: np.random.Generator) -> SampleBatch:
-    """Draw some columns of every kind, under flat and nested names, and a slice of their rows."""
+    """Draw columns of every kind with flat and nested names; return a slice of their rows."""
     kinds = every_kind(int(rng.integers(0, 9)))
     if rng.random() < 0.7:
         # Columns of other kinds are never viewed.

@@ -47,7 +47,7 @@ BUFFERS: dict[str, Any] = {
 
 
 def save_changed(buffer: Any, folder: Path, form: str, part: tuple[str, ...], value: Any) -> Path:
-    """Save a buffer whose description has another value in one place."""
+    """Save a buffer whose description has one changed value."""
 
     def change(about: Any) -> str:
         inner = about

@@ -249,7 +249,7 @@ def test_classes_are_checked(tmp_path: Path) -> None:
         PrioritizedReplayBuffer.load(tmp_path / "buffer.arrow")
 
     class Own(ReplayBuffer):
-        """A class of a user's."""
+        """Subclass that a user defines."""
 
     custom = Own(5)
     custom.tag = "mine"

@@ -54,7 +54,7 @@ def write(batch: SampleBatch | MultiAgentBatch, path: Path, kind: str) -> None:
 
 
 def without_checksums(path: Path, form: Format) -> None:
-    """Cut the checksums out of a file, as an older version wrote it."""
+    """Remove the checksums of a file, as an older version wrote it."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<I", data, len(data) - len(form.magic) - 4)
     footer = data[-length - 4 - len(form.magic) :]

@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], int]] = {
 
 
 def step(make: Any, i: int, n: int) -> Any:
-    """Make step i of n environments, of ours or of Tianshou's batches."""
+    """Return step i of n environments as a batch of this library or Tianshou."""
     many = max(n, 1)
     batch = make(
         obs={"x": np.full((many, 3), i, np.float32), "image": np.full((many, 4, 4), i, np.uint8)},
@@ -58,7 +58,7 @@ def step(make: Any, i: int, n: int) -> Any:
 
 
 def plain(batch: Any) -> dict[str, Any]:
-    """Turn rows into arrays under dotted names; sampler's columns, generations and empty names aside."""
+    """Convert rows to arrays by dotted names, without samplers' columns, generations and empty names."""
     actual = {}
     for name in batch.__dict__:
         value = batch.__dict__[name]
@@ -157,7 +157,6 @@ def test_managers_and_caches_are_interchangeable_with_tianshou(tmp_path: Path) -
 
 
 def reached(achieved: Any, desired: Any) -> Any:
-    """A reward function."""
     return (achieved == desired).all(-1).astype(float)
 
 

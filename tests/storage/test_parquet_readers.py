@@ -103,7 +103,7 @@ def test_columns_missing_for_a_policy_are_null_for_other_readers(tmp_path: Path)
 
 
 def write_with_extension_types(batch: SampleBatch, path: Path, *, schema: bool) -> None:
-    """Write a table as Arrow has it, extension types and all, as earlier versions did."""
+    """Write a table with Arrow's extension types, as earlier versions did."""
     table = batch.select(*[name for name in batch if name != "infos"]).to_arrow()
     if schema:
         plain = table.schema.remove_metadata().serialize().to_pybytes()
@@ -120,7 +120,7 @@ def test_a_file_with_extension_types_is_read(tmp_path: Path, schema: bool) -> No
 
 
 def change(path: Path, to: Any) -> None:
-    """Write a file again with another table, and the metadata that it had."""
+    """Rewrite a file with another table and its original metadata."""
     table = parquet.read_table(path)
     parquet.write_table(to(table).replace_schema_metadata(table.schema.metadata), path)
 

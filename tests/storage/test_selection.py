@@ -18,7 +18,7 @@ SIGNS = ("==", "=", "!=", "<", ">", "<=", ">=")
 
 @st.composite
 def filtered_tables(draw: st.DrawFn) -> tuple[pa.Table, list[list[tuple[str, str, Any]]]]:
-    """Draw a table of numbers, some of them missing, and conditions on it."""
+    """Draw a table of numbers with missing values, and conditions on it."""
     rows = draw(st.integers(0, 8))
     columns: dict[str, Any] = {}
     for name in "ab":

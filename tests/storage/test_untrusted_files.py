@@ -25,7 +25,7 @@ from tests.storage.parts import commit
 
 
 class Capsule:
-    """A stream of tables as another library hands it over."""
+    """Stream of tables that another library exports."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -107,7 +107,7 @@ def test_extension_types_of_arrow_are_not_unpickled(mark: Path, tmp_path: Path) 
 
 
 def buffer_with_notes() -> ReplayBuffer:
-    """Make a buffer of two steps with objects in rows and in final observations."""
+    """Return a buffer of two steps with objects in rows and in final observations."""
     buffer = ReplayBuffer(ROWS, ignore_obs_next=True)
     for _ in range(ROWS):
         obs, info = {"x": 0.0, "note": "text"}, {"note": "text"}
@@ -176,7 +176,7 @@ IN_HDF5: dict[str, Callable[[Mark], Any]] = {
 
 
 class Key:
-    """An object that can be a key, and is pickled as another."""
+    """Hashable object that is pickled as another object."""
 
     def __init__(self, mark: Mark) -> None:
         self._mark = mark
@@ -229,7 +229,7 @@ def test_buffers_in_hdf5_are_not_unpickled(position: str, mark: Path, tmp_path: 
 
 
 def with_malicious_note(stream: Any, mark: Path) -> np.ndarray:
-    """Put a malicious column into the stream of final observations."""
+    """Insert a malicious column into the stream of final observations."""
     batch = pa.ipc.open_stream(pa.py_buffer(np.asarray(stream, np.uint8))).read_next_batch()
     position = next(i for i, field in enumerate(batch.schema) if field.metadata)
     field, array = field_of("dict", mark, batch.schema.field(position).name)

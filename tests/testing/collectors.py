@@ -57,14 +57,14 @@ class CollectorCase(CollectorContract):
 
 
 class CollectorStepByStepCase(CollectorCase):
-    """A hook that looks at each step makes every chunk one of a single step."""
+    """Collector with a step hook, whose chunks have one step each."""
 
     def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
         return Collector(policy, vector_of(makers, mode), on_step_hook=lambda decided, transitions: None, **options)
 
 
 class CollectorOfCopiesCase(CollectorCase):
-    """Vector environments that hand out their own arrays, and write to them again."""
+    """Collector of vector environments that reuse their arrays."""
 
     def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
         env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode), copy=False)
@@ -72,7 +72,7 @@ class CollectorOfCopiesCase(CollectorCase):
 
 
 class EnvironmentListCase(CollectorCase):
-    """Single environments: one, or a list. There are no modes: an environment is reset at once."""
+    """Collector of single environments, which have no autoreset modes: they are reset immediately."""
 
     modes = ("SameStep",)
 
@@ -81,14 +81,14 @@ class EnvironmentListCase(CollectorCase):
 
 
 class EnvironmentListStepByStepCase(EnvironmentListCase):
-    """Single environments, and a hook that looks at each step."""
+    """Collector of single environments with a step hook."""
 
     def make(self, makers: Makers, policy: Any, mode: str, **options: Any) -> Collector:
         return Collector(policy, list(makers), on_step_hook=lambda decided, transitions: None, **options)
 
 
 class AsyncCollectorCase(CollectorCase):
-    """Environments in processes of their own, which have no autoreset modes."""
+    """Collector of environments in separate processes, which have no autoreset modes."""
 
     modes = ("Disabled",)
 
@@ -110,7 +110,7 @@ class AsyncCollectorCase(CollectorCase):
 
 
 class Worked:
-    """Collects with `RolloutWorkers`, in this process."""
+    """Collector that uses `RolloutWorkers` in this process."""
 
     keeps_steps = False
 
@@ -128,7 +128,7 @@ class Worked:
 
 
 class WorkersCase(Worked, CollectorContract):
-    """A worker whose environment is a vector environment."""
+    """Worker whose environment is a vector environment."""
 
     def environments(self, makers: Makers, mode: str) -> dict[str, Any]:
         return {"env": partial(vector_of, makers, mode)}
@@ -165,7 +165,7 @@ class WorkersCase(Worked, CollectorContract):
 
 
 class WorkersCollectCase(CollectorCase):
-    """A worker that is asked for batches, one after the other."""
+    """Worker whose batches are requested one after another."""
 
     keeps_steps = False
 
@@ -186,7 +186,7 @@ class WorkersCollectCase(CollectorCase):
 
 
 class WorkersOfSeveralCase(WorkersCase):
-    """A worker that makes several environments, one after the other."""
+    """Worker that creates several environments one after another."""
 
     modes = ("SameStep",)
 
@@ -223,7 +223,7 @@ class MultiAgentCollectorCase(MultiAgentContract):
 
 
 def grouped(batch: MultiAgentBatch) -> MultiAgentBatch:
-    """Put the steps of each agent together: those of a fragment have one episode of each environment."""
+    """Sort the steps of a fragment by agent; a fragment has one episode per environment."""
     for policy_id, steps in batch.policy_batches.items():
         order = np.lexsort((steps["agent_index"], steps["env_id"]))
         batch.policy_batches[policy_id] = steps.take(order)
@@ -231,7 +231,7 @@ def grouped(batch: MultiAgentBatch) -> MultiAgentBatch:
 
 
 class MultiAgentWorkersCase(Worked, MultiAgentContract):
-    """A worker that makes its environments itself: all of one kind."""
+    """Worker that creates several multi-agent environments of one kind."""
 
     def collect(
         self,
@@ -274,7 +274,7 @@ class MultiAgentWorkersCase(Worked, MultiAgentContract):
 
 
 class MultiAgentWorkersCollectCase(MultiAgentWorkersCase):
-    """A worker that is asked for batches, one after the other."""
+    """Multi-agent worker whose batches are requested one after another."""
 
     def collect(
         self,

@@ -16,7 +16,7 @@ Breach = Callable[[SampleBatch], SampleBatch]
 
 
 def broken(contract: type[Any], breach: Breach) -> Any:
-    """Make a contract's test class whose collector spoils every batch."""
+    """Create a contract's test class whose collector damages every batch."""
 
     def spoilt(batch: Any) -> Any:
         if isinstance(batch, MultiAgentBatch):

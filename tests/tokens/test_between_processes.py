@@ -34,7 +34,7 @@ RAGGED = {"ids": "int32", "logp": "float32", "obs.mask": "bool"}
 
 
 def rollouts(lengths: list[int]) -> SampleBatch[Any]:
-    """Make rollouts with ragged columns of several dtypes, one of them nested."""
+    """Return rollouts with ragged columns of several dtypes, one of them nested."""
     values = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]) if lengths else []
     columns = {
         name: RaggedColumn.from_rows([row.astype(dtype) for row in values], dtype=dtype)
@@ -44,7 +44,7 @@ def rollouts(lengths: list[int]) -> SampleBatch[Any]:
 
 
 def check(received: Any, *parts: list[int]) -> None:
-    """Check kinds, dtypes, lengths and values of received rollouts, joined from parts of given lengths."""
+    """Check kinds, dtypes, lengths and values of received rollouts, joined from parts."""
     sent, lengths = concat_samples(list(map(rollouts, parts))), list(chain.from_iterable(parts))
     assert {name for name in sent.column_names if sent.column(name).kind == "ragged"} == set(RAGGED)
     for name in sent.column_names:

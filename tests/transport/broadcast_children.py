@@ -59,7 +59,7 @@ def wait_for_first(subscription: Subscription, answers: Any) -> None:
 
 
 def make_and_die(answers: Any) -> None:
-    """Make a broadcast that another process reads, and die before anything is published."""
+    """Create a broadcast, send it to another process, and exit before the first publication."""
     publisher, subscription = broadcast(1 << 12)
     multiprocessing.get_context("fork").Process(target=wait_for_first, args=(subscription, answers)).start()
     os.kill(os.getpid(), signal.SIGKILL)

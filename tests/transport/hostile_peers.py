@@ -52,14 +52,14 @@ WAIT_S = 0.02
 
 
 class Case(NamedTuple):
-    """What is sent, and how it is changed on its way; None leaves it alone."""
+    """Batch to send and its change on the way; None for no change."""
 
     batch: str
     seed: int | None
 
 
 class Peer:
-    """What all targets have in common: they send a batch, and draw how it is changed."""
+    """Base class of targets, which send a batch and draw its change."""
 
     def samples(self, folder: Path) -> list[Case]:
         return [Case(name, None) for name in NAMES]
@@ -75,7 +75,7 @@ class Peer:
 
 
 class Messages(Peer):
-    """False messages and metadata in the pipe and in the arena of a channel."""
+    """Invalid messages and metadata in the pipe and in the arena of a channel."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
         producer, consumer = channel(CAPACITY_NBYTES, allow_pickle=True)
@@ -112,7 +112,7 @@ def _other_bytes(raw: bytes, producer: Any, rng: Random) -> bytes:
 
 
 def other_json(metadata: bytes, rng: Random) -> bytes:
-    """Change metadata, in most cases so that they stay JSON."""
+    """Change metadata; in most cases, the result is valid JSON."""
     if not metadata or rng.random() < 0.25:
         return mutate(metadata, rng)
     plain = json.loads(metadata)
@@ -122,7 +122,7 @@ def other_json(metadata: bytes, rng: Random) -> bytes:
 
 
 class Ends(Peer):
-    """Words in the header of a channel that say who has the other end, and numbers that nobody lent, given back."""
+    """Invalid owners in the header of a channel, and returns of blocks that were never lent."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
         producer, consumer = channel(CAPACITY_NBYTES, allow_pickle=True)
@@ -149,7 +149,7 @@ class Ends(Peer):
 
 
 class Boards(Peer):
-    """Publications whose numbers, places and descriptions are others than those that were written."""
+    """Publications with invalid numbers, positions and descriptions."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
         publisher, subscription = broadcast(CAPACITY_NBYTES, blocks=2, allow_pickle=True)
@@ -186,7 +186,7 @@ def _other_board(memory: np.ndarray, board: Board, rng: Random) -> None:
 
 
 class Parcels(Peer):
-    """Counters of a parcel in shared memory, as its receiver may leave them."""
+    """Invalid counters of a parcel in shared memory, as a receiver may leave them."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
         memory = SharedQueueMemory(keep_nbytes=1 << 20)

@@ -49,7 +49,7 @@ DELAYS_S = (20e-6, 60e-6, 200e-6, 2e-3)
 
 
 class Interruption(Exception):
-    """What the handler raises."""
+    """Exception that the signal handler raises."""
 
 
 armed = [0]
@@ -66,7 +66,7 @@ def _raise(*_: Any) -> None:
 
 @contextlib.contextmanager
 def timer() -> Iterator[None]:
-    """Have the timer's signal raise."""
+    """Install a handler of the timer's signal that raises an exception."""
     before = signal.signal(signal.SIGALRM, _raise)
     # What is raised while something is garbage collected can be told nobody; to pass over it must not be interrupted.
     hook, sys.unraisablehook = sys.unraisablehook, deque[Any](maxlen=0).append
@@ -91,7 +91,7 @@ def made(number: int) -> SampleBatch:
 
 
 class Struck(ABC):
-    """Operations that signals interrupt, for one kind of transport."""
+    """Operations of one kind of transport that signals interrupt."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -99,11 +99,11 @@ class Struck(ABC):
         self.received = 0
 
     def strike(self, act: Callable[[], None]) -> bool:
-        """Do something, which a signal may end at some moment; now and then one more comes right after it.
+        """Run an operation that a signal may interrupt; occasionally, a second signal follows immediately.
 
         Returns
         -------
-        Whether there was nothing to receive, or no memory to send in.
+        Whether there was nothing to receive, or no memory to send.
         """
         delay_s = 1e-6 + self.chance.random() * self.chance.choice(DELAYS_S)
         timed_out = False
@@ -122,7 +122,7 @@ class Struck(ABC):
         return timed_out
 
     def run(self, interrupts: int) -> None:
-        """Do operations at random until some number of them was interrupted, then look whether all is there."""
+        """Run random operations until `interrupts` of them were interrupted, then check that nothing is missing."""
         steps = self.steps()
         while self.interrupts < interrupts:
             self.chance.choice(steps)()
@@ -130,21 +130,21 @@ class Struck(ABC):
 
     @abstractmethod
     def steps(self) -> tuple[Callable[[], None], ...]:
-        """Return the operations, each of which is as likely as the others."""
+        """Return the operations, which are selected uniformly."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Receive the rest, and raise if anything is missing."""
+        """Receive the remaining batches; raise an error if one is missing."""
 
 
 def check(batch: Any, number: int) -> None:
-    """Raise unless a batch is whole and has this number."""
+    """Raise an error unless a batch is intact and has this number."""
     assert set(batch["number"].tolist()) == {number}, "a batch is lost, doubled or out of order"
     assert set(batch["checksum"].tolist()) == {crc32(batch["payload"])}, "a batch is torn"
 
 
 class Stream(Struck):
-    """Both ends of a channel, and the batches that have gone through it."""
+    """Both ends of a channel, and the batches that it has transferred."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -153,7 +153,7 @@ class Stream(Struck):
         self.arrived: SampleBatch | None = None
 
     def attempt(self, act: Callable[[], None]) -> None:
-        """Do something under signals; make room if there was none."""
+        """Run an operation under signals; free space if there was none."""
         if self.strike(act):
             self.take_in()
             self.held.clear()
@@ -230,7 +230,7 @@ class Stream(Struck):
 
 
 class GatheredStreams(Struck):
-    """Three channels whose batches one gathering receives."""
+    """Three channels that one gathering receives from."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -239,7 +239,7 @@ class GatheredStreams(Struck):
         self.arrived: Any = None
 
     def send(self) -> None:
-        """Send from one of them, tagged with its place among them."""
+        """Send a batch on one channel, marked with the channel's index."""
         position = self.chance.randrange(len(self.streams))
         producer = self.streams[position].producer
         number = producer.sent
@@ -280,7 +280,7 @@ class GatheredStreams(Struck):
 
 
 class Broadcast(Struck):
-    """Both ends of a broadcast: a publication was made whole or not at all."""
+    """Both ends of a broadcast, in which a publication is atomic."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -288,7 +288,7 @@ class Broadcast(Struck):
         self.published: int | None = None
 
     def publish(self) -> None:
-        """Publish the number that comes next; one that was interrupted has come, or comes again."""
+        """Publish the next number; an interrupted publication has either happened or is repeated."""
         number = self.publisher.version + 1
         batch = made(number)
         self.strike(lambda: self.expect(self.publisher.publish(batch), number))
@@ -322,7 +322,7 @@ class Broadcast(Struck):
 
 
 class Queue(Struck):
-    """Pickles of batches in shared memory: one that was interrupted on its way costs the others nothing."""
+    """Pickled batches in shared memory; an interrupted batch does not affect the others."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -341,7 +341,7 @@ class Queue(Struck):
             self.get()
 
     def get(self) -> None:
-        """Receive the oldest; it can be received once, so one that was interrupted is gone, and may be."""
+        """Receive the oldest batch; it may be lost if its receipt is interrupted, as it can be received only once."""
         if self.under_way:
             number, pickled = self.under_way.popleft()
             actual: list[Any] = []
@@ -368,7 +368,7 @@ KINDS: dict[str, type[Struck]] = {"channel": Stream, "gather": GatheredStreams, 
 
 
 def main(kind: str, interrupts: int, seed: int) -> None:
-    """Run until there were so many."""
+    """Run until `interrupts` operations were interrupted."""
     with timer():
         struck = KINDS[kind](seed)
         struck.run(interrupts)

@@ -36,7 +36,7 @@ GRACE_S = 20.0
 
 
 def rows_of(number: int) -> int:
-    """Say how many rows a batch has: from one to what fills a third of the arena."""
+    """Return the number of rows of a batch: from one to a third of the arena."""
     return 1 + number * 7919 % 600
 
 
@@ -55,7 +55,7 @@ def check(batch: SampleBatch, number: int) -> None:
 
 
 def sends(producer: Any) -> None:
-    """Send batches without end: every other one is copied, the rest are made in place, in more room than they take."""
+    """Send batches indefinitely: every second batch is copied, the others are written into larger reservations."""
     number = 0
     with producer:
         while True:
@@ -73,7 +73,7 @@ def sends(producer: Any) -> None:
 
 
 def receives(consumer: Any, keeps: int) -> None:
-    """Receive and check without end, and keep the newest few batches, or all."""
+    """Receive and verify batches indefinitely; retain the newest few batches, or all."""
     retained: deque[Any] = deque(maxlen=keeps or None)
     for number, batch in enumerate(consumer):
         check(batch, number)
@@ -81,7 +81,7 @@ def receives(consumer: Any, keeps: int) -> None:
 
 
 def kill_later(pid: int, delay_s: float) -> int:
-    """Kill a process after a while, from a process that does nothing else; return that one's id."""
+    """Kill a process after a delay from a separate process; return the id of that process."""
     killer = os.fork()
     if not killer:
         time.sleep(delay_s)
@@ -115,7 +115,7 @@ def producer_dies(context: Any, chance: random.Random) -> str:
 
 
 def consumer_dies(context: Any, chance: random.Random) -> str:
-    """Kill the consumer while batches are sent to it, or while the producer waits for a block that it holds."""
+    """Kill the consumer while it receives, or while the producer waits for a block that the consumer retains."""
     producer, consumer = samplebatch.channel(CAPACITY)
     keeps = chance.choice([1, 2, 0])
     process = context.Process(target=receives, args=(consumer, keeps))
@@ -163,7 +163,7 @@ def publisher_dies(context: Any, chance: random.Random) -> str:
 
 
 def publishes(publisher: Any) -> None:
-    """Publish without end."""
+    """Publish indefinitely."""
     for number in count(1):
         rows = rows_of(number)
         columns = {"payload": np.empty((rows, 16)), "number": np.empty(rows, np.int64)}
@@ -173,7 +173,6 @@ def publishes(publisher: Any) -> None:
 
 
 def main(method: str, rounds: int, seed: int) -> None:
-    """Play the rounds."""
     context = multiprocessing.get_context(method)
     chance = random.Random(seed)
     ends: Counter[str] = Counter()

@@ -14,7 +14,7 @@ SHARED = Path("/dev/shm")
 
 
 def descriptors() -> list[str]:
-    """List what the open descriptors lead to."""
+    """List the targets of the open descriptors."""
     actual = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -23,13 +23,13 @@ def descriptors() -> list[str]:
 
 
 def names() -> set[str]:
-    """List what has a name in shared memory; nothing that the library makes has one for longer than a moment."""
+    """List the names in shared memory; the library creates only short-lived names."""
     return {path.name for path in SHARED.iterdir() if path.name.startswith("sb-")}
 
 
 @contextlib.contextmanager
 def nothing_left(grace_s: float = 5.0) -> Iterator[None]:
-    """Check that as many descriptors are open after the body as before, and no names are left."""
+    """Check that the body leaves no additional descriptors and no names."""
     # What a session has once, it keeps.
     resource_tracker.ensure_running()
     forkserver.ensure_running()

@@ -53,7 +53,7 @@ def receive_for_ever(inbox: Any, counter: Region) -> None:
 
 
 def made(seed: int) -> SampleBatch:
-    """Make a batch for whoever asks a pool for it."""
+    """Create a batch in a worker of a pool."""
     enable_shared_pickling()
     batch = checked(seed)
     batch["pid"] = np.full(len(batch), os.getpid())

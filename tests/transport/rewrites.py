@@ -39,7 +39,7 @@ BATCHES: dict[str, Callable[[], Any]] = {
 
 
 def ragged() -> SampleBatch:
-    """Make a batch with hardly anything but what steers access to memory."""
+    """Return a batch that consists mostly of offsets and other values that control memory access."""
     rows = [np.arange(i % 4, dtype=np.int16) for i in range(ROWS)]
     shaped = [np.full((i % 3, 2), i, np.int8) for i in range(ROWS)]
     plain = SampleBatch(r=rows, s=shaped, image=np.zeros((ROWS, 8), np.uint8), eps_id=np.arange(ROWS) // 3)
@@ -47,7 +47,7 @@ def ragged() -> SampleBatch:
 
 
 def nested() -> Batch:
-    """Make a nested batch of arrays and columns, and of a tensor if torch is there."""
+    """Return a nested batch of arrays and columns, and a tensor if torch is installed."""
     columns = ragged()
     inner = Batch(r=columns["r"], s=columns["s"], i=[{"a": 1}] * ROWS)
     weight = torch.ones(3, 2, requires_grad=True) if HAS_TORCH else np.ones((3, 2), np.float32)
@@ -55,14 +55,14 @@ def nested() -> Batch:
 
 
 class Case(NamedTuple):
-    """What is sent, and what is drawn after it has been received; None leaves the memory alone."""
+    """Batch to send and the changes of its memory after the receipt; None for no change."""
 
     batch: str
     seed: int | None
 
 
 class Rewriter:
-    """A writer of random words to memory that somebody else reads: between the reader's steps, or all the time."""
+    """Writer of random words to memory that another process reads, between the reader's steps or continuously."""
 
     def __init__(self, memory: np.ndarray, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -93,7 +93,7 @@ class Rewriter:
 
 
 def uses_of(batch: Any, rng: Random, folder: Path) -> list[Callable[[], Any]]:
-    """List what a batch's owner may do with it."""
+    """List the operations that a receiver may apply to a batch."""
     if isinstance(batch, Batch):
         inner = batch.__dict__.get("inner", batch)
         return [
@@ -140,14 +140,14 @@ def uses_of_part(part: SampleBatch, rng: Random) -> list[Callable[[], Any]]:
 
 
 def perform(uses: list[Callable[[], Any]], *, may_refuse: bool) -> None:
-    """Use a batch in every way; where memory was rewritten, an error of the library's own is no fault."""
+    """Apply all operations to a batch; library errors are allowed if the memory was rewritten."""
     for use in uses:
         with contextlib.suppress(SampleBatchError) if may_refuse else contextlib.nullcontext():
             use()
 
 
 def touch(column: Any) -> None:
-    """Read every element of a column's value: an array, a tensor, or rows that are one or the other."""
+    """Read every element of a column's value: an array, a tensor, or rows of either."""
     for row in column:
         repr(row)
 
@@ -170,7 +170,7 @@ def send_on(batch: Any) -> None:
 
 
 class Blocks:
-    """Batches in the block of a channel, to which the sender writes after they were received."""
+    """Batches in the block of a channel, which the sender overwrites after their receipt."""
 
     def samples(self, folder: Path) -> list[Case]:
         return [Case(name, None) for name in BATCHES]
@@ -206,7 +206,7 @@ def block_of(producer: Any, consumer: Any) -> np.ndarray:
 
 
 class Mapped:
-    """Batches in mapped Arrow files, to which another process writes after they were read."""
+    """Batches in memory-mapped Arrow files, which another process overwrites after they were read."""
 
     def samples(self, folder: Path) -> list[Case]:
         return [Case(name, None) for name in BATCHES if name != "nested"]

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class DiesWhenLoaded:
-    """What ends or breaks the process that loads it, and nobody else."""
+    """Object that ends or breaks the process that unpickles it."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -39,12 +39,12 @@ def stay(*_: Any) -> None:
 
 
 def stop(*_: Any) -> None:
-    """Fail without having used an end."""
+    """Raise an error without having used an end."""
     raise ValueError("no legs to stand on")
 
 
 def lose(pipe: Any, how: str) -> None:
-    """End while a local variable is the only reference to an end that came through a pipe."""
+    """Exit while a local variable is the only reference to an end that was received through a pipe."""
     end = pipe.recv()
     end.reserve({"a": "i8"}, 1).commit()
     if how == "raise":

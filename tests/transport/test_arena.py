@@ -106,7 +106,7 @@ def test_retained_small_blocks_do_not_fragment_large_ones() -> None:
 
 
 class Stream:
-    """A producer that takes a block a message, and a consumer that gives back the oldest when it has some."""
+    """Producer that allocates one block per message, and consumer that returns the oldest block."""
 
     def __init__(self) -> None:
         self.back, self.writer = os.pipe()

@@ -434,7 +434,7 @@ def test_copying_a_batch_into_a_model_is_rejected(ends) -> None:
 
 @pytest.fixture
 def overtaking(ends, monkeypatch):
-    """While a reader copies, the publisher publishes as often as `overtaking.left` says."""
+    """While a reader copies, publish `overtaking.left` times."""
     publisher, _ = ends
     copy_all = broadcast_module.copy_all
 

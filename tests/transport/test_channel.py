@@ -810,7 +810,7 @@ class TestGarbage:
 
     @pytest.fixture(autouse=True)
     def little_to_look_at(self) -> Iterator[None]:
-        """Leave what the session holds out of the collections: it is much."""
+        """Freeze existing objects to shorten garbage collections."""
         gc.collect()
         gc.freeze()
         gc.disable()

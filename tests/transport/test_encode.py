@@ -318,7 +318,7 @@ TREE = Batch(obs=Batch(x=np.zeros((2, 3))), n=None, s=np.float32(1), o=np.array(
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of everything in metadata."""
+    """Yield the path of every value in metadata."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -389,7 +389,7 @@ def test_random_metadata_is_rejected_or_received(batch: Any) -> None:
 
 
 def reopened(producer: Producer) -> tuple[Producer, Consumer]:
-    """Make a new channel with the same bytes in its arena: the old one ended with the damage."""
+    """Create a new channel with the same bytes in its arena, because the damage closed the old channel."""
     other, consumer = channel(1 << 18)
     other._acquire()
     other._memory[HEADER_NBYTES:] = producer._memory[HEADER_NBYTES:]

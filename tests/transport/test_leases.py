@@ -32,7 +32,7 @@ def steps(value: float = 0.0) -> SampleBatch:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Producer, Consumer]]:
-    """Return a channel with room for one batch of `steps`, and not for two."""
+    """Return a channel whose arena can store one batch of `steps` but not two."""
     producer, consumer = channel(60_000, allow_pickle=True)
     yield producer, consumer
     producer.close()

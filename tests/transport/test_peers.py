@@ -31,7 +31,7 @@ def identity_of(pid: int) -> ProcessIdentity:
 
 @pytest.fixture(params=["descriptor", "number"])
 def way(request, monkeypatch):
-    """Watch a process by its descriptor, and by its number alone."""
+    """Watch a process by its descriptor, or only by its process id."""
     if request.param == "number":
         monkeypatch.delattr(os, "pidfd_open")
 

@@ -14,7 +14,7 @@ STAT = "anon 5\nactive_file {active}\ninactive_file {inactive}\n"
 
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
-    """Put files in place of the kernel's; a machine with 8 GiB free."""
+    """Replace the kernel's files with those of a machine with 8 GiB of free memory."""
     monkeypatch.setattr(region, "_MEMINFO", str(tmp_path / "meminfo"))
     monkeypatch.setattr(region, "_GROUPS", str(tmp_path / "cgroup"))
     monkeypatch.setattr(region, "_MOUNT", str(tmp_path / "mount"))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 @pytest.fixture(params=["kernel", "naps"])
 def way(request, monkeypatch):
-    """Wait with the kernel's help, and without."""
+    """Wait with and without the kernel's futex."""
     if request.param == "naps":
         monkeypatch.setattr(region_module, "_FUTEX", None)
     return request.param

@@ -87,7 +87,7 @@ def of_agents(n: int) -> MultiAgentBatch:
 
 
 def mapped() -> int:
-    """Count the mapped regions."""
+    """Count the memory-mapped regions."""
     with open("/proc/self/maps") as lines:
         return sum("memfd:samplebatch" in line for line in lines)
 

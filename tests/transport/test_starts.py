@@ -143,7 +143,7 @@ def test_the_creator_may_use_an_end_if_the_process_did_not_start() -> None:
 
 
 def _keep_unused(consumer_gone: Any, sibling: Any) -> None:
-    """Make a channel of which one end is never used, give the other to a sibling, and die."""
+    """Create a channel, never use one end, send the other end to a sibling, and exit."""
     producer, consumer = channel(1 << 14)
     child = multiprocessing.get_context("fork").Process(target=_tell_the_end, args=(consumer, sibling))
     child.start()

@@ -18,7 +18,7 @@ from tests.malice import NESTINGS, ROWS, MaliciousColumn
 
 
 def messages(nesting: str, mark: Path) -> dict[str, Any]:
-    """Make one batch of every kind with a malicious column; its name ends in `metadata`."""
+    """Return one batch of every kind with a malicious column, whose name ends in `metadata`."""
     column = MaliciousColumn.of(nesting, mark)
     plain = SampleBatch._of({"metadata": column})
     return {

@@ -54,7 +54,7 @@ for _ in range(2):
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[dict[str, str]]:
-    """Return the environment of processes on a machine of their own, which has a token of Ray."""
+    """Return the environment variables of processes on a simulated machine with a Ray token."""
     # Names of sockets are short.
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     (folder / ".ray").mkdir()
@@ -66,7 +66,7 @@ def machine() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def running_cluster(machine: dict[str, str], mode: str) -> Iterator[str]:
-    """Start a cluster in a process of its own, and yield its address."""
+    """Start a cluster in a separate process; yield its address."""
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", _CLUSTER], env={**machine, "RAY_AUTH_MODE": mode}, **pipes) as process:
         yield process.stdout.readline().strip()  # type: ignore[union-attr]
@@ -74,7 +74,7 @@ def running_cluster(machine: dict[str, str], mode: str) -> Iterator[str]:
 
 
 def learn(machine: dict[str, str], script: str = _LEARNER, **variables: str) -> tuple[str, str]:
-    """Collect some steps in a process of its own, and return what it said, and its errors."""
+    """Collect some steps in a separate process; return its output and errors."""
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env={**machine, **variables}, capture_output=True, text=True, timeout=120)
     return done.stdout.strip(), done.stderr
@@ -82,7 +82,7 @@ def learn(machine: dict[str, str], script: str = _LEARNER, **variables: str) -> 
 
 @pytest.fixture(scope="module")
 def cluster(machine: dict[str, str]) -> Iterator[str]:
-    """Start a cluster without tokens, on a machine that has one."""
+    """Start a cluster without tokens on a machine that has a token."""
     with running_cluster(machine, "disabled") as address:
         yield address
 

@@ -37,7 +37,7 @@ def started() -> Iterator[Any]:
 
 @pytest.fixture
 def cluster(started: Any) -> tuple[Any, list[Any]]:
-    """Bring a cluster to three nodes beside its head, and return it and them."""
+    """Extend a cluster to three nodes besides its head; return the cluster and the nodes."""
     while len(started.worker_nodes) < 3:
         started.add_node(**ray_worlds.NODE)
     return started, list(started.worker_nodes)
@@ -59,12 +59,12 @@ def find_worker_with_node(workers: RolloutWorkers, nodes: list[Any]) -> tuple[in
 
 
 def node_of(workers: RolloutWorkers, nodes: list[Any]) -> Any:
-    """Find the node that a worker runs on."""
+    """Return the node on which a worker runs."""
     return find_worker_with_node(workers, nodes)[1]
 
 
 def check_rings(buffer: Any) -> None:
-    """Check that every ring contains the steps of one ladder in order, each once, without gaps in episodes."""
+    """Check that every ring contains the steps of one ladder in order, once each, without gaps in episodes."""
     for ring in buffer.buffers:
         rows = ring[:]
         goes_on = (rows.obs[1:] == rows.obs_next[:-1]).all(1)

@@ -104,7 +104,7 @@ def address_of(column: Any) -> int:
 
 
 def mapping_at(address: int) -> str:
-    """Name the mapping of this process that an address lies in."""
+    """Return the name of the memory mapping of this process that contains an address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(part, 16) for part in line.split()[0].split("-"))
         if first <= address < last:

@@ -33,7 +33,7 @@ SPREAD = "mpe2/simple_spread_v3"
 
 
 def drawing(obs: Any) -> Any:
-    """Act by the process's own generator, as distributions of torch do."""
+    """Act by the global random generator, like torch's distributions."""
     return np.random.randint(0, 2, len(obs))
 
 
@@ -136,7 +136,7 @@ def test_a_state_without_weights_is_loaded_before_any_are_published() -> None:
 
 
 class Endless(gyms.Ladder):
-    """An environment that cannot be pickled, and whose observations depend on its seed."""
+    """Environment that cannot be pickled and whose observations depend on its seed."""
 
     def __init__(self) -> None:
         super().__init__(0, 10_000)
@@ -210,7 +210,7 @@ def kill(workers: RolloutWorkers, position: int = 0) -> None:
 
 
 class Deadly(gyms.Ladder):
-    """An environment whose process is killed while it is pickled."""
+    """Environment whose process is killed while the environment is pickled."""
 
     def __getstate__(self) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -235,7 +235,7 @@ def test_a_dead_worker_is_replaced_when_the_state_is_saved() -> None:
 
 
 class Telling(gyms.Ladder):
-    """An environment whose infos can be neither copied nor pickled."""
+    """Environment whose infos can be neither copied nor pickled."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = super().step(action)
@@ -252,7 +252,7 @@ def test_workers_continue_if_their_state_cannot_be_saved(backend: Any) -> None:
 
 
 class Wide(gyms.Ladder):
-    """An environment with a large state."""
+    """Environment with a large state."""
 
     def __init__(self) -> None:
         super().__init__(0, 7)

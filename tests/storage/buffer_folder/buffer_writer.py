@@ -10,7 +10,7 @@ from tests.storage.streams import BUFFERS, step
 
 
 def steps_in(buffer: Any) -> int:
-    """Return how many steps have been added to each ring."""
+    """Return the number of steps that have been added to each ring."""
     return int(buffer._table.rings.state_dict()["writes"][0])
 
 

@@ -23,7 +23,7 @@ def create(path: str) -> None:
 
 
 def step(folder: BufferFolder) -> None:
-    """Go on from the last step: rows 0, 1, 2, ... into a ring, as many at once as the step's number says."""
+    """Continue from the last step: write rows 0, 1, 2, ... into a ring; the row number determines how many at once."""
     (count,) = struct.unpack("<q", folder.state)
     rows = np.arange(count, count + 1 + count % 7)
     slots = rows % SLOTS
@@ -34,7 +34,7 @@ def step(folder: BufferFolder) -> None:
 
 
 def write(path: str) -> None:
-    """Take one step after the other."""
+    """Write steps one by one."""
     folder = BufferFolder.open(path)
     started()
     while True:

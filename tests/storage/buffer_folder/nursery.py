@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Nursery:
-    """Starts children and kills them."""
+    """Process that starts and kills children."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -31,13 +31,13 @@ class Nursery:
         return self._ask(f"{work} {argument}")
 
     def kill(self, pid: int) -> int:
-        """Kill a child, and return the signal it died of; another than 9 if it had ended before."""
+        """Kill a child; return the signal that ended it, which is not 9 if it had ended before."""
         # It stays a zombie until it is waited for, so the id is still its own.
         os.kill(pid, signal.SIGKILL)
         return -self._ask(f"wait {pid}")
 
     def kill_after(self, delay_s: float, work: str, argument: str) -> int:
-        """Let a child do its work for a while, kill it, and return the signal it died of."""
+        """Start a child, kill it after a delay, and return the signal that ended it."""
         pid = self.start(work, argument)
         time.sleep(delay_s)
         return self.kill(pid)
@@ -52,7 +52,7 @@ class Nursery:
 
 @contextmanager
 def nursery(module: str) -> Iterator[Nursery]:
-    """Start a process that forks workers: functions of a module, in its dict `WORK`."""
+    """Start a process that forks workers: functions in the dict `WORK` of a module."""
     process = subprocess.Popen(
         [sys.executable, __file__, module],
         cwd=ROOT,
@@ -72,7 +72,7 @@ def nursery(module: str) -> Iterator[Nursery]:
 
 
 def serve(work: dict[str, Callable[[str], None]]) -> None:
-    """Fork a child for each line of the standard input, and wait for it when told to."""
+    """Fork a child for each line of standard input; wait for the child on request."""
     for line in sys.stdin:
         name, argument = line.split()
         if name == "wait":
@@ -88,7 +88,7 @@ def serve(work: dict[str, Callable[[str], None]]) -> None:
 
 
 def forked() -> int:
-    """Fork this process; the child must do little, and leave by `os._exit`."""
+    """Fork this process; the child must exit by `os._exit`."""
     with warnings.catch_warnings():
         # From Python 3.12 on there is one wherever a library has started threads.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -101,7 +101,7 @@ def started() -> None:
 
 
 def payload(steps: np.ndarray, width: int) -> np.ndarray:
-    """Make rows that tell by themselves whether they are whole: each is its number, again and again."""
+    """Return rows that repeat their number, so that torn rows can be detected."""
     return np.repeat(np.asarray(steps, np.int64)[:, None], width, 1)
 
 

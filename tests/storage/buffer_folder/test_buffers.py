@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def crash(buffer: Any) -> None:
-    """Release the folder like a process that dies."""
+    """Release the folder without closing it, like a process that dies."""
     buffer._journal.folder._abandon("crashed")
 
 

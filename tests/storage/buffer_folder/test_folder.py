@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def filled(path: Path) -> BufferFolder:
-    """Make a folder of one column with three rows, the last step of which overwrote one."""
+    """Create a folder with one column of three rows; the last step has overwritten a row."""
     folder = BufferFolder.create(path, {"size": 3}, b"0")
     folder.allocate("a", (3,), I8)[:] = 1, 2, 3
     folder.note({"kinds": ["dense"]})
@@ -42,7 +42,7 @@ def filled(path: Path) -> BufferFolder:
 
 
 def crash(folder: BufferFolder) -> None:
-    """Release a folder like a process that dies."""
+    """Release a folder without closing it, like a process that dies."""
     folder._abandon("crashed")
 
 
@@ -151,7 +151,7 @@ def test_a_torn_commit_keeps_the_previous_one(path: Path) -> None:
 
 
 def unchecked(file: Path) -> str:
-    """Return the JSON in a file without its checksum."""
+    """Return the JSON of a file without its checksum."""
     plain = json.loads(file.read_text())
     del plain["checksum"]
     return json.dumps(plain)

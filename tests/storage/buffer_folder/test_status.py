@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def closed(path: Path, kind: str = "vector ignoring next", steps: int = 23) -> Any:
-    """Make a folder of a buffer and close it; return the buffer in memory that is like it."""
+    """Create a folder of a buffer and close it; return an equal buffer in memory."""
     make, n = BUFFERS[kind]
     mapped, plain = make(storage=path), make()
     for buffer in (mapped, plain):
@@ -49,7 +49,7 @@ def names(path: Path) -> list[str]:
 
 
 def flip(file: Path, at: int, by: int = 1) -> None:
-    """Change a byte of a file in its place."""
+    """Change a byte of a file in place."""
     with file.open("r+b") as opened:
         opened.seek(at)
         (byte,) = opened.read(1)
