@@ -143,7 +143,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     """Number of steps, without padding."""
 
     # A view has a window on the columns of its source, and slices a column on first access. The source's dict
-    # is therefore never changed once it is lent to a view: `_owned_columns` copies it first.
+    # is therefore never changed once it is lent to a view: `_own` copies it first.
     _columns: dict[str, Column]
     _window: Window | None = None
     _lent = False
@@ -275,7 +275,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
             self._lent = False
         return self._columns
 
-    def _owned_columns(self) -> dict[str, Column]:
+    def _own(self) -> dict[str, Column]:
         """Return all columns in a dict that no view shares, so that it can be modified."""
         columns = self._all()
         if self._lent:
@@ -640,11 +640,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self
 
     def _draw_moves(self, rng: np.random.Generator) -> list[bulk.Move]:
-        return (
-            sequences.draw_moves(self, rng)
-            if self._has_sequences
-            else bulk.draw_moves(self._owned_columns(), self.count, rng)
-        )
+        return sequences.draw_moves(self, rng) if self._has_sequences else bulk.draw_moves(self._own(), self.count, rng)
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
         """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.

@@ -426,7 +426,7 @@ def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
     order = rng.permutation(len(batch._lengths()))
     width = np.full_like(order, _width(batch))
     rows = steps_of(width, order, width.cumsum() - width)
-    columns = batch._owned_columns()
+    columns = batch._own()
     return [(columns, name, order if batch._is_per_sequence(name) else rows) for name in columns]
 
 

@@ -334,9 +334,7 @@ def records(
     """Create an array of records, one per step; `nest` maps the values of a step to its fields."""
     for name in fields:
         if not name.isidentifier() or iskeyword(name):
-            raise ColumnTypeError(
-                f"a column of a record must have a Python identifier as name, got {name!r}; call to_pandas()"
-            )
+            raise ColumnTypeError(f"column {name!r} must be a Python identifier to be a record field; call to_pandas()")
     record = make_dataclass("Record", fields)
     # As in `to_pandas`: no tensors, which pandas would store as objects.
     cells = zip(*map(cells_of, columns.values()), strict=True) if count and columns else ()

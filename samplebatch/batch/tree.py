@@ -386,7 +386,7 @@ def assign(batch: SampleBatch[Any], name: str, values: Any) -> None:
     structure, columns = build(batch, name, as_lengths(values) if name == names.SEQ_LENS else values)
     replaced = set(batch._leaves(name)) if name in batch else set()
     _check(batch, columns, {path: column for path, column in batch._all().items() if path not in replaced})
-    present = batch._owned_columns()
+    present = batch._own()
     if name in batch._nested or structure is not None:
         _remove(batch, name)
     if structure is not None:
@@ -429,7 +429,7 @@ def delete(batch: SampleBatch[Any], name: str) -> None:
 
 
 def _remove(batch: SampleBatch[Any], name: str) -> None:
-    columns = batch._owned_columns()
+    columns = batch._own()
     for path in leaf_names(name, batch._nested.get(name)):
         columns.pop(path, None)
     if name in batch._nested:
@@ -494,7 +494,7 @@ def _replace_below(
     top = path[0]
     for key in keys:
         _hide(batch, (*path, key))
-    present = batch._owned_columns() | columns
+    present = batch._own() | columns
     leaves = list(leaf_names(top, structure))
     former = set(leaf_names(top, batch._nested[top]))
     ordered: dict[str, Column] = {}
@@ -577,9 +577,7 @@ def compress(batch: SampleBatch[Any], columns: Iterable[str], *, bulk: bool) -> 
         if not isinstance(column, (TensorColumn, CompressedColumn)):
             raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
     arrays = {path: column for path, column in chosen.items() if isinstance(column, TensorColumn)}
-    batch._owned_columns().update(
-        {path: CompressedColumn.compress(column, bulk=bulk) for path, column in arrays.items()}
-    )
+    batch._own().update({path: CompressedColumn.compress(column, bulk=bulk) for path, column in arrays.items()})
 
 
 def decompress(batch: SampleBatch[Any], columns: Iterable[str], *, allow_pickle: bool = False) -> None:
@@ -590,7 +588,7 @@ def decompress(batch: SampleBatch[Any], columns: Iterable[str], *, allow_pickle:
             plain[path] = column.decompress()
         elif is_packed(column):
             plain[path] = unpack_column(column, path, allow_pickle=allow_pickle)
-    batch._owned_columns().update(plain)
+    batch._own().update(plain)
 
 
 def _choose(batch: SampleBatch[Any], columns: Iterable[str]) -> dict[str, Column]:

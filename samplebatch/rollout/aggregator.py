@@ -327,7 +327,7 @@ def _example(steps: SampleBatch) -> SampleBatch:
     for name, column in steps._all().items():
         if isinstance(column, VaryingRows) and len(column):
             first = int((column.lengths > 0).argmax())
-            row._owned_columns()[name] = column.slice(first, first + len(row))
+            row._own()[name] = column.slice(first, first + len(row))
     return row
 
 

@@ -128,7 +128,7 @@ class _FailsToMove(ObjectColumn):
 def test_a_failed_shuffle_leaves_rows_complete() -> None:
     batch, before = with_every_kind(30), with_every_kind(30)
     other = SampleBatch(a=np.arange(5), infos=[{"n": n} for n in range(5)])
-    columns = other._owned_columns()
+    columns = other._own()
     columns["infos"] = _FailsToMove(columns["infos"].values)
     both = MultiAgentBatch({"first": batch, "second": other}, 30)
     with pytest.raises(MemoryError, match="no memory for objects"):

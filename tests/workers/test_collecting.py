@@ -37,10 +37,10 @@ inline = partial(RolloutWorkers, backend="inline")
 forked = partial(RolloutWorkers, start_method="fork")
 
 
-def check_alike(one: SampleBatch, other: SampleBatch) -> None:
-    assert set(one.column_names) - UNLIKE == set(other.column_names) - UNLIKE
-    for name in set(one.column_names) - UNLIKE:
-        assert one[name].tolist() == other[name].tolist(), name
+def check_alike(first: SampleBatch, other: SampleBatch) -> None:
+    assert set(first.column_names) - UNLIKE == set(other.column_names) - UNLIKE
+    for name in set(first.column_names) - UNLIKE:
+        assert first[name].tolist() == other[name].tolist(), name
 
 
 def check_rings(buffer: Any) -> int:
@@ -94,13 +94,13 @@ def test_the_report_agrees_with_a_collector() -> None:
         Collector(actors.lean, "CartPole-v1", num_envs=3, seed=5) as collector,
     ):
         for amount in ({"n_step": 200}, {"n_step": 100}, {"n_episode": 4}):
-            stats, wanted = workers.collect(**amount), collector.collect(**amount)
-            check_alike(stats.batch, wanted.batch)
-            assert stats.n_collected_steps == wanted.n_collected_steps
-            assert stats.n_collected_episodes == wanted.n_collected_episodes
-            assert sorted(stats.returns) == sorted(wanted.returns)
-            assert sorted(stats.lens) == sorted(wanted.lens)
-            assert stats.returns_stat == wanted.returns_stat
+            stats, expected = workers.collect(**amount), collector.collect(**amount)
+            check_alike(stats.batch, expected.batch)
+            assert stats.n_collected_steps == expected.n_collected_steps
+            assert stats.n_collected_episodes == expected.n_collected_episodes
+            assert sorted(stats.returns) == sorted(expected.returns)
+            assert sorted(stats.lens) == sorted(expected.lens)
+            assert stats.returns_stat == expected.returns_stat
             assert stats.policies == {}
             assert stats.collect_speed > 0
         assert workers.stats.n_collected_steps == collector.collect_step
@@ -113,25 +113,25 @@ def test_the_report_contains_every_policy() -> None:
         MultiAgentCollector("random", TAG, num_envs=2, seed=5) as collector,
     ):
         for amount in ({"n_step": 60}, {"n_step": 31}, {"n_episode": 3}):
-            stats, wanted = workers.collect(**amount), collector.collect(**amount)
-            assert stats.n_collected_steps == wanted.n_collected_steps == stats.batch.count
-            assert stats.n_collected_episodes == wanted.n_collected_episodes
-            assert stats.policies.keys() == wanted.policies.keys()
-            for policy, own in stats.policies.items():
-                check_alike(own.batch, wanted.policies[policy].batch)
-                assert own.n_collected_steps == wanted.policies[policy].n_collected_steps
-                assert sorted(own.returns) == sorted(wanted.policies[policy].returns)
+            stats, expected = workers.collect(**amount), collector.collect(**amount)
+            assert stats.n_collected_steps == expected.n_collected_steps == stats.batch.count
+            assert stats.n_collected_episodes == expected.n_collected_episodes
+            assert stats.policies.keys() == expected.policies.keys()
+            for policy, part in stats.policies.items():
+                check_alike(part.batch, expected.policies[policy].batch)
+                assert part.n_collected_steps == expected.policies[policy].n_collected_steps
+                assert sorted(part.returns) == sorted(expected.policies[policy].returns)
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", TAG, "arena:Bazaar"])
 def test_a_batch_does_not_depend_on_the_number_of_workers(env: str) -> None:
-    found = []
+    actual = []
     for workers, envs in ((1, 4), (2, 2)):
         with inline("random", env, num_workers=workers, envs_per_worker=envs, seed=3) as pool:
-            found.append([pool.collect(n_step=100).batch.as_multi_agent() for _ in range(2)])
-    for one, other in zip(*found, strict=True):
-        assert one.count == other.count == 100
-        for policy, steps in one.policy_batches.items():
+            actual.append([pool.collect(n_step=100).batch.as_multi_agent() for _ in range(2)])
+    for first, other in zip(*actual, strict=True):
+        assert first.count == other.count == 100
+        for policy, steps in first.policy_batches.items():
             if env != "arena:Bazaar":
                 check_alike(steps, other[policy])
             assert (np.diff(steps["env_id"]) >= 0).all()
@@ -168,21 +168,21 @@ def test_publishing_waits_until_a_batch_is_complete() -> None:
 @pytest.mark.parametrize("kind", [VectorReplayBuffer, PrioritizedVectorReplayBuffer])
 def test_a_buffer_has_a_ring_for_each_environment_of_all_workers(kind: Any) -> None:
     options = {"alpha": 0.6, "beta": 0.4} if kind is PrioritizedVectorReplayBuffer else {}
-    buffer, wanted = kind(4000, 4, **options), VectorReplayBuffer(4000, 4)
+    buffer, expected = kind(4000, 4, **options), VectorReplayBuffer(4000, 4)
     with (
         forked(actors.lean, "CartPole-v1", buffer, envs_per_worker=2, seed=3) as workers,
-        Collector(actors.lean, "CartPole-v1", wanted, num_envs=4, seed=3) as collector,
+        Collector(actors.lean, "CartPole-v1", expected, num_envs=4, seed=3) as collector,
     ):
         for _ in range(3):
             stats = workers.collect(n_step=200)
             assert stats.batch is None
             assert stats.n_collected_steps == 200
         collector.collect(n_step=600)
-    for ring, other in zip(buffer.buffers, wanted.buffers, strict=True):
+    for ring, other in zip(buffer.buffers, expected.buffers, strict=True):
         assert len(ring) == len(other) == 150
         for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
             assert (ring[:][name] == other[:][name]).all(), name
-    assert set(wanted.sample(1)[0].keys()) <= set(buffer.sample(1)[0].keys())
+    assert set(expected.sample(1)[0].keys()) <= set(buffer.sample(1)[0].keys())
 
 
 def test_iteration_fills_a_buffer() -> None:
@@ -198,22 +198,22 @@ def test_iteration_fills_a_buffer() -> None:
 
 
 def test_a_multi_agent_buffer_is_filled_like_by_a_collector() -> None:
-    buffer, wanted = MultiAgentReplayBuffer(1000), MultiAgentReplayBuffer(1000)
+    buffer, expected = MultiAgentReplayBuffer(1000), MultiAgentReplayBuffer(1000)
     with (
         inline("random", TAG, buffer, num_workers=1, envs_per_worker=2, seed=3) as workers,
-        MultiAgentCollector("random", TAG, wanted, num_envs=2, seed=3) as collector,
+        MultiAgentCollector("random", TAG, expected, num_envs=2, seed=3) as collector,
     ):
         for _ in range(3):
             stats = workers.collect(n_step=40)
             assert stats.batch is None
-            assert {policy: own.n_collected_steps for policy, own in stats.policies.items()} == {
+            assert {policy: part.n_collected_steps for policy, part in stats.policies.items()} == {
                 "adversary": 120,
                 "agent": 40,
             }
             collector.collect(n_step=40)
-    assert len(buffer) == len(wanted) == 480
+    assert len(buffer) == len(expected) == 480
     for policy, steps in buffer.sample(0).batch.items():
-        check_alike(steps, wanted.sample(0).batch[policy])
+        check_alike(steps, expected.sample(0).batch[policy])
 
 
 @pytest.mark.parametrize("envs", [1, 2])
@@ -243,8 +243,8 @@ def test_environments_that_do_not_fit_the_buffer_are_rejected() -> None:
         inline("random", ladder, ReplayBuffer(10), num_workers=1, hooks=[print])
 
 
-def kill_soon(workers: RolloutWorkers, place: int, after_s: float) -> threading.Timer:
-    timer = threading.Timer(after_s, os.kill, [workers.pids[place], signal.SIGKILL])
+def kill_soon(workers: RolloutWorkers, position: int, after_s: float) -> threading.Timer:
+    timer = threading.Timer(after_s, os.kill, [workers.pids[position], signal.SIGKILL])
     timer.start()
     return timer
 
@@ -254,8 +254,8 @@ def test_killed_workers_cause_neither_gaps_nor_duplicates(collects: bool) -> Non
     buffer = VectorReplayBuffer(8000, 4)
     with forked(climb_here, SlowLadder, buffer, envs_per_worker=2, max_restarts=9) as workers:
         if collects:
-            for place in (0, 1, 0):
-                timer = kill_soon(workers, place, 0.1)
+            for position in (0, 1, 0):
+                timer = kill_soon(workers, position, 0.1)
                 assert workers.collect(n_step=400).n_collected_steps == 400
                 timer.join()
         else:
@@ -297,10 +297,10 @@ def test_a_dead_idle_worker_is_replaced_by_the_next_call() -> None:
 def test_a_failure_loses_no_received_steps() -> None:
     def make() -> gyms.Ladder:
         # Workers are made one after the other: the second one's breaks.
-        made.append(None)
-        return ladder() if len(made) == 1 else BrokenLadder()
+        created.append(None)
+        return ladder() if len(created) == 1 else BrokenLadder()
 
-    made: list[None] = []
+    created: list[None] = []
     with inline("random", make, num_workers=2) as workers:
         assert workers.collect(n_step=20).n_collected_steps == 20
         with pytest.raises(WorkerError, match=r"worker 1 .* failed after sending 0 of 6 steps: RuntimeError: the rung"):
@@ -392,8 +392,8 @@ def test_fragments_that_are_too_old_are_dropped() -> None:
 
 def test_stale_fragments_leave_no_gap_in_a_buffer() -> None:
     buffer = VectorReplayBuffer(4000, 1)
-    given = {"num_workers": 1, "max_lag": 0, "capacity_nbytes": 1 << 16}
-    with RolloutWorkers(telling, SlowLadder, buffer, **given) as workers:
+    options = {"num_workers": 1, "max_lag": 0, "capacity_nbytes": 1 << 16}
+    with RolloutWorkers(telling, SlowLadder, buffer, **options) as workers:
         for number, _ in enumerate(workers.fragments(fragment_length=20)):
             workers.publish({"mark": np.array([1.0])})
             if number == 10:
@@ -442,12 +442,12 @@ def test_random_steps_and_reset_seeds_agree_with_a_collector() -> None:
         inline("random", TAG, num_workers=2, envs_per_worker=2, seed=5) as workers,
         MultiAgentCollector("random", TAG, num_envs=4, seed=5) as collector,
     ):
-        for one in (workers, collector):
-            one.collect(n_step=40)
+        for item in (workers, collector):
+            item.collect(n_step=40)
         workers.request(n_step=80, **options)
-        found, wanted = workers.collect(n_step=80, **options), collector.collect(n_step=80, **options)
-    for policy_id, steps in found.batch.items():
-        check_alike(steps, wanted.batch[policy_id])
+        actual, expected = workers.collect(n_step=80, **options), collector.collect(n_step=80, **options)
+    for policy_id, steps in actual.batch.items():
+        check_alike(steps, expected.batch[policy_id])
 
 
 def test_workers_have_separate_resets_and_random_actions() -> None:
@@ -456,9 +456,9 @@ def test_workers_have_separate_resets_and_random_actions() -> None:
         inline(actors.lean, "CartPole-v1", envs_per_worker=2) as workers,
         Collector(actors.lean, "CartPole-v1", num_envs=4) as collector,
     ):
-        for one in (workers, collector):
-            one.collect(n_step=40)
+        for item in (workers, collector):
+            item.collect(n_step=40)
         check_alike(workers.collect(n_step=80, **starts).batch, collector.collect(n_step=80, **starts).batch)
-        drawn = workers.collect(n_step=200, random=True).batch
-    actions = [drawn["actions"][drawn["env_id"] == env_id].tolist() for env_id in (0, 2)]
+        sampled = workers.collect(n_step=200, random=True).batch
+    actions = [sampled["actions"][sampled["env_id"] == env_id].tolist() for env_id in (0, 2)]
     assert actions[0] != actions[1]
