@@ -335,7 +335,7 @@ def test_polars_reads_the_stream_of_a_batch_as_a_series_of_structs() -> None:
 @pytest.mark.parametrize("name", ["class", "two words"])
 def test_columns_with_invalid_record_names_require_data_frames(name: str) -> None:
     batch = SampleBatch({"a": [1], name: [2]})
-    with pytest.raises(ColumnTypeError, match=f"must have a Python identifier as name, got '{name}'; call to_pandas"):
+    with pytest.raises(ColumnTypeError, match=f"column '{name}' must .*call to_pandas"):
         np.asarray(batch)
     assert list(batch.to_pandas().columns) == ["a", name]
 
