@@ -94,12 +94,11 @@ def test_a_slow_environment_does_not_delay_the_others() -> None:
 
 
 def test_environments_step_at_their_own_speed() -> None:
-    makers = [lambda n=n, s=s: gyms.Watched(n, 5, pause_s=s) for n, s in enumerate([0.05, 0.002, 0.002])]
+    makers = [lambda n=n, s=s: gyms.Watched(n, 5, pause_s=s) for n, s in enumerate([0.2, 0.002, 0.002])]
     with Async(stay, makers) as collector:
         counts = np.bincount(collector.collect(n_step=100).batch["env_id"], minlength=3)
-    # The slow one takes 25 times as long, less on a busy machine.
-    assert counts[0] * 2 < counts[1]
-    assert counts[0] * 5 < counts[2]
+    # A step of the first environment lasts 100 times as long, less on a busy machine.
+    assert counts[0] * 2 < counts[1:].min()
 
 
 def test_the_policy_is_called_when_enough_environments_are_ready() -> None:
