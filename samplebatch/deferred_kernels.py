@@ -149,7 +149,7 @@ def gae(
     advantages: Floats,
     returns: Floats,
 ) -> None:
-    """Estimate advantages of steps in time order, from the last step to the first; see `kernels.gae`."""
+    """Estimate advantages in one backward pass over steps in time order; see `kernels.gae`."""
     decay = gamma * gae_lambda
     following = np.where(terminated, 0.0, next_values)
     errors = rewards + gamma * following - values

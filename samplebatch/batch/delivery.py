@@ -116,7 +116,7 @@ def _rows_to_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array, which shares the memory of a tensor on the host.
+    """Convert a tensor to an array; if the tensor is on the host, the array shares the tensor's memory.
 
     bfloat16, which NumPy lacks, becomes float32, which represents it exactly.
     """
@@ -139,7 +139,7 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 
 
 def column_of_arrays(column: Column) -> Column:
-    """Convert a column of tensors to arrays, which share host memory; return other columns unchanged."""
+    """Convert a column of tensors to arrays that share memory with host tensors; return other columns unchanged."""
     if isinstance(column, TorchColumn):
         return TensorColumn(array_of(column.values))
     return RaggedColumn(array_of(column.flat), *column.layout) if isinstance(column, RaggedTorchColumn) else column

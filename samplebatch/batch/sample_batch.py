@@ -536,8 +536,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
         A negative `start` prepends `-start` zero rows (None for objects) and copies the columns. A negative `end`
         counts from the end; an `end` beyond the last step is clipped. With sequences, the first and last sequence may
-        be cut; each sequence keeps its state, and padding is removed. `state_start` and `state_end` are the range of
-        these sequences. Raises SequenceError if the sequences have too few steps, or only one argument is passed.
+        be cut; each sequence keeps its state, and padding is removed. `state_start` and `state_end` select these
+        sequences by number, end excluded. Raises SequenceError if they have too few steps, or only one is passed.
 
         >>> part = SampleBatch(a=[1, 2, 3, 4, 5, 6], seq_lens=[2, 3, 1]).slice(1, 4)
         >>> part["a"].tolist(), part["seq_lens"].tolist()
@@ -920,7 +920,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
         A tuple of columns becomes a batch with the names `0`, `1`, ...; ragged columns stay ragged. Both batches share
         values, but not later additions of columns. `convention="tianshou"` renames the columns that both libraries
-        know: `rewards` becomes `rew`, `new_obs` becomes `obs_next`; `"rllib"` does the reverse, None keeps all names.
+        define, such as `rewards` to `rew`; `"rllib"` renames in the reverse direction. None keeps all names.
         Raises ColumnTypeError if a column is compressed, ArgumentError for another `convention`, ColumnMismatchError if
         two columns would share a name.
 
@@ -1096,7 +1096,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         ----------
         path
             The file; its extension selects the format: `.arrow` for memory mapping, `.parquet` for small files and
-            exchange, `.hdf5` for HDF5 readers. A name without extension is a folder, a `Dataset`.
+            exchange, `.hdf5` for HDF5 readers. A path without extension becomes a `Dataset` folder.
         compression
             `"lz4"`, `"zstd"` or `"none"` for Arrow (default: LZ4 if a column is compressed in memory); these,
             `"snappy"`, `"gzip"` or `"brotli"` for Parquet (default: `"zstd"`); `"gzip"` or `"lzf"` for HDF5 (default:

@@ -383,7 +383,7 @@ def pad_left(batch: B, padding: int) -> B:
 
 
 def gather_steps(batch: B, steps: Indices) -> B:
-    """Gather steps; consecutive steps of one sequence form a sequence with the same state."""
+    """Gather steps; adjacent gathered steps of one sequence form a new sequence with the source sequence's state."""
     refuse_time_major(batch, "gathering steps")
     batch = unpadded(batch)
     owners, lengths = runs(batch._lengths(), steps)

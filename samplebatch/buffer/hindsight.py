@@ -142,8 +142,8 @@ class HERReplayBuffer(ReplayBuffer):
     """Replay buffer of one goal-conditioned environment, with hindsight relabelling of sampled steps.
 
     Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the sampled rows.
-    With `n_step`, all rewards that a row sums are recomputed for the row's new goal. `buf[indices]` returns the
-    original rows.
+    With `n_step`, all rewards in a row's n-step return are recomputed for the row's new goal. `buf[indices]` returns
+    the original rows.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ class HERReplayBuffer(ReplayBuffer):
     ) -> Sample[Batch, Ints]:
         """Sample and relabel rows; see `ReplayBuffer.sample` and `rewrite_transitions`.
 
-        With `n_step`, all rewards that a row sums are recomputed for the row's new goal.
+        With `n_step`, all rewards in a row's n-step return are recomputed for the row's new goal.
         """
         with self._table.lock:
             check_window(self._table, n_step, gamma)

@@ -309,7 +309,7 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[Any, Any]:
     """Select the indices that receive priorities if `index` contains sequences, and return them with the priorities.
 
-    Other indices and their priorities are returned unchanged.
+    If `index` contains no sequences, `index` and `weights` are returned unchanged.
 
     index: indices of rows; for sequences, shape (n, length), with -1 for padding.
     weights: one priority for all rows, one priority per sequence, shape (n,), or one priority per step, shape (n,

@@ -227,8 +227,8 @@ class Table:
         rows: values by name, as returned by `gather.rows_at`.
         count: number of rows to count as added; `rows` contains the last of these rows, at most one per slot of the
             ring.
-        gaps: positions of rows whose episode continues although the following row is not its next step; the last row
-            need not be included.
+        gaps: positions of rows that do not end their episode and are not followed by the next step of the episode; the
+            last row need not be included.
 
         Returns: slots of the added rows in order, shape (count,).
         """

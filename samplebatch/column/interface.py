@@ -2,7 +2,7 @@
 
 A column is `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedColumn` (rows of varying shape),
 `TextColumn` (strings or bytes), `ObjectColumn` (Python objects) or `CompressedColumn` (LZ4 blocks of a tensor column).
-`TorchColumn` and `RaggedTorchColumn` store rows of equal and of varying shape in a torch tensor.
+`TorchColumn` (rows of equal shape) and `RaggedTorchColumn` (rows of varying shape) store rows in a torch tensor.
 
 Length and dtype of a column are fixed. Values can be overwritten through views, except in text, compressed rows and
 read-only memory. `slice` returns a view; `take`, `copy`, `concat` and `spread` return copies. Callers must ensure that

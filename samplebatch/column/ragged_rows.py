@@ -40,7 +40,7 @@ class RaggedRows(VaryingRows):
 
     Operators and comparisons apply elementwise. An operand of arithmetic is a ragged column with the row lengths of
     this column, an array with one value per row, or a number. Results are new columns. NumPy's elementwise functions
-    accept columns of arrays; `map` applies any other function.
+    accept columns of NumPy arrays, but not of tensors; `map` applies any other function.
 
     Reductions return an array or a tensor with one value per row, shape (n,). Reductions include all elements of a row,
     regardless of the row's number of dimensions. The argument `mask`, a ragged column of flags, restricts reductions to

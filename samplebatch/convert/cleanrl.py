@@ -409,7 +409,7 @@ def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
 
 
 def _snapshot(obs: Any) -> Any:
-    """Copy an observation to bytes, which are compared faster than arrays; for a Dict space, return a dict of bytes."""
+    """Copy an observation to bytes (a dict of bytes for a Dict space), because bytes compare faster than arrays."""
     if type(obs) is np.ndarray:
         return obs.tobytes()
     return {name: _snapshot(part) for name, part in obs.__dict__.items()}

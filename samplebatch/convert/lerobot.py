@@ -688,7 +688,7 @@ def _write(
 
 
 def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
-    """Assign a file number to each episode, shape (k,); start a new file if the size limit would be exceeded."""
+    """Return the file number of each episode, shape (k,); each file has approximately `_FILE_MIB` MiB or less."""
     beyond = steps.bounds[:-1] * (nbytes / steps.batch.count) // (_FILE_MIB << 20)
     numbers: npt.NDArray[np.intp] = np.unique(beyond, return_inverse=True)[1].reshape(-1)
     return numbers

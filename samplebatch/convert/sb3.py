@@ -477,7 +477,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         errors.require("stable_baselines3.her", "sb3").HerReplayBuffer.register(SB3HerReplayBuffer)
 
     def set_env(self, env: Any) -> None:
-        """Set the environment that computes rewards, which is required after unpickling.
+        """Set the environment that computes rewards; a call is required after unpickling.
 
         Raises
         ------

@@ -264,7 +264,7 @@ def _as_rows(values: Any) -> Any:
 
 
 def _part_of(value: Any, key: Any) -> Any:
-    """Return a part of a dict, tuple or batch of any library; batches use the index of a tuple item as its name."""
+    """Return a part of a dict, a tuple or any library's batch; in a batch, a tuple item is named by its index."""
     if KINDS[type(value)] in (NODE, RECORD) and not isinstance(value, tuple):
         return (values_of(value) or {})[str(key)]
     return value[key]

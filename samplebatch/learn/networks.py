@@ -746,8 +746,8 @@ def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
 def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), head_gain: float | None = None) -> None:
     """Initialize linear and convolutional layers with orthogonal weights and zero biases, as is usual for PPO.
 
-    gain, head_gain: gain of the layers (Engstrom et al., arXiv:2005.12729, section 3), and gain of the layers outside
-        `preprocess` and `body`; if `head_gain` is None, it equals `gain`.
+    gain, head_gain: gain of the layers inside `preprocess` and `body` (Engstrom et al., arXiv:2005.12729, section 3),
+        and gain of all other layers; if `head_gain` is None, it equals `gain`.
 
     >>> from samplebatch.learn.heads import DiscreteActor
     >>> actor = DiscreteActor.for_space(

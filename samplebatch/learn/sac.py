@@ -93,7 +93,7 @@ class Alpha(nn.Module, ABC):
         """The temperature."""
 
     def loss(self, entropy: torch.Tensor) -> torch.Tensor:
-        """Return the loss of a learned temperature, shape (), from the entropies of the policy.
+        """Compute the loss of a learned temperature from the policy's entropies; the loss has shape ().
 
         Raises
         ------
@@ -167,7 +167,7 @@ class AutoAlpha(Alpha):
         return self.log_alpha.detach().exp().item()
 
     def loss(self, entropy: torch.Tensor) -> torch.Tensor:
-        """Return the loss of the temperature, shape (), from the entropies of the policy."""
+        """Compute the loss of the temperature from the policy's entropies; the loss has shape ()."""
         return (self.log_alpha * (entropy.detach() - self.target_entropy)).mean()
 
 

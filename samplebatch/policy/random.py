@@ -230,7 +230,7 @@ class RandomDraws:
 
 
 def _draws_as_random_policy(space: Any) -> bool:
-    """Whether `RandomPolicy` can sample like `space.sample`: the space has a class of Gymnasium and a single array.
+    """Return whether `RandomPolicy` can sample like `space.sample`: only for Gymnasium's own single-array classes.
 
     >>> from gymnasium import spaces
     >>> [

@@ -8,7 +8,7 @@ from samplebatch.arguments import fraction, whole
 
 
 class Schedule(ABC):
-    """Hyperparameter as a function of the step: an exploration rate, learning rate or exponent of weights."""
+    """Hyperparameter as a function of the step: an exploration rate, learning rate or importance exponent."""
 
     @abstractmethod
     def __call__(self, step: int) -> float:

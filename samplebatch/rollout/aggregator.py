@@ -45,7 +45,7 @@ class Aggregator:
     Fragments are queued without a copy. A fragment that crosses the boundary of a train batch is split, and its
     remaining steps start the next batch. Every queued step is returned exactly once. Memory that a fragment references,
     such as a block of a channel, is released when the last step of the fragment has been copied into a train batch.
-    Consecutive train batches whose steps all come from one fragment are copied in a single operation and share memory.
+    Consecutive train batches whose steps all come from one fragment are views of a single copy of these steps.
 
     A train batch is a `SampleBatch` if all its fragments are `SampleBatch`es, otherwise a `MultiAgentBatch`.
 

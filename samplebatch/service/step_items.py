@@ -567,7 +567,7 @@ class StepItems(Items):
             self.declared.check_stored(row, last_frames=buffer.options["save_only_last_obs"])
 
     def _adopt(self, buffer: ReplayBuffer) -> None:
-        """Replace the buffer with another buffer of the same class, ring sizes and options."""
+        """Replace the buffer with another buffer that has the same class, ring sizes and options."""
         current = self.buffer
         edges, current_edges = buffer.subbuffer_edges.tolist(), current.subbuffer_edges.tolist()
         is_same_layout = type(buffer) is type(current) and edges == current_edges

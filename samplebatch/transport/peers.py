@@ -207,7 +207,7 @@ class Transferable(ABC):
 
     @abstractmethod
     def _give(self, recipient: Recipient | None) -> bool:
-        """Record the process that receives this end, which may not run yet; return False if the end has been used."""
+        """Record the receiving process, which may not have started yet; return False if this end has been used."""
 
 
 def _give_to_child() -> None:

@@ -92,7 +92,7 @@ class Reservation:
         return self._plan.names[0]
 
     def _bytes(self) -> ReservedBytes:
-        """Return the bytes of the block, which arrays may retain from the first call on."""
+        """Return the bytes of the block; the first call records that arrays may keep the block alive."""
         root = self._root
         if root is None:
             self._producer._acquire()

@@ -231,7 +231,7 @@ class SharedQueueMemory:
         return partial(_make_parcel, size, nbytes, is_reused=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
-        """Free least recently used regions so that `nbytes` more can be retained; return the bytes below the limit."""
+        """Free least recently used regions to retain `nbytes` more bytes; return the remainder of `keep_nbytes`."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._retained) if parcel.is_reused)
         while self._retained and (
             room < nbytes or len(self._sent) + len(self._retained) + len(self._filling) >= MAX_PARCELS
@@ -334,7 +334,7 @@ def _open(handle: Any) -> int:
 
 
 def _round_up(nbytes: int) -> int:
-    """Round up a size to pages or to steps of about 1/64, so that messages of similar size can reuse a region.
+    """Round a size up to full pages, or by less than 1/64 if large, so that messages of similar size reuse a region.
 
     >>> _round_up(1), _round_up(100_000), _round_up(16 << 20)
     (4096, 102400, 16777216)

@@ -662,7 +662,7 @@ class RolloutWorkers(collector.Uncopied):
             if the state contains no weights, but weights have been published. The workers are unchanged.
         WorkerError
             If workers have not been started, fragments are pending, or a worker fails and cannot be replaced, for
-            example because the classes of its environments differ from the saved state.
+            example because the classes of its environments differ from the classes in the saved state.
         """
         missing = [name for name in _NAMES if name not in state]
         if missing:
@@ -894,7 +894,7 @@ class WorkerRollouts(Rollouts):
 
     - `workers`: started workers with a buffer. If `is_asynchronous` is true, any object with the methods `publish` and
       `receive`, such as `RemoteActors`.
-    - `policy`: policy of the learner, a torch module, of which each worker has a copy.
+    - `policy`: the learner's policy, a torch module; each worker has a copy.
     - `is_asynchronous`: whether workers continue collecting between two calls of `collect`.
     """
 

@@ -313,7 +313,7 @@ def description_in(
 
 
 def rings_in(about: buffer_state.State) -> buffer_state.State:
-    """Return the checked ring state of a description."""
+    """Validate and return the ring state in a buffer's description."""
     rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
     buffer_state.check_rings(rings)
     return rings

@@ -542,7 +542,7 @@ def _number(name: str) -> int:
 def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
     """Convert columns of a batch to ragged columns where the dataset's schema requires it.
 
-    A batch whose rows have equal shapes or no elements can contain a regular column although the dataset's is ragged.
+    If rows have equal shapes or no elements, a batch can have a regular column where the dataset has a ragged column.
     """
     if isinstance(batch, MultiAgentBatch) or about["type"] == "MultiAgentBatch":
         return batch

@@ -92,7 +92,7 @@ def to_parquet(array: pa.Array, *, nullable: bool = False, flags: bool = False) 
 
 
 def from_parquet(array: pa.Array, target: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
-    """Convert an array that `to_parquet` returned back to its original type."""
+    """Convert a result of `to_parquet` back to the original type."""
     if array.type.equals(target):
         return array
     expected = parquet_type(target, nullable=nullable, flags=flags)
