@@ -170,7 +170,8 @@ def test_a_killed_parent_ends_all_seeds_and_finished_ones_are_kept() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("is_to_group", "number"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("is_to_group", [True, False])
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds child processes in /proc")
 def test_a_signal_ends_all_seeds_with_checkpoints(number: signal.Signals, is_to_group: bool) -> None:
     process = start(*words("max_epochs=100000"), "--seeds", "3", "--parallel", "2", "--out", "run")

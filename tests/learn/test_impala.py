@@ -129,7 +129,7 @@ def test_clip_thresholds_must_be_positive(kind: Any, name: str) -> None:
 def test_an_algorithm_resumes_from_its_state(kind: Any) -> None:
     algorithm, fresh = make(kind), make(kind)
     buffer = collected(algorithm)
-    assert_goes_on(algorithm, fresh, lambda weights: weights.update(buffer, 16, 2))
+    assert_goes_on(algorithm, fresh, lambda trained: trained.update(buffer, 16, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,6 +179,7 @@ def workers_of(algorithm: Any, backend: Any, **options: Any) -> RolloutWorkers:
         pytest.param(APPO, "inline", marks=pytest.mark.long),
         pytest.param(IMPALA, "process", marks=pytest.mark.long),
         pytest.param(IMPALA, "ray", marks=pytest.mark.long),
+        pytest.param(APPO, "ray", marks=pytest.mark.long),
     ],
 )
 def test_a_policy_learns_from_asynchronous_workers(kind: Any, backend: str) -> None:

@@ -209,7 +209,7 @@ def test_algorithms_resume_and_policies_are_saved(name: str) -> None:
     algorithm, fresh = make(PPO, SPACES[name]), make(PPO, SPACES[name])
     buffer = VectorReplayBuffer(100, 4)
     collect(algorithm, SPACES[name], buffer, 40).close()
-    assert_goes_on(algorithm, fresh, lambda weights: weights.update(buffer, 16, 1))
+    assert_goes_on(algorithm, fresh, lambda trained: trained.update(buffer, 16, 1))
     file = io.BytesIO()
     torch.save(algorithm.policy, file)
     file.seek(0)
