@@ -51,6 +51,7 @@ import sys
 from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
+from typing import Final
 
 
 class SampleBatchError(Exception):
@@ -226,16 +227,24 @@ def near_names(name: object, existing: Iterable[object]) -> str:
     >>> near_names("x", ["obs", "rewards"])
     "there are 'obs', 'rewards'"
     """
-    # Ids of policies may be integers.
-    names = {str(n): repr(n) for n in existing}
+    # Ids of policies may be integers. Names from files may have any length.
+    names = {str(n): _shorten(repr(n)) for n in existing}
     if not names:
         return "there are none"
     synonyms = [word for group in _SYNONYMS if name in group for word in group if word in names and word != name]
-    similar = synonyms or difflib.get_close_matches(str(name), names, n=3)
+    similar = synonyms or difflib.get_close_matches(str(name)[:_SHOWN], [n for n in names if len(n) <= _SHOWN], n=3)
     if similar:
         return f"did you mean {' or '.join(map(names.__getitem__, similar))}?"
     listed = ", ".join([*names.values()][:12])
     return f"there are {listed}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+_SHOWN: Final = 80
+"""Number of characters of a name in an error message."""
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN + 2 else f"{text[:_SHOWN]}..."
 
 
 _SYNONYMS = (
@@ -252,7 +261,7 @@ _SYNONYMS = (
 
 def no_such_column(name: object, existing: Iterable[str]) -> ColumnNotFoundError:
     """Create the error for an unknown column, with a hint at similar names."""
-    return ColumnNotFoundError(f"no column {name!r}; {near_names(name, existing)}")
+    return ColumnNotFoundError(f"no column {_shorten(repr(name))}; {near_names(name, existing)}")
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -21,7 +21,7 @@ from samplebatch import (
     broadcast,
     channel,
 )
-from samplebatch.errors import ArgumentError, ColumnMismatchError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnNotFoundError
 from samplebatch.returns import compute_nstep_return, discounted_returns, gae, nstep
 from samplebatch.rollout import GAE, Aggregator, NStepReturns, RolloutWorkers
 
@@ -264,3 +264,13 @@ def test_a_failed_update_does_not_change_the_batch() -> None:
     with pytest.raises(TypeError):
         nested.update({"a": 2}, c=[torch.ones(2), torch.ones(3)])
     assert nested == Batch(a=1)
+
+
+def test_names_of_any_length_are_shortened_in_hints() -> None:
+    """Names can come from files; comparing long names would take minutes."""
+    batch = SampleBatch({f"{number}{'a' * 100_000}": [1] for number in range(64)} | {"rewards": [1.0]})
+    with pytest.raises(ColumnNotFoundError, match="did you mean 'rewards'"):
+        batch["reward"]
+    with pytest.raises(ColumnNotFoundError, match=r"there are '0aaa.* and 53 more") as error:
+        batch["b" * 100_000]
+    assert len(str(error.value)) < 2_000
