@@ -1,4 +1,4 @@
-"""Columns of a buffer, which are a tree of stores with the structure of the added batches."""
+"""Columns of a buffer: a tree of stores that is nested like the added batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_NAMES: dict[str, Any] = {}
 
 
 class Ready(NamedTuple):
-    """Rows that the stores have validated and converted, so that writing them cannot fail.
+    """Validated and converted rows; writing these rows to their stores cannot fail.
 
     rows: pairs of a store and the rows to write to it.
     new: stores to add before writing, as tuples (tree, name, store or subtree).
@@ -66,19 +66,19 @@ class Columns:
         self.tree: Tree = {}
 
     def fit(self, batch: Any, n: int, *, single: bool = False, keep: bool = False) -> Ready:
-        """Validate and convert n rows for all columns, without changes to the columns.
+        """Validate and convert n rows for all columns, without changing the columns.
 
         batch: nested values by name, each with leading axis n. Columns without values in `batch` are filled with zeros
             or None, and unknown names become new columns.
         single: whether the values are a single row without the leading axis.
-        keep: whether new columns may use arrays with one row per slot directly, without a copy.
+        keep: whether a new column may use an array of `batch` without a copy if the array has one row per slot.
         """
         prepared = Ready([], [])
         self._fit(self.tree, values_of(batch) or _NO_NAMES, n, (single, keep), "", prepared)
         return prepared
 
     def fit_only(self, name: str, value: Any, n: int) -> Ready:
-        """Validate and convert n rows for the column or nested columns of one name; other columns do not change."""
+        """Validate and convert n rows of one column, which may be nested, without changing any column."""
         prepared = Ready([], [])
         self._fit_name(self.tree, name, value, n, (False, False), "", prepared)
         return prepared
@@ -129,7 +129,7 @@ class Columns:
     def fit_others(
         self, prepared: Ready, slots: npt.NDArray[np.intp], default: float | None
     ) -> list[tuple[Store, npt.NDArray[Any]]]:
-        """Return rows of all slots for new columns whose values were passed only for some slots."""
+        """Return default rows of all slots for each new column whose values were passed only for some slots."""
         if default is None and len(np.unique(slots)) == self.slots:
             return []
         new = {id(added) for _, _, added in prepared.new}
@@ -234,7 +234,7 @@ def leaves_of(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _nbytes_of(tree: Any) -> int:
-    """Return the total size of a tree's stores in bytes; a replay service calls this function before each sample."""
+    """Return the total size of a tree's stores in bytes; must be fast, because a replay service calls it per sample."""
     return sum([_nbytes_of(inner) for inner in tree.values()]) if type(tree) is dict else int(tree.nbytes)
 
 
@@ -254,14 +254,14 @@ def show(value: Any) -> Any:
 
 
 def map_stores(tree: Any, function: Callable[[Store], Any]) -> Any:
-    """Apply a function to each store, and return the results in the nesting of the tree."""
+    """Apply a function to each store, and return the results as a batch that is nested like the tree."""
     if type(tree) is dict:
         return node(Batch, {name: map_stores(inner, function) for name, inner in tree.items()})
     return function(tree)
 
 
 def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
-    """Gather the rows at `slots`, an array of any shape, into new memory; the result has the nesting of the tree."""
+    """Gather the rows at `slots`, an array of any shape, into new memory; the result is nested like the tree."""
     if type(tree) is dict:
         return node(Batch, {name: take_rows(inner, slots) for name, inner in tree.items()})
     rows = tree.take(slots)
@@ -269,7 +269,7 @@ def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
 
 
 def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
-    """Allocate memory for the rows of slot ranges, in the nesting of the tree; append the copy jobs to `jobs`."""
+    """Allocate memory, nested like the tree, for the rows of slot ranges; append the copy jobs to `jobs`."""
     if type(tree) is dict:
         return node(Batch, {name: copy_rows(inner, ranges, jobs) for name, inner in tree.items()})
     out, copy_jobs = tree.plan_copy(ranges)
@@ -279,7 +279,7 @@ def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
 
 
 def first_row(value: Any) -> Any:
-    """Return the only row of values; a numeric element becomes a 0-d array, an object is unchanged."""
+    """Return the row of values with a single row; a number becomes a 0-d array, and an object is unchanged."""
     if KINDS[type(value)] == NODE:
         return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
     if type(value) is np.ndarray and value.dtype.kind != "O":

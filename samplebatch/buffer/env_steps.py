@@ -1,4 +1,4 @@
-"""Index from environment steps to rows in several buffers, for lockstep sampling of complete steps."""
+"""Index that maps environment steps to rows in several buffers, for lockstep sampling of complete steps."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def is_dataset(source: Any) -> bool:
 
 
 def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> SampleBatch:
-    """Flatten a nested batch to dotted names; preserve names without values.
+    """Flatten a nested batch to a mapping of values by dotted name; preserve names without values.
 
     >>> flatten_rows(Batch(obs={"x": [1, 2], "y": {}}, info={})).as_batch()
     Batch(
@@ -223,7 +223,7 @@ def _form(values: npt.NDArray[Any]) -> str:
 
 
 def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
-    """Return the environment ids of n rows, shape (n,), which determine the rows' rings; None without `env_id`."""
+    """Return the environment ids of n rows, shape (n,); None without the column `env_id`."""
     if names.ENV_ID not in columns:
         return None
     ids: Ints = np.asarray(columns[names.ENV_ID])
@@ -294,16 +294,16 @@ def _with_end_flags(columns: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
-    """Return how many rings accept steps, and the number of the first ring that accepts steps."""
+    """Return the number of rings that accept steps, and the index of the first of these rings."""
     every = len(buffer.subbuffer_edges) - 1
     accepting = len(buffer.__dict__.get("_order", (0,)))
     return accepting, every - accepting
 
 
 def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Return the ring of each row, shape (n,), which the row's `env_id` specifies.
+    """Return the ring of each row, shape (n,): with several rings, the row's `env_id`.
 
-    Without environment ids, episodes are assigned to rings in turn.
+    Without the column `env_id`, episodes are assigned to rings in turn.
     """
     number, _ = _count_rings(buffer)
     if number == 1:
@@ -328,7 +328,7 @@ def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> n
 
 
 def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
-    """Return index, episode, agent and time of a ring's newest step; None unless a running episode has an id."""
+    """Return index and identity of a ring's newest step; None if the step is in no running episode with an id."""
     index = int(buffer.last_index[ring + _count_rings(buffer)[1]])
     tree = buffer._table.columns.tree
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():

@@ -1,7 +1,7 @@
 """Storage of the final observations of episodes, for buffers that do not store next observations.
 
 The next observation of a step is the observation of the following step, except for a truncated step and for the newest
-step of a running episode. A learner requires no next observation of a terminated step.
+step of a running episode. Learners do not use the next observation of a terminated step.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class FinalObservations:
         self.keep(Ready([(store, store.fit(values, len(slots))) for store, values in rows], []), slots)
 
     def keep_newest(self, ring: int, slots: Ints) -> None:
-        """Copy a ring's row to permanent rows for `slots` if the row belongs to `slots[0]`, and this slot has none."""
+        """Copy a ring's row to permanent rows for `slots` if the row belongs to `slots[0]` and is not permanent yet."""
         if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
             self.keep_from(np.array([ring]), slots)
 

@@ -247,8 +247,8 @@ def check_window(table: Table, n_step: int | None, gamma: float) -> None:
 def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
     """Compute the columns that n-step sampling adds to the sampled rows, or replaces in these rows.
 
-    The summed steps of a row end at the row's `n_step`-th step, at the end of the episode, or at the ring's newest
-    step.
+    The sum for a row ends at the row's `n_step`-th step, at the end of the episode, or at the ring's newest step,
+    whichever is first.
 
     Returns: `returns`, the discounted sum of the rewards, in the shape of the rewards; `discount`, gamma to the power
     of the number of steps, or 0 if the last step is terminated, shape (n,). If `n_step` exceeds 1, also `obs_next`, the

@@ -287,8 +287,8 @@ class HERReplayBuffer(ReplayBuffer):
     def rewrite_transitions(self, indices: Any) -> Batch:
         """Copy rows and relabel each row with probability `future_p`.
 
-        The new goal of a step is chosen uniformly among the goals that the step and the following steps of its episode
-        achieved, up to `horizon` goals. The buffer is unchanged.
+        The new goal of a step is chosen uniformly from the goals achieved in the step and in the following steps of its
+        episode, up to `horizon` goals. The buffer is unchanged.
 
         Parameters
         ----------

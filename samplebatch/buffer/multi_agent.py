@@ -69,8 +69,8 @@ def prepare_fragment(
     """Order the rows of a policy by stream, and check that a buffer accepts the rows, without changes to the buffer.
 
     part: batch of at least one row.
-    tail: newest row of the buffer; None if no later row can continue its episode.
-    form: form of earlier batches; None before the first batch.
+    tail: newest row of the buffer; None if no further row can continue the newest row's episode.
+    form: flag columns and reward dtype of earlier batches; None before the first batch.
 
     Raises ColumnNotFoundError if a required column is missing. Raises SampleBatchError if the rows are sequences, or a
     column cannot store its rows.
@@ -389,7 +389,7 @@ class MultiAgentReplayBuffer:
         ----------
         batch_size
             Number of rows per policy; in lockstep, number of environment steps, whose rows are grouped by step. 0: all
-            in time order; None: all in random order; negative: none.
+            rows in time order; None: all rows in random order; negative: no rows.
         n_step, gamma
             As in `ReplayBuffer.sample`; n-step rows have the columns `returns`, `discount` and `new_obs`.
         device, floats

@@ -111,9 +111,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Set priorities of rows.
 
         If `index` contains the indices of sequences, shape (n, length), priorities can have shape (n,) or (n, length).
-        One priority per sequence, shape (n,), is assigned to the sequence's first step after burn-in, by whose priority
-        the sequence was sampled. Priorities of shape (n, length) are assigned to the individual steps; padding (index
-        -1) is skipped.
+        With one priority per sequence, shape (n,), each priority is assigned to the sequence's first step after
+        burn-in, because the priority of that step determines the sampling probability of the sequence. Priorities of
+        shape (n, length) are assigned to the individual steps; padding (index -1) is skipped.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._sampler.update(slots, priorities)
 
     def init_weight(self, index: Any) -> None:
-        """Set the priority of rows to the largest priority that any step has had so far, which new rows also receive.
+        """Set the priority of rows to the largest priority that any step has had so far, like the priority of new rows.
 
         Raises
         ------
@@ -307,9 +307,9 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 
 
 def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[Any, Any]:
-    """Select the indices that receive priorities if `index` contains sequences, and return them with the priorities.
+    """Return the indices of the steps to which priorities are assigned, and the priorities.
 
-    If `index` contains no sequences, `index` and `weights` are returned unchanged.
+    If `index` does not contain sequences, `index` and `weights` are returned unchanged.
 
     index: indices of rows; for sequences, shape (n, length), with -1 for padding.
     weights: one priority for all rows, one priority per sequence, shape (n,), or one priority per step, shape (n,

@@ -54,10 +54,10 @@ class ReplayBuffer:
     """Ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, optionally, `obs_next`, `info`,
-    `policy` and other names; `done` is computed. The first step determines dtypes and shapes of rows. A column added
-    later contains zeros or None in earlier rows. `buf.obs` is a view of all slots, if possible; `buf[...]` copies rows.
+    `policy` and other names; `done` is computed. The first step determines dtypes and shapes of rows. Columns of later
+    steps have zeros or None in earlier rows. `buf.obs` is a view of all slots, if possible; `buf[...]` copies rows.
 
-    The buffer is thread-safe: each call holds a lock. Later steps change views, such as `buf.obs`, but not copies.
+    The buffer is thread-safe: each call holds a lock. Added steps change views, such as `buf.obs`, but not copies.
 
     Parameters
     ----------
@@ -203,9 +203,9 @@ class ReplayBuffer:
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """Unit of the rows' actions: the environment's unit, or a policy's unit with its mapping; None if unknown.
+        """Unit of the rows' actions: the environment's, or a policy's with a mapping to it; None if unknown.
 
-        Collectors and `extend` set this unit; files, states and samples contain it.
+        Collectors and `extend` set this unit; saved files, states and samples contain the unit.
         """
         return self._table.action_unit
 
@@ -239,7 +239,7 @@ class ReplayBuffer:
         Parameters
         ----------
         batch
-            Values by name; or pass keyword arguments instead. If `done` is the only flag, it is used as `terminated`.
+            Values by name; or pass keyword arguments instead. Without other flags, `done` is used as `terminated`.
         buffer_ids
             k zeros if the values have a leading axis of k successive steps; None for a single step without this axis.
 
@@ -515,7 +515,7 @@ class ReplayBuffer:
     def sample_episodes(
         self, n: int | None, *, unfinished: bool = False, where: pc.Expression | None = None
     ) -> Sample[list[Batch], list[Ints]]:
-        """Sample episodes uniformly with replacement; candidates are the episodes of which every step is stored.
+        """Sample episodes uniformly with replacement; candidates are the episodes whose steps are all stored.
 
         Parameters
         ----------
@@ -607,8 +607,8 @@ class ReplayBuffer:
     ) -> Sample[Batch, Ints]:
         """Return one sequence per given step; no sequence crosses an episode end or the write cursor.
 
-        A sequence consists of up to `burn_in` earlier steps, the given step and later steps, at most `length` in total.
-        Shorter sequences are padded at the end with zeros or, in object columns, with None.
+        A sequence has at most `length` steps: up to `burn_in` steps before the given step, the given step and later
+        steps. Sequences of fewer steps are padded at the end with zeros or, in object columns, with None.
 
         Parameters
         ----------
@@ -804,7 +804,7 @@ class ReplayBuffer:
         return rows
 
     def _cast_rewards(self, values: Any) -> Any:
-        """Cast rewards, returns or discounts to `reward_dtype`; return None unchanged if there are no rewards."""
+        """Cast rewards, returns or discounts to `reward_dtype`; return None unchanged."""
         dtype = self.options.get("reward_dtype")
         return values.astype(dtype, copy=False) if dtype and type(values) is _ndarray else values
 
@@ -890,7 +890,7 @@ class ReplayBuffer:
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
         """Set one value per slot, or per entry of `index`, in an existing or new column.
 
-        Other slots of a new column contain `default_value` or, if None, the dtype's missing value (NaN, False, None).
+        In a new column, all other slots contain `default_value` or, if None, the missing value (NaN, False, None).
 
         Raises
         ------
@@ -917,7 +917,7 @@ class ReplayBuffer:
             Result of `generation_of` at the time when the rows were read, shape (n,); rows that have since been
             overwritten are skipped. If None, every slot in `index` must have a row.
         **columns
-            Values by name, with n rows each. In a new column, other rows contain the missing value: NaN, False, None.
+            Values by name, with n rows each. A new column contains NaN, False or None in rows that are not updated.
 
         Returns
         -------
@@ -1035,8 +1035,8 @@ class ReplayBuffer:
 
         If `close` was not called, changes of the generator, priorities and `stack_num` after the last added step may be
         lost. `verify=True` compares all files with the checksums of the last `close`; None compares only files that
-        have been modified since then. False compares no files, and accepts folders that were copied while open or whose
-        machine crashed.
+        have been modified since the last `close`. False compares no files, and accepts a folder that was copied while
+        the buffer was open, or whose machine crashed.
 
         Raises
         ------
@@ -1096,9 +1096,9 @@ class ReplayBuffer:
         max_nbytes: int | None = None,
         **missing: Any,
     ) -> Self:
-        """Read a buffer of this class written by `save`, with its complete state.
+        """Read a buffer of this class, with its complete state, from a file or folder written by `save`.
 
-        Parameters and errors are the same as for `samplebatch.load`. Files from older versions may lack checksums.
+        Parameters and errors are as for `samplebatch.load`. Files from older library versions may lack checksums.
         """
         from samplebatch.storage import load_buffer
 
@@ -1121,9 +1121,9 @@ class ReplayBuffer:
         return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Restore the state of a buffer that has the class, sizes and options of this buffer.
+        """Restore the state of a buffer with the same class, sizes and options as this buffer.
 
-        With `verify`, each part is compared with its checksum. States of older versions without checksums are accepted.
+        With `verify`, each part is compared with its checksum. States from older library versions may lack checksums.
 
         Raises
         ------

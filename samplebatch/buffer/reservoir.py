@@ -22,10 +22,10 @@ from samplebatch.errors import ColumnLengthError
 class ReservoirReplayBuffer(VectorReplayBuffer):
     """Buffer that stores a uniform random sample of all steps that were ever added (Vitter 1985, algorithm R).
 
-    A full buffer stores step t with probability `size / t`, replacing a row that is selected uniformly. In contrast, a
-    ring buffer always stores the newest steps. Averages over a reservoir's rows therefore estimate averages over the
-    entire training, as neural fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without
-    adjacent steps, so frames cannot be stacked, and n-step returns contain only one reward.
+    A full buffer stores step t with probability `size / t`, replacing a row that is selected uniformly. A ring buffer,
+    in contrast, stores only the newest steps. Averages over a reservoir's rows estimate averages over the entire
+    training, as neural fictitious self-play requires (arXiv:1603.01121). Rows are single transitions without adjacent
+    steps, so frames cannot be stacked, and n-step returns contain only one reward.
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
             Values by name, with a leading axis of k steps; the values can also be passed as keyword arguments, as in
             older versions of Tianshou.
         buffer_ids
-            Accepted for compatibility with collectors; only the number of entries is used, because the batch must have
-            one row per entry.
+            Environment of each row, accepted for compatibility with collectors; only the length is used, which must
+            equal the number of rows.
 
         Returns
         -------
@@ -130,7 +130,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         return slots, np.zeros(count), np.zeros(count, np.intp), np.zeros(count, np.intp)
 
     def extend(self, batch: Any) -> Ints:
-        """Offer all steps of a batch to the reservoir; see `ReplayBuffer.extend`. Returns their indices; see `add`."""
+        """Add all steps of a batch as in `add`, and return their indices; see `ReplayBuffer.extend`."""
         steps = len(batch)
         ordered = ReplayBuffer(max(steps, 1))
         ordered.action_unit = self.action_unit

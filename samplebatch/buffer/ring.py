@@ -440,7 +440,7 @@ class Rings:
         return slots, returns, lengths, starts
 
     def _next_slots(self) -> Ints:
-        """Precompute the slots of several further steps; return the slots of the first of these steps."""
+        """Precompute the slots of the next few steps; return the slots of the first of these steps."""
         length = self.capacity // self.n
         offsets = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
         self._slots_to_come = iter(offsets[:, None] + self.bases)
@@ -526,7 +526,7 @@ class Rings:
         return returns, lengths, firsts
 
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
-        """Set the initial write count, the first slot and the return of the running episode in the only ring."""
+        """Set the first write count, the first slot and the return of the running episode in the only ring."""
         self.began, self.ep_start, self.ep_return = began, start, total
         self._share()
 

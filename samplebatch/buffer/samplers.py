@@ -255,9 +255,9 @@ class Prioritized(Sampler):
 
     A row of priority p is sampled with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. The importance
     weight :math:`(w / p_{min})^{-\beta}` compensates for the sampling frequency; :math:`p_{min}` is the smallest
-    priority that has been set so far. If `weight_norm` is true, importance weights are divided by the largest weight of
-    the rows that are read together. The formula is the same as in Tianshou; after the division, the weights equal the
-    paper's weights, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
+    priority that has been set so far. If `weight_norm` is true, importance weights are divided by the largest
+    importance weight among the rows that one call reads. The formula is the same as in Tianshou; after the division,
+    the weights equal the paper's weights, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
 
     alpha: priority exponent of at least 0; 0 for uniform sampling.
     beta: importance exponent of at least 0; 0 for equal importance weights.

@@ -64,7 +64,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """Value of a buffer's attribute: rows of all slots; the stored array itself if one array contains all rows."""
+        """Rows of all slots, for the attributes of buffers; if one array stores all rows, this array without a copy."""
 
     @property
     @abstractmethod
@@ -93,7 +93,7 @@ class Store(ABC):
 
     @abstractmethod
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
-        """Gather the rows of slots, shape (n,), into a column of n rows, which checkpoints and files store."""
+        """Gather the rows of slots, shape (n,), into a column of n rows, for checkpoints and files."""
 
     @abstractmethod
     def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
@@ -404,8 +404,8 @@ class RaggedStore(Store):
     """Store of rows of varying shape, with a common dtype and number of dimensions, in one array.
 
     Rows are appended to the array. When the array is full, the rows in use are compacted into a new array of twice the
-    total size of these rows. Hence memory usage is a small multiple of the size of the rows in use, regardless of the
-    number of writes. On average, each element is moved about once. An unwritten slot contains a row without elements.
+    total size of these rows. Memory usage is a small multiple of the size of the rows in use, regardless of the number
+    of writes. On average, each element is moved about once. An unwritten slot contains a row without elements.
 
     >>> store = RaggedStore("obs", 4, np.dtype(np.int64), 1)
     >>> store.write(np.array([0, 1]), store.fit([[1, 2], [3]], 2))
@@ -483,7 +483,7 @@ class RaggedStore(Store):
         self._end += count
 
     def _compact(self, slots: Slots, count: int) -> None:
-        """Move the rows of all other slots to a new array, with capacity for at least `count` more elements."""
+        """Move all rows except the rows at `slots` to a new array, with capacity for at least `count` more elements."""
         lengths = self._lengths.copy()
         lengths[slots] = 0
         required = int(lengths.sum()) + count

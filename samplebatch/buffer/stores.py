@@ -285,7 +285,7 @@ class Stores:
         return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
 
     def for_final_observations(self) -> Self:
-        """Return a factory for stores of final observations: not compressed, and ragged if observations are ragged."""
+        """Return a factory for stores of final observations: uncompressed, and ragged if observations are ragged."""
         ragged = (f"obs_next{name[3:]}" for name in self.ragged if covers(("obs",), name))
         return replace(self, compress=(), ragged=(*self.ragged, *ragged))
 

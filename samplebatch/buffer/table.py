@@ -212,13 +212,13 @@ class Table:
         return added
 
     def _fit(self, values: dict[str, Any], obs_next: Any, n: int) -> None:
-        """Raise the errors that adding n rows would raise, without changes to the table."""
+        """Raise the errors that adding n rows would raise, without changing the table."""
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
 
     def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise the errors of `append` (of `add`, if `stored` is false) for n rows, without changes to the table."""
+        """Raise the errors that `append` (or `add`, if `stored` is false) would raise, without changing the table."""
         self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
@@ -227,8 +227,8 @@ class Table:
         rows: values by name, as returned by `gather.rows_at`.
         count: number of rows to count as added; `rows` contains the last of these rows, at most one per slot of the
             ring.
-        gaps: positions of rows that do not end their episode and are not followed by the next step of the episode; the
-            last row need not be included.
+        gaps: positions of rows that do not end their episode, but are not followed by the next step of the episode; the
+            position of the last row may be omitted.
 
         Returns: slots of the added rows in order, shape (count,).
         """

@@ -367,8 +367,8 @@ class CachedReplayBuffer(ReplayBufferManager):
         -------
         tuple
             Four arrays of length k: indices, returns, lengths and first indices, as returned by
-            `ReplayBufferManager.add`. If an episode has been moved, the two indices locate the episode's last and first
-            step in the main buffer; both are -1 if the main buffer has no slots.
+            `ReplayBufferManager.add`. If an episode has been moved, its index and its first index locate the episode's
+            last and first step in the main buffer; both indices are -1 if the main buffer has no slots.
 
         Raises
         ------
@@ -394,7 +394,7 @@ class CachedReplayBuffer(ReplayBufferManager):
     def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:
         """Add rows in groups of at most one row per cache.
 
-        A finished episode is therefore moved before the next row of the cache is added.
+        With these groups, a finished episode is moved before the next row of its cache is added.
         """
         starts, used_rings = [0], set[int]()
         for row, ring in enumerate(rings.tolist()):
@@ -422,7 +422,7 @@ class CachedReplayBuffer(ReplayBufferManager):
 
 
 class ListReplayBuffer(ReplayBuffer):
-    """Replay buffer for scripts of early Tianshou versions, which do not pass a size.
+    """Replay buffer with a default size, for scripts that were written for early versions of Tianshou.
 
     Early versions of Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then
     overwrites the oldest steps. Memory is reserved when the first step is added; the operating system allocates the

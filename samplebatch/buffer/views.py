@@ -1,4 +1,4 @@
-"""Access to a buffer's columns as attributes and as a batch, to slots by index, and to the summary."""
+"""Attributes, batches, indices and summaries of buffers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _count = np.count_nonzero
 
 
 class AbsentColumn(NamedTuple):
-    """Error message for a missing column, which is formatted lazily, because `hasattr` never uses the message.
+    """Lazily formatted error message for a missing column; `hasattr` does not format the message.
 
     This class is not an exception, because Python suggests similar attribute names only for `AttributeError`.
     """
@@ -74,7 +74,7 @@ _METHODS_ELSEWHERE: Final = {
 
 
 def values_by_position(count: int) -> errors.ArgumentError:
-    """Create the error for a step whose values are passed by position, which buffers of other libraries accept."""
+    """Create the error for a step with positional values; buffers of other libraries accept positional values."""
     return errors.ArgumentError(
         f"a step must be a Batch or have its values by name, add(obs=..., act=..., rew=..., terminated=..., "
         f"truncated=..., obs_next=...), got {count} values by position"

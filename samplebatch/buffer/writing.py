@@ -183,7 +183,7 @@ class Series:
     """Assignment of k steps in time order, possibly several per ring, to slots of rings.
 
     slots: slot of each step, shape (k,).
-    target: the same slots as a slice if they are contiguous, otherwise `slots`.
+    target: slots of the steps as a slice if these slots are contiguous, otherwise `slots`.
     lasting: positions of steps that no later step overwrites, shape (l,), ascending; None for all steps.
     rings, newest: numbers of the rings that receive steps, ascending, and position of each ring's newest step.
 

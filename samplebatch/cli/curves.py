@@ -161,7 +161,7 @@ def _figure(curves: Curves) -> Figure:
 
 
 def _returns(curves: Curves) -> dict[str, str]:
-    """Map labels to names of return curves: one per policy, or the total and its interquartile mean."""
+    """Map plot labels to names of return curves: one per policy, or the total return and its interquartile mean."""
     names: dict[str, str] = {}
     for total in _RETURNS:
         scope = total.partition("/")[0]

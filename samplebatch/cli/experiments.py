@@ -216,7 +216,7 @@ class Experiment:
 
 
 class SeedRun:
-    """Child process that trains with one seed, and reader of the output of this process.
+    """Child process that trains with one seed, with a reader of the process's output.
 
     - `seed`, `process`: seed of the run, and the process.
     """
@@ -255,7 +255,7 @@ class SeedRun:
         return [line.decode(errors="replace") for line in lines]
 
     def close(self) -> tuple[ChildExit, str]:
-        """Release the exited process; return how it ended, and the last line of output if it is incomplete."""
+        """Release the exited process; return how the process ended, and the last line of output if incomplete."""
         end = wait_for_exit(self.process, _GRACE_S)
         self._output.close()
         self.process.close()

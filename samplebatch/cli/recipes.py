@@ -41,7 +41,7 @@ class Recipe:
 
     @property
     def is_offline(self) -> bool:
-        """Whether the algorithm learns from data only."""
+        """Whether the algorithm learns only from recorded data."""
         return self.params is learn.OfflineTrainerParams
 
     def defaults(self) -> dict[str, Any]:

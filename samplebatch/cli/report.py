@@ -200,7 +200,7 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
 
 
 def _without_range(line: Line) -> Line:
-    """Remove the range of an id column, because ids are names; the count remains."""
+    """Remove minimum, maximum and histogram of an id column, because ids are not quantities."""
     return line._replace(min="", max="", points=()) if line.column in IDS else line
 
 

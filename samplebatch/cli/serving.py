@@ -78,7 +78,7 @@ def _make_server(
     write: Callable[[], Any] | None,
     weights: service.PublishedWeights,
 ) -> service.ReplayServer:
-    """Create the server; errors about a TLS file name the option of the file, and warnings are printed."""
+    """Create the server and print warnings; errors about a TLS file contain the option that specifies the file."""
     if options.tls is not None:
         read_pair(options.tls, ("--tls-cert", "--tls-key"))
     with warnings.catch_warnings(record=True) as caught:

@@ -81,7 +81,7 @@ class Training:
 def read_training(
     config: Path | None, flags: Mapping[str, Any], assignments: Sequence[str], *, allow_pickle: bool = False
 ) -> Training:
-    """Merge options from a file, flags and `--set`; later sources override earlier sources.
+    """Merge options from a file, flags and `--set`, in ascending order of precedence.
 
     A name that imports a module can execute arbitrary code. A file may contain the name of a module to import only with
     `allow_pickle`, or if a flag repeats the name.

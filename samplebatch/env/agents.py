@@ -34,9 +34,10 @@ _NUMBERED = re.compile(r"(?P<kind>.*[^_\d])_?\d+")
 
 
 def policy_by_kind(environment: Any) -> Callable[[Any], str]:
-    """Return a function that maps each agent to the policy of its kind, the agent id without its trailing number.
+    """Return a function that maps each agent to a policy by kind; the kind is the agent id without its trailing number.
 
-    If agents of the same kind have different spaces, they cannot share a batch, and each agent has its own policy.
+    If agents of the same kind have different spaces, the agents cannot share a batch, and each agent has its own
+    policy.
 
     - `environment`: a PettingZoo environment of either interface, or a `MultiAgentEnv` of RLlib.
 
@@ -99,7 +100,7 @@ class Episode(NamedTuple):
     env_id
         `env_id` of the episode's environment.
     number
-        Number of earlier episodes in the same environment. In contrast to `eps_id`, `number` is the same in every run.
+        Number of earlier episodes in the same environment. Unlike `eps_id`, `number` is the same in repeated runs.
     """
 
     eps_id: int
@@ -188,7 +189,7 @@ class AgentGroup:
     - `observations`, `infos`: newest observation and info of each agent, which the environment may overwrite in its
       next step.
     - `begins`: whether the next action of each agent is its first since the episode started or the agent rejoined; None
-      if this is false for all agents.
+      if no agent's next action is its first.
     - `pick`: function that selects the agents' values from a mapping, as a tuple.
     - `number_types`: types of the last rewards and flags that required no conversion; values of the same types are not
       checked again.
@@ -242,7 +243,7 @@ class AgentOutcomes(NamedTuple):
 
 
 class MultiAgentAdapter(ABC):
-    """Base class of multi-agent adapters, which contain one environment and its current episode.
+    """Base class of adapters for one multi-agent environment and the environment's current episode.
 
     - `environment`: the environment.
     - `env_id`: index of the environment, stored in the column `env_id`.
@@ -318,7 +319,7 @@ class MultiAgentAdapter(ABC):
         return {"saved": save_environments([self.environment]), **copy.deepcopy({"values": values, "groups": groups})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore the state of an adapter created with the same arguments; return whether it was restored."""
+        """Restore the state of an adapter with this adapter's arguments; return whether the state was restored."""
         if not load_environments([self.environment], state["saved"]):
             return False
         vars(self).update(copy.deepcopy(state["values"]))

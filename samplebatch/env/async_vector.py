@@ -106,7 +106,7 @@ class SharedObservations:
 
     @staticmethod
     def nbytes(layout: SpaceLayout, num_envs: int) -> int:
-        """Return the number of bytes for observations of a layout."""
+        """Return the number of bytes of shared memory that observations of a layout require."""
         leaves = [space for space in layout.spaces if layout.is_numeric(space)]
         counts = [2 * num_envs * space.dtype.itemsize * int(np.prod(space.shape)) for space in leaves]
         return sum(-(-count // _ALIGNMENT) * _ALIGNMENT for count in counts)
@@ -314,7 +314,7 @@ class EnvironmentStepper:
         self._resets = True
 
     def reset(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
-        """Reset the environment on request, and restart the step count that errors include.
+        """Reset the environment on request, and reset the number of steps that error messages contain.
 
         - `**arguments`: arguments of the environment's `reset`.
         """
@@ -322,7 +322,7 @@ class EnvironmentStepper:
         return self.begin_episode(**arguments)
 
     def begin_episode(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
-        """Reset the environment after an episode; in contrast to `reset`, the step count continues."""
+        """Reset the environment after an episode; unlike `reset`, do not reset the number of steps."""
         self._resets = True
         obs, info = self.env.reset(**arguments)
         return self._flatten(obs), dict(info)
@@ -464,8 +464,8 @@ class EnvironmentProcesses:
 
         - `min_num`: number of processes to wait for, limited to the number of processes with pending requests.
         - `timeout_s`: seconds after which a single reply is sufficient.
-        - `among`: whether to wait for each process, shape (num_envs,); replies of other processes stay queued. None
-          waits for all processes.
+        - `among`: mask of the processes to wait for, shape (num_envs,); replies of all other processes stay queued.
+          None waits for all processes.
         """
         expected = self._request_times.keys() | self._answers.keys()
         min_num = min(min_num, len(expected) if among is None else sum(bool(among[index]) for index in expected))
@@ -726,8 +726,8 @@ class AsyncEnvironments(Environments):
 
         - `min_num`: number of environments to wait for, limited to the number of pending environments.
         - `timeout_s`: seconds after which the reply of a single environment is sufficient.
-        - `among`: whether to wait for each environment, shape (num_envs,); other environments stay pending. None waits
-          for all environments.
+        - `among`: mask of the environments to wait for, shape (num_envs,); all other environments stay pending. None
+          waits for all environments.
         """
         stepped: dict[int, Sequence[Any]] = {}
         resets: dict[int, Sequence[Any]] = {}

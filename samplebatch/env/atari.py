@@ -129,7 +129,7 @@ class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return start
 
     def step(self, action: Any) -> Any:
-        """Step the environment, and execute FIRE if a life was lost and the episode continues; rewards are added."""
+        """Step the environment; if a life was lost within an episode, also execute FIRE and add both rewards."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         before, self._lives = self._lives, _count_lives(self)
         if self._lives < before and not (terminated or truncated):

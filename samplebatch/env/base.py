@@ -34,7 +34,7 @@ class StepResult(NamedTuple):
     - `new_obs`: arrays of shape (steps * n, ...), one per leaf.
     - `rewards`, `terminateds`, `truncateds`: arrays of shape (steps * n,) and dtypes float64, bool and bool.
     - `infos`: infos of each step by step number; steps without infos may be omitted.
-    - `autoreset`: rows of autoreset steps, which are not transitions; None if there are none.
+    - `autoreset`: rows of autoreset steps, which are not transitions; None if there are no autoreset steps.
     """
 
     steps: int
@@ -90,7 +90,7 @@ class Environments(ABC):
       the last step.
     - `keeps_seeds`: whether a collector without a seed resets the environments without seeds, so that existing seeds
       remain in effect.
-    - `made`: number of `step` calls since all environments were reset, which error messages include.
+    - `made`: number of calls of `step_raw` since all environments were reset, for error messages.
     """
 
     resets_later = False
@@ -130,13 +130,13 @@ class Environments(ABC):
         """Step every environment; actions are passed as leaves of shape (n, ...).
 
         Conversions of several steps are deferred to `finish_chunk`. The first five items of the result are the leaves
-        of the new observations, the rewards, the two flags, and the infos. The sixth item is the mask of environments
-        that were reset instead of stepped, shape (n,), or None. Callers may read only the flags of shape (n,). The
-        flags may also be set in autoreset steps.
+        of the new observations, the rewards, the termination flags, the truncation flags, and the infos. The sixth item
+        is the mask of environments that were reset instead of stepped, shape (n,); None if no environment was reset.
+        Callers may read only the flags, which have shape (n,). The flags may also be set in autoreset steps.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations and infos for the next action from an unconverted result of `step`."""
+        """Return the observations and infos for the next action from an unconverted result of `step_raw`."""
         return step[0], step[4]
 
     def _note_ends(self, terminateds: Flags, truncateds: Flags) -> None:
@@ -154,7 +154,7 @@ class Environments(ABC):
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Convert the results of one or more steps to a `StepResult`.
 
-        - `steps`: results of all calls of `step` since the last chunk, at least one.
+        - `steps`: results of all calls of `step_raw` since the last chunk; at least one result.
         """
         if len(steps) == 1:
             obs, reward, terminated, truncated, info, resets, *_ = steps[0]

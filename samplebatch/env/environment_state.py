@@ -34,7 +34,7 @@ def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
 
 
 def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
-    """Restore environments from `save_environments`; return False if the environments could not be pickled.
+    """Restore environments from a result of `save_environments`; return False if the result contains no pickles.
 
     Raises EnvironmentSpecError if the classes of the environments differ from the classes in the saved state.
     """
@@ -77,9 +77,9 @@ def save_environment(env: Any) -> bytes:
 
 
 def load_environment(env: Any, state: bytes) -> None:
-    """Restore an environment from `save_environment`.
+    """Restore an environment from the bytes that `save_environment` returned.
 
-    Raises EnvironmentSpecError if the class of the environment differs from the saved class.
+    Raises EnvironmentSpecError if the class of the environment differs from the class of the saved environment.
     """
     attributes = dict(_find_pygame_objects(env))
 

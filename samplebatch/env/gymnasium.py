@@ -1,7 +1,7 @@
 """Adapters of lists of Gymnasium environments, and of vector environments of Gymnasium, EnvPool and Tianshou.
 
-Gymnasium's vector environments have three autoreset modes. The adapters convert all modes to the same step results:
-each row is either a transition or an autoreset step, and contains its outcome and the observation for the next action.
+Gymnasium's vector environments have three autoreset modes. The adapters convert the step results of all modes to one
+format: each row is a transition or an autoreset step, with the outcome and the observation for the next action.
 
 ============  ====================================================  ====================================================
 autoreset     in Gymnasium                                          in the step result
@@ -446,7 +446,7 @@ class DisabledEnvironments(VectorEnvironments):
 
 
 def check_shared(observations: SpaceLayout) -> None:
-    """Reject non-numeric observations in shared memory, because Gymnasium does not update them after the first read."""
+    """Reject shared memory with non-numeric observations, which Gymnasium does not update after the first read."""
     for name, space in zip(observations.names, observations.spaces, strict=True):
         if not observations.is_numeric(space):
             raise EnvironmentSpecError(
@@ -502,7 +502,7 @@ def is_plain_sync(env: Any) -> bool:
 
 
 class SyncEnvironments(EnvironmentList):
-    """Environments of a plain `SyncVectorEnv`, stepped individually and reset at the end of their episodes.
+    """Environments of an unmodified `SyncVectorEnv`, stepped individually and reset at the end of their episodes.
 
     The adapter is used for vector environments with autoreset mode same-step or disabled. The vector environment itself
     is not stepped and must be reset before it is used directly again.
@@ -526,7 +526,7 @@ class SyncEnvironments(EnvironmentList):
 
 
 class NextStepSyncEnvironments(SyncEnvironments):
-    """Environments of a plain `SyncVectorEnv` with next-step autoreset."""
+    """Environments of an unmodified `SyncVectorEnv` with next-step autoreset, stepped individually."""
 
     resets_later = True
     _saved_names = ("made", "_resets")
@@ -573,7 +573,7 @@ class EnvPoolEnvironments(NextStepEnvironments):
 
 
 def _leave_out_bookkeeping(infos: Any) -> dict[str, Any]:
-    """Remove EnvPool's environment ids and step counts; remove player ids if each environment has one player."""
+    """Remove environment ids and step counts from EnvPool's infos; remove player ids of single-player environments."""
     remaining = {key: value for key, value in infos.items() if key not in _BOOKKEEPING}
     if remaining.get("players", {}).keys() == {"env_id"}:
         del remaining["players"]

@@ -61,7 +61,7 @@ def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, 
 
 
 def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
-    """Replace the infos at `rows` (of `count` rows) with the same rows of other infos.
+    """Replace the infos in `rows`, out of `count` rows, with the infos in the same rows of `others`.
 
     >>> both = np.array([True, True])
     >>> here, there = {"x": np.array([1, 2]), "_x": both}, {"y": np.array([0, 5]), "_y": ~both}
@@ -170,7 +170,7 @@ def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
 
 
 def _join_steps(infos: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
-    """Concatenate the infos of each key; None if their types or shapes differ between steps."""
+    """Concatenate the values of each key over steps; return None if the dtypes or shapes of a key's values differ."""
     data: dict[str, Any] = {}
     for key in dict.fromkeys(
         [key for step_infos in infos.values() for key in step_infos if not _is_mask(key, step_infos)]

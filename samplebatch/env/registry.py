@@ -245,7 +245,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _find_registered(name: str) -> Callable[..., Any]:
-    """Find an id in Gymnasium's registry or, if it is missing there, in PettingZoo's (version 1.27 or later)."""
+    """Find an id in Gymnasium's registry or, otherwise, in the registry of PettingZoo 1.27 or later."""
     gymnasium = require("gymnasium", "envs")
     module_name, colon, env_id = name.rpartition(":")
     if colon:

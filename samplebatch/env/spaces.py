@@ -110,7 +110,7 @@ class SpaceLayout:
         - `values`: dicts, batches or tuples with the structure of the space, whose leaves are arrays of shape (n, ...)
           or sequences of n objects; in a batch, the items of a tuple are named `0`, `1`, ...
 
-        Raises KeyError if a part of the space is missing.
+        Raises KeyError if the values lack a part of the space.
         """
         if self.plain:
             return [_as_rows(values)]

@@ -113,7 +113,7 @@ class Aggregator:
 
     @property
     def fragments(self) -> int:
-        """Number of queued fragments, including fragments of which only a part has been returned.
+        """Number of queued fragments, including partly returned fragments.
 
         With `complete_episodes`, the number of queued episodes instead.
         """
@@ -128,7 +128,7 @@ class Aggregator:
 
     @property
     def nbytes(self) -> int:
-        """Size of the queued columns in bytes; a fragment of which only a part has been returned is counted in full."""
+        """Size of the queued columns in bytes; a partly returned fragment is counted in full."""
         unfinished = 0 if self._open_episodes is None else self._open_episodes.nbytes
         return unfinished + sum([view.nbytes for view in self._queue])
 
@@ -216,7 +216,7 @@ class Aggregator:
         return env_steps
 
     def _full(self) -> tuple[int, int] | None:
-        """Return how many entire views the next batch contains, and how many units of the following view.
+        """Return the number of entire views in the next batch, and the number of units from the view after these views.
 
         Returns None if no batch is complete.
         """
@@ -244,7 +244,7 @@ class Aggregator:
         return None
 
     def _copy_batches(self) -> bool:
-        """Copy all complete train batches in the first view together; return False if the view has fewer than two."""
+        """Copy all complete train batches in the first view at once; return False if there are fewer than two."""
         view, size, bounds = self._queue[0], self._size or 0, [self._first]
         before = view.units.counts[:, self._mode]
         while (first := bounds[-1]) < view.stop:
@@ -288,7 +288,7 @@ class Aggregator:
         return MultiAgentBatch._of(joined, env_steps)
 
     def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
-        """Check that a fragment can be concatenated with queued fragments; return the new models by policy."""
+        """Check that a fragment can be concatenated with queued fragments; return updated `_Model`s by policy."""
         models = {}
         expected = self._models if self.fragments else {}
         for policy, steps in policies_of(fragment).items():
@@ -337,7 +337,7 @@ class _Model(NamedTuple):
     form: list[tuple[str, type[Column], Any, tuple[int | None, ...]]]
     """Name, class, dtype and row shape of every column of the newest fragment."""
     row: SampleBatch
-    """Row with which new rows must be joinable."""
+    """Row with which all further rows must be concatenable."""
 
 
 Counts = npt.NDArray[np.int64]
@@ -630,7 +630,7 @@ class OpenEpisodes:
         self.nbytes = 0
 
     def drop(self, env_ids: Container[int] | None) -> FragmentView:
-        """Discard the episodes of some environments, or of all environments if None; return the discarded steps."""
+        """Discard the episodes of some environments (None: of all environments); return the discarded steps."""
         ended = {
             eps_id: episode
             for eps_id, episode in self._episodes.items()

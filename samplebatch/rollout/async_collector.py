@@ -41,12 +41,12 @@ class AsyncCollector(Collector):
     stepping. The policy receives one row per ready environment; `batch.info.env_id` contains the environment of each
     row. The policy's recurrent state is stored per environment.
 
-    Steps that are in flight when `collect` returns are completed in the background and returned by a later call. The
-    actions of steps in flight were computed before any later update of the policy. `reset_env` waits for steps in
+    Steps that are in flight when `collect` returns are completed in the background and returned by a later call.
+    Updates of the policy after the call do not change the actions of steps in flight. `reset_env` waits for steps in
     flight.
 
-    With `n_step`, `collect` returns once `n_step` steps are stored; it may store up to `num_envs` - 1 additional steps.
-    With `n_episode`, the first `n_episode` environments each start or continue one episode. An environment that
+    With `n_step`, `collect` returns once `n_step` steps are stored, and may store up to `num_envs` - 1 additional
+    steps. With `n_episode`, the first `n_episode` environments each start or continue one episode. An environment that
     completes its episode starts another episode while fewer than `n_episode` episodes have been started. Every started
     episode is stored, because selecting the first episodes to end would favour short episodes. An environment that
     starts no further episode pauses after its reset; environments beyond the first `n_episode` pause immediately. No

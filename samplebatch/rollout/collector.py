@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """Base class of objects with environments and a policy, which support `state_dict` but no copies or pickles."""
+    """Base class of objects that own environments and a policy; supports `state_dict`, but not copying or pickling."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
@@ -268,12 +268,12 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[BatchT]:
-        """Store the recorded steps with one more column per entry of `constants`, and return their statistics."""
+        """Store the recorded steps with a constant column per entry of `constants`; return statistics of the steps."""
 
     # Resuming
 
     def _values(self) -> dict[str, Any]:
-        """Return copies of the plain attributes by name; tensors of recurrent states are detached."""
+        """Return copies of the attributes in `_saved_names`, by name; tensors of recurrent states are detached."""
         values = {name: getattr(self, name) for name in self._saved_names}
         return copy.deepcopy({name: detach(value) if name == _RECURRENT else value for name, value in values.items()})
 
@@ -300,8 +300,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         their returns and lengths, and the states of recurrent policies. The state excludes the states of the policy,
         the hooks and the buffer. Environments are pickled; environments whose classes are not importable are pickled by
         value. If any environment cannot be pickled, for example because it runs in another process, the state contains
-        no environments. The entry `why_reset` then contains the reason, and a collector that loads the state resets its
-        environments.
+        no environments. Without environments, the entry `why_reset` contains the reason, and a collector that loads the
+        state resets its environments.
 
         Returns
         -------
@@ -353,7 +353,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
             If the class of the collector or the number of environments differs from the saved state. The collector is
             unchanged.
         EnvironmentSpecError
-            If the classes of the environments differ from the saved state. Unfinished episodes are abandoned.
+            If the classes of the environments differ from the classes in the saved state. Unfinished episodes are
+            abandoned.
         """
         missing = [name for name in _NAMES if name not in state]
         if missing:
@@ -381,7 +382,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
 
 def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """Copy the state of a collector or of workers without environments; loading the copy starts new episodes.
+    """Copy a state of a collector or of workers, except for the environments; loading the copy starts new episodes.
 
     - `state`: result of a collector's or workers' `state_dict`.
     - `why`: value of `why_reset` in the copy.
@@ -419,8 +420,8 @@ class Collector(BaseCollector[SampleBatch]):
     """Collector of steps: a policy acts in one or more environments, and every step is stored in a buffer or a batch.
 
     In each step, the policy computes actions for all environments, and row i belongs to environment i. Autoreset steps
-    of Gymnasium's vector environments are omitted, and the next observation of an episode's last step is always its
-    final observation.
+    of Gymnasium's vector environments are omitted, and the next observation of an episode's last step is always the
+    episode's final observation.
 
     Without a buffer, `collect` returns a batch of the steps, grouped by environment and in time order. The columns of
     the batch are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
@@ -432,12 +433,12 @@ class Collector(BaseCollector[SampleBatch]):
     - `policy`: the `policy` entry of the policy's output; `action_logp`, `action_prob`, `action_dist_inputs` and
       `vf_preds` if the policy returns them; `state_in_0`, ..., the recurrent state before the step.
 
-    A buffer receives the same columns. As with Tianshou's collector, the buffer also receives the recurrent state after
-    the step as `policy.hidden_state`.
+    A buffer receives the same columns as a batch. As with Tianshou's collector, the buffer also receives the recurrent
+    state after the step as `policy.hidden_state`.
 
     Unfinished episodes continue in the next call.
 
-    With `n_step`, `collect` steps all environments until `n_step` steps are stored; it may store up to `num_envs` - 1
+    With `n_step`, `collect` steps all environments until `n_step` steps are stored, and may store up to `num_envs` - 1
     additional steps. With `n_episode`, an environment starts another episode while fewer than `n_episode` episodes have
     been started. Every started episode is stored, regardless of its length. Unfinished episodes of earlier calls are
     continued and count towards `n_episode`. Gymnasium's vector environments step all environments together, so idle
@@ -488,10 +489,11 @@ class Collector(BaseCollector[SampleBatch]):
         `unroll_id` at `worker_index * 2**32`.
     weights
         A `ReplayClient` or a `Subscription` whose newest published weights are loaded into the policy before each call
-        of `collect`; None leaves the policy unchanged. Batches and fragments then have the column `weights_version`;
-        its value is 0 before the first publication. A thread with its own connection polls a client ten times per
-        second, so that `collect` never waits for a message. If the service is unreachable, the next call of `collect`
-        raises a `ServiceError`, and the following call continues with the newest weights that have been received.
+        of `collect`; None leaves the policy unchanged. With `weights`, batches and fragments have the column
+        `weights_version`, which is 0 before the first publication. A thread with its own connection polls the client's
+        service ten times per second, so that `collect` never waits for a message. If the service is unreachable, the
+        next call of `collect` raises a `ServiceError`, and the following call continues with the newest weights that
+        have been received.
 
     Attributes
     ----------

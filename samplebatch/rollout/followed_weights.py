@@ -71,8 +71,8 @@ class FollowedWeights:
         """Load the newest weights into a policy, unless the policy already has these weights.
 
         If polling the source has failed since the last call, the polling error is raised, such as `ServiceError` for an
-        unreachable service. The next call then loads the newest weights that have been received. Raises PolicySpecError
-        if the policy cannot load weights.
+        unreachable service. After an error, the next call loads the newest weights that have been received. Raises
+        PolicySpecError if the policy cannot load weights.
         """
         if self._is_subscription:
             newest = self._source.latest() if self._source.version > self.version else None

@@ -71,10 +71,10 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         mapping from policy ids to such policies.
     env
         A PettingZoo environment of the parallel or the AEC interface, a `MultiAgentEnv` of RLlib, an environment id, or
-        a function that creates an environment (see `make_environment`); or a list of these, which may be of different
-        types. Environments are closed only by `close`.
+        a function that creates an environment (see `make_environment`); or a list of environments, ids and functions,
+        whose interfaces may differ. Environments are closed only by `close`.
     buffer
-        A `MultiAgentReplayBuffer` to which steps are added; None to return them as a batch.
+        A `MultiAgentReplayBuffer` to which steps are added; None to return the steps as a batch.
     policy_mapping
         Policy id of each agent: a mapping from agent ids to policy ids, a function of the agent id, or a function of
         agent id and `Episode`, which is called in every episode. By default, one policy per kind of agent (see
@@ -459,7 +459,7 @@ class PolicyStep:
         self.t = np.array(t)
 
     def ask(self, *, random: bool) -> None:
-        """Compute the actions of all agents of the policy, or draw them at random."""
+        """Compute the actions of all agents of the policy, or draw random actions."""
         observations = self.observations
         decide = self._actor.draw if random else self._actor.act
         self.actions, self.columns = decide(self.groups, observations if isinstance(observations, np.ndarray) else None)
@@ -548,7 +548,7 @@ class TurnQueue:
             turn.columns[names.EPS_DONE] = [True]
 
     def complete(self, limit: int | None) -> list[list[Step]]:
-        """Remove and return the turns of at most `limit` complete environment steps; None removes every one."""
+        """Remove and return the turns of up to `limit` complete environment steps, or of all complete steps if None."""
         completed: list[list[Step]] = []
         turns = self._turns
         while turns and len(completed) != limit:

@@ -322,9 +322,9 @@ class GAE(TrajectoryColumns):
         unchanged. Collectors whose policy ids are known reject unknown ids.
     bootstrap
         Value estimates for the next observation of truncated steps and of the last steps of trajectories: a function of
-        observations, or a column. The default is `values`, if it is a function.
+        observations, or a column. The default is `values` if `values` is a function.
     gamma, lambda_
-        Discount factor per step, and decay of the advantage estimate.
+        Discount factor and decay of the advantage estimate, both per step.
 
     Examples
     --------
@@ -405,8 +405,8 @@ class GAE(TrajectoryColumns):
 class NStepReturns(TrajectoryColumns):
     """Hook for n-step returns: adds `returns` and `discount`, and sets `new_obs` to the observation after n steps.
 
-    The target of a step is then `returns + discount * estimate(new_obs)`. At the end of a trajectory, fewer than n
-    steps are summed. If the last summed step is terminated, `discount` is 0. See `samplebatch.returns.nstep`.
+    The target of a step is `returns + discount * estimate(new_obs)`. At the end of a trajectory, fewer than n steps are
+    summed. If the last summed step is terminated, `discount` is 0. See `samplebatch.returns.nstep`.
 
     Parameters
     ----------

@@ -249,7 +249,7 @@ _concatenate = np.concatenate
 
 
 class _EMPTY:
-    """Placeholder for an empty info, which is a class because copying and pickling preserve the identity of classes."""
+    """Placeholder for an empty info; a class, because copying and pickling preserve the identity of classes."""
 
 
 _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
@@ -560,7 +560,7 @@ def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
 def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
     """Call a hook on every episode that ends in a batch, and add the returned columns.
 
-    Other rows of a returned column contain False, None or NaN, depending on the dtype.
+    In rows outside these episodes, a returned column contains False, None or NaN, depending on the dtype.
 
     For an episode that started in an earlier batch, the hook receives only the rows in this batch.
     """

@@ -415,8 +415,8 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     collect_speed
         Number of stored steps per second.
     returns
-        Sum of rewards of each finished episode, shape (k,), in order of episode ends. The sums include rewards of steps
-        from earlier calls.
+        Sum of rewards of each finished episode, shape (k,), in order of episode ends. The sum for an episode includes
+        rewards of steps from earlier calls of `collect`.
     lens
         Number of steps of each finished episode, shape (k,).
     returns_stat, lens_stat
@@ -425,7 +425,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         Collected steps in stream order; None if the steps are in a buffer, although the static type omits None.
     policies
         With several agents, `CollectStats` by policy id, which contain the number of steps of the policy's agents, and
-        one return and length per agent and finished episode. The report's own `returns` and `lens` concatenate the
+        one return and length per agent and finished episode. With several agents, `returns` and `lens` concatenate the
         values of all policies.
     """
 

@@ -67,7 +67,7 @@ class WorkerExit(Exception):
 
 
 class WorkerUnplaced(WorkerExit):
-    """Exception for a worker for which no machine has resources, so that a replacement could not start either."""
+    """Exception for a worker whose resources no machine can provide; a replacement could not start either."""
 
 
 def word_failure(error: Exception) -> str:
@@ -733,7 +733,7 @@ def _serve(
 
 
 def _send(producer: Producer, fragment: Fragment, task: Task) -> None:
-    """Send a fragment and the statistics of the episodes that it completes; split a fragment that is too large."""
+    """Send a fragment and the statistics of the episodes that end in it; split a fragment that is too large."""
     # Smaller fragments are never split and need no check.
     is_large = fragment.size_bytes() > producer.capacity_nbytes // 32
     before = task.episodes.state_dict() if is_large else {}

@@ -203,7 +203,7 @@ class RayCollector:
 
 
 class _NewestWeights:
-    """Reference to the newest weights in the object store; `latest` fetches the weights when the policy loads them."""
+    """Reference to the newest weights in the object store; `latest` fetches the weights."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -536,7 +536,7 @@ class RayWorker(backend.Worker):
                     self._note(self._ray.get(reference))
 
     def _note(self, report: Report) -> None:
-        """Store a report unless an older report was received late; newer reports have more messages, or more steps.
+        """Store a report unless a newer report is stored; a newer report has more messages or, if equal, more steps.
 
         The number of messages is compared first, because `made` decreases when a fragment omits completed steps.
         """
@@ -669,9 +669,9 @@ _ANSWER_S: Final = 5.0
 def connect(address: str | None) -> Any:
     """Connect to the requested cluster and return the module `ray`.
 
-    On a machine with a token, Ray enables authentication for any cluster that it discovers. A cluster without tokens
-    cannot call a process that authenticates, and cancels the process's actors before they start. Therefore the
-    connection to such a cluster uses its address, which leaves authentication disabled.
+    On a machine with an authentication token, Ray enables authentication for any cluster that Ray discovers. A cluster
+    without tokens cannot call a process that authenticates, and cancels the process's actors before they start. The
+    connection to a cluster without tokens therefore uses the cluster's address, which leaves authentication disabled.
     """
     ray = require("ray", "ray")
     if not ray.is_initialized():

@@ -1,4 +1,4 @@
-"""Tasks of rollout workers, which collect one fragment at a time in any process, and requests to workers."""
+"""Tasks that rollout workers execute to collect fragments, and requests to workers."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class Task(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Restore the state of a task that had the arguments of this task; the environments are unpickled."""
+        """Restore the state of a task with the same arguments as this task; the environments are unpickled."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
         for policy_id, policy in self._exploring():
@@ -397,7 +397,7 @@ def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> T
 
 
 def answer(task: Task, request: StateRequest) -> dict[str, Any]:
-    """Restore a task from the state in a request, or return its state.
+    """Restore a task from the state in a request, or return the task's state.
 
     If the state cannot be saved, the result contains the reason under the key `refused`.
     """
@@ -455,7 +455,7 @@ def _even(total: int, count: int) -> npt.NDArray[np.int64]:
 
 
 def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, threads: int = 1) -> Task:
-    """Create the task of a worker in a separate process, and seed the global random generators.
+    """In a worker process, create the worker's task and seed the global random generators.
 
     - `spec`, `weights`, `count_steps`: as in `make_task`.
     - `threads`: number of torch threads; used if the policy or the environments import torch.

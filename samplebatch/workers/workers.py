@@ -126,8 +126,7 @@ class RolloutWorkers(collector.Uncopied):
         Start method of the worker processes: `"spawn"`, `"forkserver"` or `"fork"`. Not used with Ray.
     stall_timeout_s
         Time in seconds without a step or fragment after which a worker is considered hung. Time during which no caller
-        waits for fragments does not count towards this limit. For startup and for the first fragment, the limit is at
-        least one minute.
+        waits for fragments is not included. For startup and for the first fragment, the limit is at least one minute.
     max_restarts
         Maximum number of replaced workers in total.
     capacity_nbytes
