@@ -7,8 +7,8 @@
         trailer                 size of the body, checksum of the footer, CRC-32 of checksums and trailer, magic
         footer                  footer of the format; absent in HDF5
 
-Readers of Arrow and Parquet files locate the footer from the end of the file, and the footer contains absolute offsets.
-HDF5 readers ignore bytes after the end of the HDF5 data. Files rewritten by other tools have no checksums.
+Arrow and Parquet readers locate the footer from the end of the file, and the footer contains absolute offsets. HDF5
+readers ignore bytes after the end of the HDF5 data. Files rewritten by other tools have no checksums.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
 
 
 def form_to_write(path: str | os.PathLike[str]) -> Form | None:
-    """Return the format that a path's suffix specifies; None for a path without suffix, which is a folder."""
+    """Return the format that a path's suffix specifies; None if the path has no suffix, as for a folder."""
     suffix = _suffix_of(path)
     if not suffix or os.path.isdir(path):
         return None
@@ -192,7 +192,7 @@ def _temporary_name(target: str) -> str:
 
 
 def _open_unnamed(target: str) -> BinaryIO | None:
-    """Open an unnamed file in the folder of a target; None if the file system does not support it."""
+    """Open an unnamed file in the folder of a target; None if the file system does not support unnamed files."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_DESCRIPTORS):
         return None
     try:

@@ -1,6 +1,6 @@
 """HDF5 files with checksums: storage of batches, and of nested values in Tianshou's layout.
 
-A batch is stored as one dataset per column, and as JSON that contains the types, flags and layout. A nested batch is
+A batch is stored as one dataset per column; a JSON attribute contains the types, flags and layout. A nested batch is
 stored in Tianshou's layout: a dict or batch is a group, an array or tensor is a dataset, and a number is an attribute
 of the group that contains it. String arrays are stored as string datasets; values without an HDF5 type are pickled into
 byte datasets. The attribute `__data_type__` records the original type of a value. Pickles are decoded as data without
@@ -97,7 +97,8 @@ def from_hdf5(
     device
         Device of tensors.
     allow_pickle
-        Whether to unpickle objects. Only for files from a trusted writer: a pickle can execute arbitrary code.
+        Whether to unpickle objects. A pickle can execute arbitrary code, so pass True only for files from a trusted
+        writer.
     max_nbytes
         Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
 
@@ -367,7 +368,7 @@ def read_hdf5(
 
 
 def holds_batch(path: str | os.PathLike[str]) -> bool:
-    """Return whether an HDF5 file contains a batch, not a buffer.
+    """Return whether an HDF5 file contains a batch rather than a buffer.
 
     Raises FormatError if the file contains neither.
     """

@@ -79,7 +79,7 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
 
 
 def _hdf5_filter(value: Any, compression: str | None) -> str | None:
-    """Select the compression of HDF5 datasets; by default the compression of the columns in memory."""
+    """Select the h5py filter for HDF5 datasets; by default LZF if columns are compressed in memory, otherwise None."""
     if compression is None:
         compressed = (
             value._table.columns.stores.compress if isinstance(value, ReplayBuffer) else batches.is_compressed(value)
@@ -109,13 +109,14 @@ def load(
         Names of the columns of a batch to read; None for all columns. A name selects all columns nested under it.
         Columns that are not selected are neither read nor decompressed.
     filters
-        Conditions on the rows of a batch, in pyarrow's form: `[("rewards", ">", 0.0)]` combines conditions by "and"; a
-        list of such lists combines the lists by "or". Row groups whose statistics exclude all rows are not read.
+        Conditions on the rows of a batch, in pyarrow's form. The conditions of a list, for example `[("rewards", ">",
+        0.0), ("t", "<", 9)]`, are combined by "and"; a list of lists combines its inner lists by "or". Row groups whose
+        statistics exclude all rows are not read.
     memory_map
-        Whether to memory-map an Arrow file instead of reading it. The columns are then read-only views of the file.
+        Whether to memory-map an Arrow file instead of reading it. The columns of a mapped file are read-only views.
     allow_pickle
-        Whether to unpickle Python objects for which the format has no type. Only for files from a trusted writer: a
-        pickle can execute arbitrary code.
+        Whether to unpickle Python objects for which the format has no type. A pickle can execute arbitrary code, so
+        pass True only for files from a trusted writer.
     verify
         Whether to verify all bytes against their checksums. None verifies the bytes only if all bytes of the file are
         read.
@@ -133,8 +134,8 @@ def load(
     Raises
     ------
     FormatError
-        If the format is unknown, or the file contains another type, is damaged or is truncated. The message lists the
-        columns with changed bytes.
+        If the format is unknown, or the file is damaged, is truncated, or contains neither a batch nor a buffer. The
+        error message lists the columns with changed bytes.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false.
     CapacityError
@@ -263,7 +264,7 @@ class FileReport(NamedTuple):
     format
         Format of the file: `"Arrow"`, `"Parquet"`, `"HDF5"`, `"buffer folder"`, or `"commits"` for a dataset's log.
     nbytes
-        File size in bytes that a log or status file records, or else the actual size.
+        File size in bytes, as recorded in the dataset's log or the buffer folder's status; otherwise the actual size.
     has_checksums
         Whether the file has checksums of all bytes. Files without checksums are only parsed.
     fault
@@ -288,8 +289,8 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     Returns
     -------
     list of FileReport
-        One report per file, ordered by name; reports of a dataset are ordered by part. A damaged file does not raise an
-        exception.
+        One report per file, ordered by name; reports of a dataset are ordered by part. No exception is raised for a
+        damaged file.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Storage of replay buffers in Arrow IPC and Parquet files; a multi-agent buffer is a folder of such files.
 
 A file contains a table with one row per stored step, in slot order; the table is written in parts. Final observations
-that no later step contains are stored in additional list columns. Each list contains zero to two values and is stored
-in the row of the step that precedes the final observations. The schema's metadata contains the remaining state of the
-buffer as JSON: rings, open episodes, sampler and generator.
+that no later step contains are stored in additional list columns. Each list contains up to two final observations and
+is stored in the row of the step that precedes the observations. The schema's metadata contains the remaining state of
+the buffer as JSON: rings, open episodes, sampler and generator.
 
 The folder of a multi-agent buffer contains one file per policy, and a manifest that lists the files. Each save uses new
 file names. The manifest is replaced atomically once the new files are written, and the previous files are deleted
@@ -87,7 +87,7 @@ class PreparedBuffer:
 
     @cached_property
     def extra_columns(self) -> dict[str, Column]:
-        """Columns that the file contains in addition to the rows: priorities, if any."""
+        """Column of priorities to write in addition to the buffer's columns; empty without priorities."""
         return {} if self.weights is None else {WEIGHTS: TensorColumn(self.weights[self.slots])}
 
 
@@ -122,7 +122,7 @@ def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None 
 def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter, part_nbytes: int) -> Iterator[Ints]:
     """Write a snapshot in parts, and yield the slots of each part once the rows of the part are read.
 
-    read: function that returns rows of a store.
+    read: function that reads rows from one store.
     open_writer: function that opens a writer of the file for a schema.
     part_nbytes: approximate size of the rows of a part, in bytes.
     """
@@ -317,19 +317,19 @@ class _RowsBefore:
             self._pending[slots] = False
 
     def commit(self) -> None:
-        """Do nothing: overwritten rows are already copied."""
+        """Do nothing, because `begin` has already copied the overwritten rows."""
         return None
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return a new array for weights; the snapshot does not use this array."""
+        """Return an unused array, because the snapshot has already copied the weights."""
         return np.empty_like(weights)
 
     def flush(self) -> None:
-        """Do nothing: the buffer is in memory."""
+        """Do nothing, because a buffer in memory has no file to sync."""
         return None
 
     def close(self) -> None:
-        """Do nothing: the buffer is in memory."""
+        """Do nothing, because a buffer in memory has no file to close."""
         return None
 
     # Reader interface
@@ -469,9 +469,9 @@ class _Rows:
 
 
 def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> None:
-    """Check that a file has as many rows as the rings, and subtract the memory of rows and objects from the bound.
+    """Check that a file has as many rows as the rings; subtract slots and objects of rows from the memory bound.
 
-    Numeric columns are views of the file, and the pages of their stores are allocated on write.
+    Numeric columns are not subtracted: they are views of the file, and their stores allocate memory pages on write.
     """
     counts = file.counts
     if any(count < 0 for count in counts) or sum(counts) != sum(about["rings"]["sizes"]):

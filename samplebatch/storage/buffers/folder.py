@@ -13,9 +13,9 @@
 
 A step copies the rows that it will overwrite to `undo`, records their location in `intent`, writes the columns, and
 commits. Mapped and written data is in the page cache of the operating system, so all writes of a killed process
-persist. On opening, the newest valid commit determines the state. If `intent` is newer than that commit, the columns
-may be partially written, and the rows are restored from `undo`. Therefore no partially written row is read and no
-committed row is lost. A crash of the machine loses data that was not synced; `flush` syncs all data.
+persist. On opening, the newest valid commit determines the state. If `intent` is newer than the newest valid commit,
+the columns may be partially written, and the rows are restored from `undo`. Therefore no partially written row is read
+and no committed row is lost. A crash of the machine loses data that was not synced; `flush` syncs all data.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _RESERVED_NBYTES = 1 << 12
 
 
 class Record(NamedTuple):
-    """Commit record or intent, which contains the step number, the number of the column layout and a payload."""
+    """Commit or intent record: step number, number of the column layout, and payload."""
 
     step: int
     layout: int
@@ -248,7 +248,7 @@ class _Column(NamedTuple):
 class BufferFolder:
     """Folder of memory-mapped columns with a write-ahead log, used by `FolderJournal`.
 
-    about: description of the buffer at the creation of the folder, as plain values.
+    about: description of the buffer, written when the folder is created; plain values.
     notes: plain values that describe the buffer's columns, set by `note`.
 
     >>> import tempfile
@@ -316,8 +316,8 @@ class BufferFolder:
         """Lock a folder, verify it, and restore the last committed state.
 
         verify: whether to verify all files against the checksums that were written when the folder was closed. None
-        verifies only files that have changed since then. False accepts folders that were copied while open, and folders
-        of a crashed machine.
+        verifies only files that have changed since the folder was closed. False also accepts a folder that was copied
+        while open, or that was open when the machine crashed.
 
         Raises StorageError if another process has opened the folder, or the folder contains no buffer. Raises
         FormatError if a size, checksum, dtype or version is invalid, or if the folder was not closed and its files have
@@ -370,8 +370,8 @@ class BufferFolder:
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Create a column of zeros in its own file; the next commit adds the column to the buffer.
 
-        Disk blocks of the entire file are reserved, because a full disk would otherwise cause a signal when rows are
-        written. At the next commit, the column replaces an existing column of the same name.
+        Disk blocks of the entire file are reserved, because a write to an unreserved block of a mapped file terminates
+        the process if the disk is full. At the next commit, the column replaces an existing column of the same name.
 
         Raises StorageError if the disk is full, or the folder is closed.
         """
@@ -391,7 +391,7 @@ class BufferFolder:
         return column.values
 
     def note(self, notes: Any) -> None:
-        """Set the notes about the columns, which must be JSON-serializable and are committed with the columns."""
+        """Set the notes about the columns; notes must be JSON-serializable and are committed with the columns."""
         if notes != self.notes:
             self.notes = notes
             self._layout_changed = True

@@ -35,7 +35,7 @@ _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     """Attach a new folder to an empty buffer, which then stores its rows in the folder.
 
-    Raises StorageError if the folder is not new, or the buffer has columns or attributes that folders cannot store.
+    Raises StorageError if the folder is not empty, or the buffer has columns or attributes that folders cannot store.
     """
     table = buffer._table
     stores = table.columns.stores
@@ -67,7 +67,7 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
 
 
 def is_mappable(buffer: ReplayBuffer) -> bool:
-    """Return whether a folder can store a buffer, which must have numeric rows of equal shape and plain attributes."""
+    """Return whether a folder can store a buffer: rows must be numeric and of equal shape, attributes plain values."""
     columns = buffer._table.columns
     return (
         not (columns.stores.compress or columns.stores.ragged or buffer_state.describe(buffer)["missing"])
@@ -220,7 +220,7 @@ class FolderJournal:
         self._encoded: tuple[str, bytes] = ("", b"")
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Save the stored rows that a step will overwrite."""
+        """Copy the rows that a step will overwrite to the folder's undo log."""
         rings = self._table.rings
         saved: list[tuple[Iterable[str], Slots]] = []
         for names, slots in overwritten:
@@ -233,14 +233,14 @@ class FolderJournal:
         self.folder.begin(saved)
 
     def _counting(self, slots: Slots) -> Slots:
-        """Return the slots that have rows."""
+        """Select the slots that contain rows."""
         rings = self._table.rings
         numbers = np.atleast_1d(np.arange(rings.capacity)[slots] if isinstance(slots, slice) else np.asarray(slots))
         ring = rings.ring_of(numbers)
         return numbers[numbers - rings.bases[ring] < rings.sizes_of_all()[ring]]
 
     def commit(self) -> None:
-        """Commit a step whose columns have been written, and the state after the step."""
+        """Commit the table's state after a step whose columns have been written."""
         table = self._table
         noted = (_count(table.columns.tree), 0 if table.finals is None else _count(table.finals.columns.tree))
         if noted != self._noted:
@@ -249,7 +249,7 @@ class FolderJournal:
         self.folder.commit(pack_state(table.rings.state_dict(), self._encode_extra()))
 
     def commit_state(self) -> None:
-        """Commit changes since the last step, such as a new generator state."""
+        """Commit state changes since the last step, such as a new generator state."""
         self.begin([])
         self.commit()
 
@@ -271,7 +271,7 @@ class FolderJournal:
         return self._encoded[1]
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Store the weights of all slots; return the mapped array, to which the caller must write later changes."""
+        """Store the weights of all slots; return the mapped array, in which the caller must store later changes."""
         mirror = self.folder.allocate(WEIGHTS, weights.shape, weights.dtype)
         mirror[:] = weights
         return mirror

@@ -91,7 +91,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _parts(columns: Sequence[Column]) -> list[bytes | memoryview]:
-    """Return the parts of encoded columns: length of the header, header, buffers without a copy."""
+    """Encode columns as a list of bytes: header length, header, and uncopied column buffers."""
     header, buffers = dump_columns({str(index): column for index, column in enumerate(columns)})
     views = [memoryview(as_bytes(buffer) if isinstance(buffer, np.ndarray) else buffer).cast("B") for buffer in buffers]
     encoded = json.dumps([header, [view.nbytes for view in views]]).encode()
@@ -143,7 +143,7 @@ class SegmentWriter:
         self._written: list[Path] = []
 
     def add(self, columns: Sequence[Column], ring_rows: Sequence[int]) -> Manifest:
-        """Add the columns of a table, whose rows are ordered by ring; return the manifest, which `write` completes."""
+        """Add a table's columns, with rows ordered by ring; return the table's manifest, to be completed by `write`."""
         number = len(self._tables)
         table = _Table(columns, ring_rows, self._previous[number] if number < len(self._previous) else None)
         self._tables.append(table)
@@ -169,7 +169,7 @@ class SegmentWriter:
             table.complete_manifest()
 
     def _compact(self) -> None:
-        """Mark groups of sparse segments as changed until segments are at most twice as large as their groups."""
+        """Mark groups of sparse segments as changed, so that all segments are at most twice as large as all groups."""
         locations = np.concatenate([table.groups for table in self._tables] or [np.zeros((0, 3), np.int64)])
         live = {segment: 0 for segment in np.unique(locations[:, 0]).tolist() if segment >= 0}
         for segment in live:
@@ -304,7 +304,7 @@ def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> lis
     """Read the columns of a table from its segments.
 
     folder: folder of the segments.
-    manifest: complete manifest, which this function validates.
+    manifest: complete manifest, validated by this function.
     allow_pickle: whether pickled objects in columns may be unpickled.
 
     Raises FormatError if a segment is missing or damaged, or the manifest is invalid. Raises UntrustedPickleError if a

@@ -1,7 +1,7 @@
-"""Conversion of a buffer's state to plain values, arrays and columns, and validation of such a state.
+"""Conversion of a buffer's state to plain values, arrays and columns, and validation of decoded states.
 
-All file formats and `state_dict` use this state. Columns are the only library classes in the state, so that any format
-can store the state. Every part is validated when the state is decoded, because files are untrusted.
+All file formats and `state_dict` store the converted state. Columns are the only library classes in the state, so that
+any format can store the state. Every part is validated when the state is decoded, because files are untrusted.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _check_flag(table: Table, name: str) -> None:
 
 
 def check_fragments(buffers: Mapping[PolicyID, ReplayBuffer], forms: Mapping[PolicyID, Form]) -> None:
-    """Check that the rows of each policy have the columns that are required to restore the rows' original form."""
+    """Check that each policy has a form and, if it has rows, valid columns of fragment ends and rewards."""
     for policy, buffer in buffers.items():
         table = buffer._table
         if policy not in forms:
@@ -242,7 +242,7 @@ def sampler_state(sampler: Sampler, slots: Any) -> State:
 
 
 def sampler_from_state(state: Any, capacity: int, slots: Any) -> Sampler:
-    """Create a sampler from its state for a table with `capacity` slots, of which `slots`, shape (n,), contain rows."""
+    """Create a sampler from its state for a table with `capacity` slots; `slots`, shape (n,), are those with rows."""
     try:
         return _SAMPLERS[state["kind"]].from_state_dict(capacity, slots, state["known"])
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -333,7 +333,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def with_checksums(state: State) -> State:
-    """Return a copy of a state that also contains a checksum per part."""
+    """Copy a state, and add a checksum per part."""
     return {**state, CHECKSUMS: _digest_parts(state)}
 
 
@@ -393,7 +393,7 @@ def _describe_part(part: str, state: Mapping[str, Any]) -> str:
 
 
 def _digest(value: Any, crc: int = 0) -> int:
-    """Compute a checksum of plain values, arrays, tensors and columns; for other objects, only the class is summed."""
+    """Compute a checksum of plain values, arrays, tensors and columns, or of the class name of another object."""
     kind = type(value)
     crc = zlib.crc32(kind.__name__.encode(), crc)
     if isinstance(value, Mapping):
@@ -558,7 +558,7 @@ def buffer_class(name: str, cls: Any) -> Any:
 
 
 def set_checked(buffer: Any, attributes: Mapping[str, Any]) -> None:
-    """Set the attributes of a buffer whose setters validate values."""
+    """Set the buffer attributes whose setters validate values."""
     for attribute in _CHECKED:
         if attribute not in attributes:
             continue
@@ -596,7 +596,7 @@ _OPTIONS = frozenset(("stack_num", "ignore_obs_next", "save_only_last_obs", "sam
 
 
 def _check_attributes(name: str, attributes: Mapping[str, Any], *, set_up: bool) -> None:
-    """Check the presence and types of attributes whose setters do not validate values."""
+    """Check the presence and types of the buffer attributes whose setters do not validate values."""
     if not set_up:
         needed = {"options", "stack_num", "_seed"}
         needed |= (

@@ -132,11 +132,11 @@ class FolderStatus:
         )
 
     def check_open(self, names: Iterable[str] | None = None) -> None:
-        """Check that no file of an open folder was replaced since the folder was opened.
+        """Check that no file of an open folder has been replaced since the folder was opened.
 
         names: names of the files to check; None for all recorded files that exist.
 
-        Raises FormatError if a file was replaced, or the machine has crashed since the folder was opened.
+        Raises FormatError if a file has been replaced or the machine has crashed since the folder was opened.
         """
         where = repr(str(self.folder))
         for name in self._files if names is None else names:
@@ -154,7 +154,7 @@ class FolderStatus:
             )
 
     def write_open(self, names: Iterable[str]) -> None:
-        """Write the status of an open folder, which records these files and the previously recorded files."""
+        """Write the status of an open folder; record the files in `names` in addition to the files recorded before."""
         inodes = {name: state.inode for name, state in self._files.items() if not self.closed}
         inodes |= {name: os.stat(self.folder / name).st_ino for name in names}
         self._write({name: FileState(inode, 0, 0, []) for name, inode in inodes.items()}, closed=False)
@@ -162,8 +162,8 @@ class FolderStatus:
     def write_closed(self, names: Iterable[str], before: Self | None) -> None:
         """Write the status of a closed folder with checksums of all files; the files must have been synced to disk.
 
-        before: status at opening if the folder was closed, else None; files that are unchanged since then are not read
-        again.
+        before: status when the folder was opened, if the folder was closed then, else None. Files that have not changed
+        since the folder was opened are not read.
         """
         settled = {} if before is None else {name: before._settled(name) for name in before._files}
         self._write({name: _state(self.folder / name, settled.get(name)) for name in names}, closed=True)
@@ -176,7 +176,7 @@ class FolderStatus:
         self.closed, self._files, self._boot = closed, files, boot
 
     def _settled(self, name: str) -> FileState | None:
-        """Return the recorded state of a file if its unchanged change time proves that the file is unchanged."""
+        """Return the recorded state of a file; None if the file changed too shortly before the status was written."""
         state = self._files.get(name)
         return state if state and self.closed and state.changed_ns < self._written_ns - _SETTLED_NS else None
 
@@ -190,7 +190,7 @@ class FolderStatus:
 
 
 def read_about(folder: Path) -> tuple[int, dict[str, Any]]:
-    """Read the version of a folder and the description of its buffer.
+    """Read the format version of a folder, and the description of the folder's buffer.
 
     Raises FormatError if the description is missing or has an unsupported version.
     """

@@ -119,7 +119,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class AttributeReader(Protocol):
-    """Interface of readers of non-numeric attributes, either from a file or from a buffer in memory."""
+    """Reader interface for a buffer's non-numeric attributes, stored in a file or in memory."""
 
     allow_pickle: bool
 
@@ -140,7 +140,7 @@ def attributes_for(buffer: Any) -> buffer_state.State:
     """Return the attributes of the equivalent Tianshou buffer, without the rows.
 
     The single-ring buffers contain only rewards and flags, because Tianshou would otherwise store all rows twice.
-    Hindsight buffers are the exception, because they require all columns.
+    The single-ring buffers of a hindsight buffer contain all columns, because Tianshou reads goals from these buffers.
     """
     table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
     rings = table.rings.state_dict(buffer._ring)
@@ -182,7 +182,7 @@ def attributes_for(buffer: Any) -> buffer_state.State:
 
 
 def rows_for(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
-    """Return the rows of slots as a stub of a Tianshou batch."""
+    """Create a stub of a Tianshou batch with the rows of some slots."""
     values = {
         name: child.take(slots) if isinstance(child, Store) else rows_for(child, slots) for name, child in tree.items()
     }
@@ -369,10 +369,10 @@ def _parts(
 
 
 def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> buffer_state.State:
-    """Unpickle the reward function of a hindsight buffer, which is an attribute of the buffer or of its first ring.
+    """Unpickle a hindsight buffer's reward function, an attribute of the buffer or of the buffer's first ring.
 
-    Returns the function by argument name. Returns an empty mapping if pickles are not permitted, because the caller can
-    pass the function instead.
+    Returns a dict with the argument name and the function. The dict is empty if there is no function, or if pickles are
+    not permitted and the caller must pass the function.
     """
     if not reader.allow_pickle:
         return {}

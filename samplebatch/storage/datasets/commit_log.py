@@ -1,4 +1,4 @@
-"""Commit log of a dataset with one line per commit; writers hold a lock, and readers need no lock.
+"""Commit log of a dataset with one line per commit; writers lock the folder, and readers need no lock.
 
 The log is a Parquet file without rows, so that other readers of the folder treat the log as an empty part:
 
@@ -74,10 +74,10 @@ class Part(NamedTuple):
 class Snapshot(NamedTuple):
     """State of a dataset after a commit.
 
-    about: type, schema and action units, which all batches have in common. Empty before the first commit.
+    about: common type, schema and action units of all batches. Empty before the first commit.
     parts: the parts in row order.
     nbytes: size of the log up to the commit, in bytes.
-    torn: bytes after the commit, written by an active or killed writer, that do not form a complete line.
+    torn: number of bytes after the commit that form no complete line; an active or killed writer wrote these bytes.
     is_sealed: whether a valid seal follows the last line of the log.
     """
 
@@ -89,7 +89,7 @@ class Snapshot(NamedTuple):
 
 
 class CommitLog:
-    """Log file in a dataset's folder, to which one process at a time appends commits."""
+    """Log file in a dataset's folder; one process at a time appends commits."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -128,7 +128,7 @@ class CommitLog:
                 data = again
 
     def append(self, entry: dict[str, Any], state: Snapshot) -> None:
-        """Commit an entry durably after the newest state (lock held); the log is unchanged if the write fails."""
+        """Append an entry to the log, and sync the log to disk (lock held); the log is unchanged if the write fails."""
         text = json.dumps(entry).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         about = {**state.about, **entry.get("about", {})}
@@ -206,12 +206,12 @@ class CommitLog:
 
 
 def begin(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the first entry of a log, or an entry that extends the properties of all batches."""
+    """Return a log entry with properties of all batches, either the first entry of a log or an extension."""
     return {"version": _VERSION, "about": about}
 
 
 def add(part: Part, instead: list[str]) -> dict[str, Any]:
-    """Return the entry of a part that is appended, or that replaces the consecutive parts in `instead`."""
+    """Return the log entry of a part that is appended, or that replaces the consecutive parts in `instead`."""
     return {"part": part._asdict(), "instead": instead}
 
 

@@ -47,8 +47,8 @@ class Dataset:
     appending. Processes can read during an append; several processes can append one after another. Other tools can read
     the folder, for example `polars.scan_parquet("folder")`, because the log is a Parquet file without rows.
 
-    A row is a step, or a sequence if the batches have `seq_lens`. Readers use a snapshot of the dataset; `refresh`
-    adopts later commits.
+    A row is a step, or a sequence if the batches have `seq_lens`. A reader uses a snapshot of the dataset; `refresh`
+    updates the snapshot to the newest commit.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class Dataset:
     cache_nbytes
         Maximum bytes of row groups cached for repeated samples.
     allow_pickle
-        Whether to unpickle columns of Python objects without an Arrow type. Only for files from a trusted writer: a
-        pickle can execute arbitrary code.
+        Whether to unpickle columns of Python objects without an Arrow type. A pickle can execute arbitrary code, so
+        pass True only for files from a trusted writer.
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times the file's size.
 
@@ -155,7 +155,7 @@ class Dataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the rows of the first part in memory.
+        """Arrow schema that the rows of the dataset's first part have in memory.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class Dataset:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Descriptions of the uncommitted writes of killed writers that this object discarded."""
+        """Descriptions of uncommitted writes that this object discarded after the writers had been killed."""
         return self._writer.dropped
 
     def parts(self) -> list[Path]:
@@ -181,7 +181,7 @@ class Dataset:
         return [self.folder / part.name for part in self._rows.snapshot.parts]
 
     def refresh(self) -> Self:
-        """Adopt the commits of all processes since the last refresh; return the dataset itself."""
+        """Update the snapshot to the newest commit of any process; return the dataset itself."""
         self._rows.reload()
         return self
 
@@ -193,8 +193,8 @@ class Dataset:
         Raises
         ------
         ColumnMismatchError
-            If the type, columns or action unit of the batch differ from those of earlier batches. Columns of objects
-            may be stored in different forms.
+            If the batch has another type, other columns or another action unit than earlier batches. The Arrow types of
+            object columns may differ.
         OSError
             If the part cannot be written.
         """
@@ -203,13 +203,13 @@ class Dataset:
     def compact(self, part_nbytes: int = 1 << 28, *, compression: str = "zstd") -> int:
         """Merge small consecutive parts; return the decrease in the number of files.
 
-        The order and numbers of rows are preserved. Readers in other processes locate their rows in the merged parts.
-        Other tools may read rows twice during the compaction.
+        The order and the numbers of rows are preserved. Open readers in other processes continue with the merged parts.
+        During the compaction, other tools may read rows twice.
 
         Parameters
         ----------
         part_nbytes
-            Maximum size of a merged part in memory, in bytes; larger parts are unchanged.
+            Maximum size of a merged part in memory, in bytes; parts above this size are not merged.
         compression
             Parquet compression codec, as in `write_parquet`.
         """
@@ -222,7 +222,9 @@ class Dataset:
     # Reading
 
     def fragments(self) -> Iterator[AnyBatch]:
-        """Yield the batch of each part in full, ignoring `columns` and `filters`; compaction merges batches.
+        """Yield one batch per part, with all columns and rows regardless of `columns`, `filters` and `policy`.
+
+        After a compaction, one part can contain several of the appended batches.
 
         Raises
         ------
@@ -364,7 +366,7 @@ class Dataset:
     def sample_sequences(
         self, batch_size: int, length: int, *, device: Device | None = None, floats: Floats | None = None
     ) -> Sample[AnyBatch, Rows]:
-        """Sample sequences of consecutive steps of an episode, uniformly from all such sequences.
+        """Sample sequences of consecutive steps uniformly; no sequence crosses an episode boundary.
 
         Parameters
         ----------
@@ -378,8 +380,8 @@ class Dataset:
         Returns
         -------
         batch
-            A `SampleBatch` with `seq_lens`, or a `Batch` of shape (batch_size, length, ...). The states and the columns
-            in `per_sequence` of a `SampleBatch` contain the values of the first step of each sequence.
+            A `SampleBatch` with `seq_lens`, or a `Batch` of shape (batch_size, length, ...). In a `SampleBatch`, the
+            states and the columns in `per_sequence` contain only the first step's value of each sequence.
         rows
             Row numbers, shape (batch_size, length).
 
@@ -507,8 +509,9 @@ class DatasetBatches:
     """Iterable of batches that yields each row once; created by `Dataset.iter_batches`.
 
     Pieces of the dataset are loaded in windows that fit into memory. With `shuffle`, the pieces are in random order,
-    and rows are shuffled within each window. The order depends only on the seed, the epoch and the rows. An iteration
-    can be resumed from a `state_dict`, and the next iteration after a complete iteration starts from the beginning.
+    and rows are shuffled within each window. The order depends only on the seed, the epoch, the shard, the memory limit
+    and the dataset's row groups. An iteration can be resumed from a `state_dict`, and the next iteration after a
+    complete iteration starts from the beginning.
 
     Examples
     --------
@@ -616,7 +619,7 @@ class DatasetBatches:
             yield pending
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current position of the iteration, between two batches, as plain values."""
+        """Return the seed, the position after the last yielded batch, and a checksum of the settings."""
         return {"seed": list(self._seed), "window": self._window, "offset": self._offset, "plan": self._checksum()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -625,8 +628,8 @@ class DatasetBatches:
         Raises
         ------
         ColumnMismatchError
-            If the state belongs to an iteration with another seed, epoch, shard, batch size, memory limit, rows or row
-            groups.
+            If the state was saved with a different seed, epoch, shard, batch size, memory limit, set of rows or set of
+            row groups.
         """
         if state["plan"] != self._checksum():
             raise errors.ColumnMismatchError(
@@ -642,7 +645,7 @@ class DatasetBatches:
         return crc
 
     def share(self, share: int, shares: int) -> DatasetBatches:
-        """Return an iterable over one of `shares` disjoint partitions of the batches."""
+        """Return an iterable over one of `shares` disjoint partitions of this iterable's rows."""
         own_share, all_shares = self._shard
         return DatasetBatches(
             self._rows,
@@ -678,7 +681,7 @@ class DatasetBatches:
 
 @cache
 def _torch_class() -> Any:
-    """Create the class of torch datasets; requires torch."""
+    """Create the subclass of torch's `IterableDataset`; requires torch."""
     errors.require_torch()
     from torch.utils.data import IterableDataset, get_worker_info
 

@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class MixedIndices(NamedTuple):
-    """Source and row number of each row of a mixed batch, as accepted by `MixedSampler.update_weight`.
+    """Source and row number of each row in a mixed batch, as accepted by `MixedSampler.update_weight`.
 
     Attributes
     ----------
@@ -63,10 +63,10 @@ class MixedSampler:
     weights
         Non-negative weight of each source by name, normalized by the sum of all weights. None for equal weights.
     missing
-        Handling of columns that some sources lack: `"error"` raises, `"drop"` removes the columns. Columns that contain
-        only None or empty dicts are always removed if a source lacks them.
+        Handling of columns that some sources lack: `"error"` raises ColumnMismatchError, `"drop"` removes the columns.
+        Columns that contain only None or empty dicts are always removed if a source lacks them.
     seed
-        Seed of the row order and of random rounding.
+        Seed of the random order of rows and of random rounding; the sources use their own seeds.
 
     Raises
     ------
@@ -145,7 +145,7 @@ class MixedSampler:
         Raises
         ------
         FormatError
-            If the state is invalid, or belongs to a sampler with another number of sources.
+            If the state is invalid, or belongs to a sampler with a different number of sources.
         """
         shares = np.asarray(state.get("shares", ()))
         if shares.dtype != np.float64 or shares.shape != self._shares.shape:
@@ -172,7 +172,7 @@ class MixedSampler:
         -------
         Sample
             Rows with Tianshou's column names, and the `MixedIndices` of the rows. If a source is prioritized, rows from
-            other sources have `weight` 1 and `generation` 0.
+            sources without priorities have `weight` 1 and `generation` 0.
 
         Raises
         ------
@@ -330,7 +330,7 @@ class SourceState:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, including the sources of a mixed sampler."""
+        """Return the state of the source; for a mixed sampler, also the state of each of its sources."""
         if self._has_generator_alone:
             return dict(generator_state(self._source._rng))
         state: dict[str, Any] = self._source.state_dict()
@@ -396,7 +396,7 @@ def sample_steps(
 
 
 def _windows(columns: dict[str, Any], n_step: int, gamma: float) -> dict[str, Any]:
-    """Return the one-step returns and discounts of rows; empty if the rows already contain both columns."""
+    """Return the one-step returns and discounts of rows; empty if the rows already contain returns and discounts."""
     for name in _FOR_TARGETS:
         if name not in columns:
             raise errors.ColumnNotFoundError(

@@ -1,4 +1,4 @@
-"""Parts of a dataset: reading by row number, appending, merging, and recovery after a killed writer."""
+"""Parts of a dataset: reading by row number, appending, merging, and recovery after a writer was killed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class DatasetRows:
         return {**self.__dict__, "_cache": OrderedDict(), "_open": OrderedDict()}
 
     def reload(self) -> None:
-        """Read the log and adopt the newest commits.
+        """Read the log, and update the snapshot to the newest commit.
 
         Raises FormatError in the same cases as `adopt`.
         """
@@ -146,7 +146,7 @@ class DatasetRows:
 
     @cached_property
     def bounds(self) -> Rows:
-        """Number of the first selected row of each row group, followed by the number of selected rows."""
+        """Number of the first selected row of each row group, followed by the total number of selected rows."""
         index = self._index
         return np.minimum(self._starts, self._counted) if index is None else np.searchsorted(index, self._starts)
 
@@ -167,7 +167,7 @@ class DatasetRows:
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether the rows have several policies and no policy is selected."""
+        """Whether the rows belong to several policies and no policy is selected."""
         return self._policy is None and any(part.policies is not None for part in self.snapshot.parts)
 
     def read(self, *, verify: bool | None = None) -> AnyBatch:
@@ -185,7 +185,7 @@ class DatasetRows:
         return self._units.get(self._policy)
 
     def _with_units(self, batch: AnyBatch) -> AnyBatch:
-        """Set the action units of a batch to the dataset's units, because some rows may lack a unit."""
+        """Set the action units of a batch to the dataset's units, because the unit of some parts may be unknown."""
         if self._units:
             parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {self._policy: batch}
             for policy, part in parts.items():
@@ -205,7 +205,7 @@ class DatasetRows:
         return self._find(lambda: self.file(self.snapshot.parts[0]).schema.remove_metadata())
 
     def columns(self) -> Mapping[str, Column]:
-        """Return the requested columns without rows, derived from the schema; empty if the dataset has no parts."""
+        """Return the requested columns without rows, created from the schema; empty if the dataset has no parts."""
         if not self.snapshot.parts:
             return {}
         empty = self.schema().empty_table()
@@ -226,7 +226,7 @@ class DatasetRows:
         return join(batches)
 
     def only(self, columns: Sequence[str]) -> AnyBatch:
-        """Read the columns `columns` of all selected rows."""
+        """Read only the columns with the given names, for all selected rows."""
         other = copy.copy(self)
         other.__dict__.update(_columns=columns, _cache=OrderedDict(), _cache_nbytes=0)
         return other.take(np.arange(len(self)))
@@ -412,7 +412,7 @@ _DROPPED_1 = re.compile(r"\.(part-\d{6,}-[0-9a-f]{8}\.parquet)\.dropped")
 class DatasetWriter:
     """Writer that appends and merges the parts of a dataset under the folder's lock; used by `Dataset`.
 
-    dropped: descriptions of uncommitted writes of killed writers, which this writer discarded.
+    dropped: descriptions of uncommitted writes that this writer discarded after other writers had been killed.
     """
 
     def __init__(self, folder: Path, rows: DatasetRows) -> None:
@@ -481,7 +481,7 @@ class DatasetWriter:
         return commit_log.Part(path.name, path.stat().st_size, file.group_rows, to_table(batch).nbytes, policies)
 
     def _recover(self, state: commit_log.Snapshot) -> commit_log.Snapshot:
-        """Remove uncommitted files, which no other writer uses because this writer holds the lock."""
+        """Remove temporary files and hide uncommitted parts that killed writers have left (lock held)."""
         if self._recovered:
             return state
         check_log(self._folder, state)
@@ -562,7 +562,7 @@ def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
 
 
 def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
-    """Raise ColumnMismatchError if the type or columns of a batch differ from those of earlier batches."""
+    """Raise ColumnMismatchError if a batch has another type or other columns than earlier batches."""
     if about["type"] != kind:
         raise ColumnMismatchError(f"batches of the dataset must be of type {about['type']}, got a {kind}")
     if kind == "MultiAgentBatch":
@@ -583,7 +583,7 @@ def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
 
 
 def _is_alike(new_field: pa.Field, field: pa.Field) -> bool:
-    """Return whether columns can be concatenated; object forms and text layouts may differ."""
+    """Return whether two columns can be concatenated; the Arrow types of objects and the layouts of text may differ."""
     if holds_objects(field) and holds_objects(new_field):
         return True
     texts = [TextColumn.form_of(candidate.type, candidate.metadata or {}) for candidate in (new_field, field)]

@@ -61,7 +61,7 @@ def name_damage(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_buffer_damage(path: str) -> Iterator[None]:
-    """Translate any error of reading a buffer's file to a library error that contains the path.
+    """Translate any error that occurs while a buffer's file is read to a library error that contains the path.
 
     Errors that columns or rings raise for inconsistent values indicate that the file is damaged.
 

@@ -54,7 +54,7 @@ def bound_of(file: h5py.File, max_nbytes: int | None) -> MemoryBound:
 
 
 class Hdf5Reader:
-    """Reader of the groups and datasets of one HDF5 file, which contains values or a buffer.
+    """Reader of the groups and datasets of one HDF5 file with nested values or a buffer.
 
     rows: number of rows per column, and ranges of rows to read. In numeric columns, rows outside the ranges are zeros
     that occupy no memory.

@@ -50,7 +50,7 @@ STEP_ROWS = 1024
 class Chunk(NamedTuple):
     """Size of one column's values in one row group, computed from the page headers.
 
-    nbytes: uncompressed size of the pages or of the values, whichever is larger.
+    nbytes: uncompressed size of the pages or of the values in bytes, whichever is larger.
     repeats: whether values of variable length may occupy more than `nbytes`, because they are stored once and repeated.
     """
 
@@ -80,7 +80,7 @@ class BoundedReader:
         """Read columns of row groups.
 
         A string that is stored once may occur repeatedly in the table. String columns are therefore read in parts, and
-        each part is subtracted from the memory bound.
+        the size of each part is subtracted from the memory bound.
 
         Raises CapacityError if a column exceeds the remaining memory bound. Raises FormatError if pages are not at the
         declared offsets.

@@ -40,8 +40,8 @@ def write_arrow(
 ) -> None:
     """Write a batch atomically to an Arrow IPC file.
 
-    The bytes are written to a temporary file, which replaces the path once they are on disk. Until the replacement, an
-    existing file at the path is unchanged. Memory mappings of the replaced file remain valid.
+    The bytes are written to a temporary file. The complete temporary file then replaces the file at `path`. Until the
+    replacement, an existing file at `path` is unchanged. Memory mappings of the replaced file remain valid.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def write_arrow(
     path
         Path of the file in an existing folder.
     compression
-        Compression of column buffers: `"lz4"`, `"zstd"` or `"none"`. None uses LZ4 if a column is compressed in memory,
-        and otherwise no compression, so that the file can be mapped.
+        Compression of column buffers: `"lz4"`, `"zstd"` or `"none"`. None selects LZ4 if a column is compressed in
+        memory, and otherwise no compression, so that the file can be mapped.
     durable
         Whether to sync the file to disk; see `SampleBatch.save`.
 
@@ -152,7 +152,7 @@ def arrow_writer(
     """Open a writer of an Arrow file with checksums; the file replaces `path` if the `with` block succeeds.
 
     path, compression, durable: as in `write_arrow`. schema: schema of the tables. nbytes: size of the tables in bytes,
-    for which disk blocks are reserved at once; 0 if the size is unknown.
+    used to reserve disk blocks in advance; 0 if the size is unknown.
 
     Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
     another format. Raises ArgumentError if the compression is unknown.
@@ -170,8 +170,8 @@ def arrow_writer(
 def _reserve(file: BinaryIO, nbytes: int) -> None:
     """Reserve disk blocks for the body and metadata of a file; `truncate` releases unused blocks.
 
-    Allocation of blocks during writes doubles the write time. If blocks of a file are unallocated, the system writes
-    the entire file when the file is renamed.
+    Allocation of blocks during writes doubles the write time. If disk blocks of a file are not allocated yet, a rename
+    of the file forces the system to write the entire file.
     """
     if not nbytes or not hasattr(os, "posix_fallocate"):
         return
@@ -205,11 +205,11 @@ def read_arrow(
     path
         The file.
     memory_map
-        Whether to memory-map the file instead of reading it. The columns are then read-only views of the file, loaded
-        lazily; the file must not be modified while they are in use.
+        Whether to memory-map the file instead of reading it. The columns of a mapped file are read-only views, loaded
+        lazily; the file must not be modified while the views are in use.
     allow_pickle
-        Whether to unpickle columns of Python objects without an Arrow type. Only for files from a trusted writer: a
-        pickle can execute arbitrary code.
+        Whether to unpickle columns of Python objects without an Arrow type. A pickle can execute arbitrary code, so
+        pass True only for files from a trusted writer.
     verify
         Whether to verify all bytes against their checksums. None verifies all bytes if the file is read, and only the
         footer if the file is mapped. Files without checksums, from older versions or other tools, are not verified.
@@ -220,8 +220,8 @@ def read_arrow(
     Raises
     ------
     FormatError
-        If the file is not an Arrow file, is damaged or truncated, or was not written by this library. The message lists
-        the columns with changed bytes.
+        If the file is not an Arrow file, is damaged or truncated, or was not written by this library. The error message
+        lists the columns with changed bytes.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false.
     CapacityError
@@ -241,7 +241,7 @@ def open_arrow(
     verify: bool | None = None,
     max_nbytes: int | None = None,
 ) -> tuple[ArrowTable, MemoryBound]:
-    """Open the table of an Arrow file; also return the bound on the memory that reading it may allocate.
+    """Open the table of an Arrow file; also return the bound on the memory that reading the table may allocate.
 
     Parameters as in `read_arrow`.
     """
@@ -321,7 +321,7 @@ _schemas = Recent[bytes, _ArrowSchema](limit=32)
 
 
 class ArrowTable(batches.TableFile):
-    """A table in an Arrow IPC file, viewed without copies unless its buffers are compressed."""
+    """Table in an Arrow IPC file; the columns are viewed without copies unless their buffers are compressed."""
 
     form = "Arrow"
     _file_schema: _ArrowSchema

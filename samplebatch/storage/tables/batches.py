@@ -30,19 +30,19 @@ from samplebatch.storage.tables.parquet_layout import holds_flags, parquet_field
 
 
 class FileSchema:
-    """Schema of a file and values derived from the schema; cached for files with the same schema."""
+    """Schema of files, and values derived from the schema; recently used schemas are cached."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
 
     @cached_property
     def about(self) -> dict[str, Any] | None:
-        """Metadata of a batch or buffer; None if the schema has no such metadata."""
+        """Metadata that describes a batch or buffer; None if the schema has no metadata of this library."""
         return metadata_of(self.schema)
 
 
 class TableFile(ABC):
-    """Open file that contains a table in groups of rows, used by readers of batches and datasets.
+    """Table in an opened file, stored in groups of rows; interface for readers of batches and datasets.
 
     num_groups: number of record batches of an Arrow file, or of row groups of a Parquet file.
     """
@@ -62,7 +62,7 @@ class TableFile(ABC):
 
     @property
     def about(self) -> dict[str, Any] | None:
-        """Metadata of a batch or buffer; None if the schema has no such metadata.
+        """Metadata that describes a batch or buffer; None if the schema has no metadata of this library.
 
         Raises the same errors as `metadata_of`.
         """
@@ -86,7 +86,7 @@ class TableFile(ABC):
         return None
 
     def matching(self, condition: RowFilter) -> list[int]:
-        """List the groups that may contain rows that satisfy a condition."""
+        """List the groups whose rows may satisfy a condition."""
         return list(range(self.num_groups))
 
 
@@ -110,7 +110,7 @@ _POLICY = "policy_id"
 
 
 def convert(batch: BatchT, target: Target) -> BatchT:
-    """Convert the values of a batch to the type and device of a delivery target."""
+    """Convert the values of a batch to arrays or tensors, as specified by `target`."""
     return cast("BatchT", tree_to(batch, target) if isinstance(batch, Batch) else batch._to(target))
 
 
@@ -133,7 +133,7 @@ def is_compressed(batch: AnyBatch) -> bool:
 
 
 def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
-    """Yield the path of each None or empty batch within a nested batch, and whether the value is None."""
+    """Yield the path of each None or empty batch within a nested batch, and whether the path's value is None."""
     for name, value in batch.__dict__.items():
         child_path = [*path, name]
         if value is None:
@@ -146,7 +146,7 @@ def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]
 
 
 def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
-    """Convert a flat batch to a nested batch, including the None values and empty batches."""
+    """Convert a flat batch to a nested batch, and add the None values and empty batches at the paths in `empty`."""
     nested = batch.as_batch()
     for path, is_none in empty:
         inner: Any = nested
@@ -165,7 +165,7 @@ def kind_of(about: Mapping[str, Any] | None) -> str:
 def batch_in(
     table: pa.Table, about: dict[str, Any] | None, requirement: str, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Convert the table of a file to a batch of the type that its metadata specifies.
+    """Convert the table of a file to a batch of the type that the table's metadata specifies.
 
     table: table whose buffer sizes have been checked.
     about: result of `metadata_of` for the table's schema.
@@ -245,7 +245,7 @@ def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
 
 
 def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
-    """Return, for each policy, a column with one row per step; empty if a requested column is such a column."""
+    """Select one column per policy with one row per step; empty if `columns` already contains such a column."""
     about = file.about
     if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
         return []
@@ -358,7 +358,7 @@ def join(batches: Sequence[AnyBatch]) -> AnyBatch:
 
 
 def _env_steps(parts: Mapping[str, SampleBatch]) -> int:
-    """Count distinct pairs of episode and time; return the maximum row count if a policy lacks these columns."""
+    """Count distinct pairs of episode and time; if a column is missing, return the policies' maximum row count."""
     filled = [part for part in parts.values() if part.count]
     if not filled:
         return 0
@@ -408,7 +408,7 @@ class _Comparison(NamedTuple):
 
     @classmethod
     def of(cls, condition: tuple[str, str, Any], schema: pa.Schema) -> Self | None:
-        """Convert a condition to a comparison; None if only Arrow can evaluate it."""
+        """Convert a condition to a comparison; return None if only Arrow can evaluate the condition."""
         name, sign, value = condition
         field = schema.field(name)
         arrow = field.type
@@ -432,9 +432,9 @@ def _other_type(error: Exception) -> ArgumentError:
 
 
 class RowFilter:
-    """Condition on the rows of a table, used by readers to skip rows that do not satisfy it.
+    """Condition on the rows of a table; readers skip rows that do not satisfy the condition.
 
-    Values are compared in the type that the column has in memory. `subject` describes the table in error messages.
+    Values are compared in the column's in-memory type. `subject` describes the table in error messages.
 
     names: names of the columns that the condition uses.
     expression: the condition as a pyarrow expression on the types that Parquet stores.

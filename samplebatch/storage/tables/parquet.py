@@ -58,7 +58,7 @@ def _known_schema(stored: pa.Schema) -> _ParquetSchema:
 
 
 class ParquetTable(batches.TableFile):
-    """Table in a Parquet file; its columns are converted back to their layout in memory when they are read.
+    """Table in a Parquet file; columns are converted back to their in-memory layout when they are read.
 
     If `check_pages` is true, each page is verified against its checksum when it is read.
     """
@@ -83,7 +83,7 @@ class ParquetTable(batches.TableFile):
         return [about.row_group(i).num_rows for i in range(self.num_groups)]
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of row groups and convert them to their layout in memory."""
+        """Read columns of row groups, and convert the columns to their in-memory layout."""
         with name_file_damage(self.name, self.form):
             stored = self._reader.read(groups, names, bound)
             stored.validate()
@@ -95,7 +95,7 @@ class ParquetTable(batches.TableFile):
             return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
 
     def matching(self, condition: batches.RowFilter) -> list[int]:
-        """List the row groups whose statistics show that a row may satisfy a condition."""
+        """List the row groups whose statistics do not exclude that a row satisfies a condition."""
         from pyarrow import dataset
 
         form = dataset.ParquetFileFormat()
@@ -119,7 +119,7 @@ class ParquetTable(batches.TableFile):
 
 
 def schema_to_store(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that Parquet stores for a schema in memory; its metadata contains the original schema.
+    """Return the schema that Parquet stores for an in-memory schema; the metadata contains the original schema.
 
     Returns `schema` itself if Parquet can represent it.
     """
@@ -131,7 +131,7 @@ def schema_to_store(schema: pa.Schema) -> pa.Schema:
 
 
 def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
-    """Restore the schema in memory from a schema that `schema_to_store` returned."""
+    """Restore the in-memory schema from a schema that `schema_to_store` returned."""
     encoded = (stored.metadata or {}).get(SCHEMA_KEY)
     if encoded is None:
         return stored
@@ -166,7 +166,7 @@ def write_parquet(
 ) -> None:
     """Write a batch atomically to a Parquet file.
 
-    The bytes are written to a temporary file, which replaces the path once they are on disk.
+    The bytes are written to a temporary file. The complete temporary file then replaces the file at `path`.
 
     Parameters
     ----------
@@ -281,8 +281,8 @@ def read_parquet(
     Raises
     ------
     FormatError
-        If the file is not a Parquet file, is damaged or truncated, or was not written by this library. The message
-        lists the columns with changed bytes.
+        If the file is not a Parquet file, is damaged or truncated, or was not written by this library. The error
+        message lists the columns with changed bytes.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false.
     CapacityError
@@ -298,7 +298,7 @@ def read_parquet(
 def open_parquet(
     path: str | os.PathLike[str], *, verify: bool | None = True, max_nbytes: int | None = None
 ) -> tuple[ParquetTable, MemoryBound]:
-    """Open the table of a Parquet file; also return the bound on the memory that reading it may allocate.
+    """Open the table of a Parquet file; also return the bound on the memory that reading the table may allocate.
 
     path, max_nbytes: as in `read_parquet`.
     verify: whether to verify all bytes against their checksums; None verifies the footer immediately and each page when

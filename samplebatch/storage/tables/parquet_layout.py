@@ -1,7 +1,8 @@
 """Storage types for Arrow types that Parquet or common Parquet readers do not support.
 
-- Flags are stored as booleans, and tensors are stored as nested fixed-size lists. Every reader supports these types,
-  unlike Arrow's extension types. Flag columns whose rows are tensors or lists are stored as lists of booleans.
+- Flags are stored as booleans, and tensors are stored as nested fixed-size lists. Every reader supports booleans and
+  fixed-size lists, unlike Arrow's extension types. Flag columns whose rows are tensors or lists are stored as lists of
+  booleans.
 - A struct without fields (an empty dict) and a fixed-size list of size 0 (a row without elements) are stored as the
   boolean value true.
 - Dates in seconds are stored as 64-bit integers, because Parquet would convert them to milliseconds, which could
@@ -147,7 +148,7 @@ def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _nested_type(tensor: pa.DataType) -> pa.DataType:
-    """Return the nested fixed-size list type of a tensor's shape; an empty tensor retains its storage type."""
+    """Convert a tensor type to nested fixed-size lists; a tensor type without elements retains its storage type."""
     shape = tensor.shape
     return tensor.storage_type if 0 in shape else _lists_of(tensor.value_type, shape)
 
@@ -178,14 +179,14 @@ def _unnest(array: pa.Array, tensor: pa.DataType) -> pa.Array:
 
 
 def _fixed_lists(values: pa.Array, arrow: pa.DataType, like: pa.Array) -> pa.Array:
-    """Create fixed-size lists of values; the result has the nulls of `like`."""
+    """Create fixed-size lists of values, with nulls at the same positions as in `like`."""
     if like.null_count:
         return pa.FixedSizeListArray.from_arrays(values, type=arrow, mask=pa.array(_missing(like)))
     return pa.Array.from_buffers(arrow, len(like), [None], children=[values])
 
 
 def _is_bare(arrow: pa.DataType) -> bool:
-    """Return whether values of a type contain no information except whether they are null."""
+    """Return whether a type has exactly one value besides null."""
     return bool(
         (pa.types.is_struct(arrow) and arrow.num_fields == 0)
         or (pa.types.is_fixed_size_list(arrow) and arrow.list_size == 0)
@@ -206,7 +207,7 @@ def _children(array: pa.Array) -> list[pa.Array]:
 
 
 def _rebuild(array: pa.Array, target: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Create an array of type `target` with the rows of `array` and replaced children."""
+    """Create an array of type `target` with the nulls and offsets of `array`, and with new child arrays."""
     mask = pa.array(_missing(array)) if array.null_count else None
     if pa.types.is_struct(target):
         return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
@@ -250,7 +251,7 @@ def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
 
 
 def _spans(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
-    """Return the start, stop and value of each range of equal flags."""
+    """Return the start, stop and value of each run of consecutive equal flags."""
     bounds = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)] if len(flags) else [0]
     return [(start, stop, bool(flags[start])) for start, stop in pairwise(bounds)]
 
