@@ -2,7 +2,7 @@
 
 There are three kinds of samples. `vectors` are 256 steps with observations of 17 floats. `frames` are 32 steps whose
 observations are four frames of 84 x 84 bytes. `sequences` are 8 sequences of 80 steps with observations of 17 floats.
-Each step includes the next observation, so samples occupy about 49 KB, 1.8 MB and 130 KB.
+Each step includes the next observation, so samples occupy about 48 KB, 1.8 MB and 116 KB.
 
 - `sample`: a learner requests one sample and receives it. Our client maps large samples from shared memory.
 - `wire`: as `sample`, without shared memory.
