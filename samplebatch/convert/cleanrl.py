@@ -69,11 +69,11 @@ class CleanRLReplayBuffer:
     observation_space, action_space
         Spaces of a single environment. With a Dict space, observations are dicts.
     device
-        Device of sampled tensors; `"auto"` is the GPU if one is available.
+        Device of sampled tensors; `"auto"` selects the GPU if one is available, otherwise the CPU.
     n_envs
         Number of environments.
     optimize_memory_usage
-        Whether to store each observation once instead of as `obs` and as `next_obs`. The final observation of a
+        Whether to store each observation once instead of twice, as `obs` and as `next_obs`. The final observation of a
         truncated episode is stored separately.
     handle_timeout_termination
         Whether an episode end with `"TimeLimit.truncated"` in `infos` is a truncation. CleanRL's scripts pass False,
@@ -95,7 +95,7 @@ class CleanRLReplayBuffer:
     Raises
     ------
     ArgumentError
-        If a number is out of range, or only one of `alpha` and `beta` is passed.
+        If a numeric argument is out of range, or only one of `alpha` and `beta` is passed.
     DeviceError
         If torch is not installed, or cannot use the device.
 
@@ -203,7 +203,7 @@ class CleanRLReplayBuffer:
         self._expected, self._last_done = _snapshot(next_obs), done.copy()
 
     def extend(self, *columns: Sequence[Any]) -> None:
-        """Add several steps; accepts the arguments of `add`, each with a leading axis of steps."""
+        """Add several steps; each argument is as in `add`, with an additional leading axis of steps."""
         for step in zip(*columns, strict=True):
             self.add(*step)
 
@@ -312,7 +312,8 @@ class CleanRLReplayBuffer:
         priorities
             Array or tensor of shape (n,) or (n, 1).
         generation
-            `generation` of the sample; if passed, priorities of rows that have been overwritten are ignored.
+            `generation` of the sample; if passed, priorities of rows that have been overwritten since they were sampled
+            are ignored.
 
         Raises
         ------
@@ -422,7 +423,7 @@ def _is_snapshot_of(snapshot: Any, obs: Any) -> bool:
 
 
 def _equal_rows(obs: Any, snapshot: Any) -> npt.NDArray[np.bool_]:
-    """Return whether each row of an observation equals the row of a snapshot, shape (n,); NaN equals NaN."""
+    """Return whether each row of an observation equals the same row of a snapshot, shape (n,); NaN equals NaN."""
     if isinstance(obs, Batch):
         parts = [_equal_rows(part, snapshot[name]) for name, part in obs.__dict__.items()]
         return np.asarray(np.logical_and.reduce(parts), np.bool_)

@@ -1,4 +1,4 @@
-"""Conversion of steps from and to cpprb's replay buffers of named columns."""
+"""Conversion of steps from and to cpprb's replay buffers."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ _FLAGS = (names.TERMINATEDS, names.TRUNCATEDS)
 def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) -> SampleBatch:
     """Read the steps of a file in D4RL's layout.
 
-    `terminals` become `terminateds`, and `timeouts` become `truncateds`. Both flags delimit episodes; `eps_id` and `t`
-    number the episodes and their steps. If the file has no `next_observations`, the result has no `new_obs`, because
-    the file lacks the observation after a timeout. Values under `infos/` become nested `infos`; values under
-    `metadata/` are ignored. Other datasets keep their names.
+    `terminals` become `terminateds`, and `timeouts` become `truncateds`. Terminals and timeouts delimit episodes;
+    `eps_id` numbers the episodes, and `t` numbers the steps of each episode. If the file has no `next_observations`,
+    the result has no `new_obs`, because the file lacks the observation after a timeout. Values under `infos/` become
+    nested `infos`; values under `metadata/` are ignored. Other datasets keep their names.
 
     Parameters
     ----------

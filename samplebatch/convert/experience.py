@@ -1,4 +1,4 @@
-"""Intermediate form of all conversions: the steps of any source in episode order.
+"""Intermediate format of all conversions: steps from any source, grouped by episode.
 
 Sources are batches, buffers, fragments, and paths of datasets or Parquet files.
 """
@@ -46,7 +46,7 @@ class Steps(NamedTuple):
 
     An episode is a trajectory of one agent: steps with the same `eps_id`, `env_id` and `agent_index`.
 
-    - `batch`: the rows, under RLlib's names.
+    - `batch`: the rows, with RLlib's column names.
     - `bounds`: first row of each episode, followed by the number of rows, shape (k + 1,).
     """
 
@@ -83,7 +83,7 @@ def as_steps(source: Source) -> Steps:
 
 
 def steps_as_recorded(source: Source) -> Steps:
-    """Return steps as `as_steps` does, but without conversion of the recorded actions."""
+    """Return the steps of a source as in `as_steps`, but with actions as recorded."""
     batch = _flat(source)
     streams = [np.asarray(batch[name]) for name in (names.ENV_ID, names.AGENT_INDEX) if name in batch]
     if names.EPS_ID in batch:
@@ -108,7 +108,7 @@ def steps_as_recorded(source: Source) -> Steps:
 
 
 def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
-    """Return a group number per row, shape (n,): rows with equal keys form a group, in order of first appearance."""
+    """Return a group number per row, shape (n,): rows with equal keys form a group, numbered by first appearance."""
     starts = run_starts(*keys)
     code = np.zeros(len(starts), np.intp)
     for key in keys:
@@ -139,7 +139,7 @@ def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
 
 
 def as_flat(source: Source) -> SampleBatch:
-    """Return the steps of a source in stored order, under RLlib's names, without padding.
+    """Return the steps of a source in stored order, with RLlib's column names, without padding.
 
     Actions are in environment units. Raises the same errors as `as_steps`.
     """
@@ -285,7 +285,7 @@ def make_episode(
 
 
 def number_episodes(done: Flags) -> dict[str, npt.NDArray[np.int64]]:
-    """Number steps by `eps_id` and `t`, shape (n,) each; flags mark the last step of each episode.
+    """Return `eps_id` and `t` of steps, shape (n,) each; `done` marks the last step of each episode.
 
     >>> number_episodes(np.array([False, True, False]))
     {'eps_id': array([0, 0, 1]), 't': array([0, 1, 0])}
@@ -361,8 +361,9 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any
 def open_source(source: Any) -> Any:
     """Open a path as a dataset or buffer; other sources are returned unchanged.
 
-    - `source`: path of a dataset folder; or path of Parquet files of another library with RLlib's or Tianshou's column
-      names, which are loaded into a replay buffer. A replay buffer, `Dataset` or `MixedSampler` is returned unchanged.
+    - `source`: path of a dataset folder, or of Parquet files with RLlib's or Tianshou's column names that another
+      library wrote. The rows of such files are loaded into a replay buffer. A replay buffer, `Dataset` or
+      `MixedSampler` is returned unchanged.
 
     Raises ArgumentError if the source is neither a path nor an object with `sample`. Raises FormatError if a folder has
     no Parquet files, or a file is damaged. Raises the same errors as `ReplayBuffer.extend` if the rows cannot be added.

@@ -61,7 +61,7 @@ def _flatten(batch: SampleBatch) -> tuple[list[Any], _Structure]:
 
 
 def _unflatten(structure: _Structure, leaves: Iterable[Any]) -> SampleBatch:
-    """Create a batch from leaves of any type, because JAX also creates trees of placeholders."""
+    """Create a batch from leaves of any type, because JAX also passes placeholders as leaves."""
     paths, nested, flags = structure
     batch = SampleBatch.__new__(SampleBatch)
     batch._columns = {path: _column_of(leaf, path) for path, leaf in zip(paths, leaves, strict=True)}

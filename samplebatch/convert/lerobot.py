@@ -147,7 +147,7 @@ class Layout:
     def _path_template(self, template: Any) -> str:
         """Check that a path template contains only the two index fields and no path outside the folder.
 
-        Symbolic links are followed, because the download cache stores files as links to its blobs.
+        Symbolic links are followed, because Hugging Face's download cache stores files as links to blobs.
         """
         if isinstance(template, str):
             plain = _FIELD.sub("0", template)
@@ -283,7 +283,7 @@ def _holds_numbers(dtype: str) -> bool:
 
 
 def _check_targets(features: Iterable[str]) -> None:
-    """Check that features map to distinct columns, none of which is nested in another."""
+    """Check that features map to distinct columns, and that no column is nested in another column."""
     features_by_column: dict[str, str] = {}
     for name in features:
         column = _target_column(name)
@@ -491,11 +491,11 @@ def write_lerobot(
 ) -> None:
     """Write steps as a new folder in LeRobot's layout, atomically.
 
-    If observations are a single array, it becomes `observation.state`; if observations are a dict, its items become
-    `observation.*`. `actions`, `rewards` and the flags become `action`, `next.reward`, `next.done` and
-    `next.truncated`. The last step of an unfinished episode is written as truncated. Other columns keep their names.
-    Next observations and empty infos are omitted, because the layout cannot represent them. Episodes are numbered from
-    0. Timestamps are `1 / fps` seconds apart.
+    A single observation array becomes `observation.state`; the items of an observation dict become `observation.*`.
+    `actions`, `rewards` and the flags become `action`, `next.reward`, `next.done` and `next.truncated`. The last step
+    of an unfinished episode is written as truncated. Other columns keep their names. Next observations and empty infos
+    are omitted, because the layout cannot represent them. Episodes are numbered from 0. Timestamps are `1 / fps`
+    seconds apart.
 
     Parameters
     ----------
@@ -735,7 +735,7 @@ def _episodes_table(
 
 
 def _statistics(values: npt.NDArray[Any]) -> Statistics:
-    """Compute statistics over all dimensions except the last, as LeRobot does; a scalar has length 1."""
+    """Compute statistics over all dimensions except the last, as LeRobot does; for scalars, shape (1,)."""
     width = values.shape[-1] if values.ndim > 1 else 1
     rows: npt.NDArray[Any] = values.reshape(-1, width).astype(np.float64)
     # Infinite values have no mean.
@@ -763,7 +763,7 @@ def _join_statistics(rows: list[Statistics]) -> Statistics:
 
 
 def _tasks_table(tasks: list[str]) -> pa.Table:
-    """Create the table that pandas would write for a data frame indexed by task, because readers require it."""
+    """Create the table that pandas would write for a data frame indexed by task; LeRobot requires this table."""
     column = {"name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     about = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], "pandas_version": "2.2.0"}

@@ -150,7 +150,7 @@ def _episode_values(episode: SampleBatch) -> dict[str, Any]:
 
 
 def _infos_of(episode: SampleBatch) -> Any:
-    """Return infos as arrays of shape (n + 1, ...), with zeros for the reset; None if the episode has no infos."""
+    """Return infos as arrays of shape (n + 1, ...), with a row of zeros for the reset; None if there are no infos."""
     if names.INFOS not in episode:
         return None
     infos: Any = episode[names.INFOS]

@@ -91,7 +91,7 @@ def to_rlds(source: experience.Source) -> Iterator[dict[str, Any]]:
     """Yield RLDS episodes: dicts whose entry `"steps"` is a dict of arrays, with one more step than transitions.
 
     Convert the steps with `tf.data.Dataset.from_tensor_slices(episode["steps"])`. All values of the last step are zero,
-    except the observation and the flags. An unfinished episode also has a last step, which is not terminal.
+    except the observation and the flags. The last step of an unfinished episode is not terminal.
 
     Parameters
     ----------

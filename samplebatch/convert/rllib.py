@@ -96,7 +96,7 @@ def from_rllib_episodes(
     -------
     SampleBatch or MultiAgentBatch
         For multi-agent episodes, one batch per module, whose columns `agent_id` and `t` (environment time) identify
-        the rows. An action whose outcome no agent has observed yet is omitted.
+        the rows. An action is omitted if its agent has not observed the outcome yet.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _model_outputs(episode: SampleBatch, lookback: Any) -> dict[str, Any]:
     """Return the extra model outputs of an episode; `state_in` of a step becomes `state_out` of the previous step.
 
     The initial state becomes the lookback. The state after the last step is not recorded; the state before the last
-    step is used in its place, because learners do not read it.
+    step replaces it, because learners do not read the last `state_out`.
     """
     extras = [name for name in episode if name not in _OWN and name != names.STATE_IN]
     outputs = {name: lookback(experience.arrays_of(episode, name)) for name in extras}
@@ -303,7 +303,7 @@ def _to_several_agents(source: MultiAgentBatch, observation_space: Any, action_s
 
 
 def _trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield the steps of each agent in each episode; `t` is renamed because of gaps where an agent does not act."""
+    """Yield the steps of each agent in each episode; `t` is renamed, because its values can have gaps."""
     if names.AGENT_INDEX not in batch and AGENT_ID in batch:
         batch = batch.copy(shallow=True)
         batch[names.AGENT_INDEX] = np.unique(np.asarray(batch[AGENT_ID]), return_inverse=True)[1].reshape(-1)
@@ -394,8 +394,8 @@ def read_rllib_json(
     path
         A file, or a folder of files that end in `.json`.
     allow_pickle
-        Whether to unpickle packed columns of other objects. Unpickling can execute arbitrary code; allow it only for
-        files from a trusted source.
+        Whether to unpickle packed columns of objects that are neither arrays nor plain values. Unpickling can execute
+        arbitrary code; allow it only for files from a trusted source.
     max_nbytes
         Maximum number of bytes to allocate per file; None for the larger of 256 MiB and 1024 times the file's size.
 
@@ -540,8 +540,8 @@ def read_rllib_parquet(
     path
         A file, or a folder that is searched recursively for files that end in `.parquet`.
     allow_pickle
-        Whether to unpickle other objects. Unpickling can execute arbitrary code; allow it only for files from a trusted
-        source.
+        Whether to unpickle objects that are neither arrays nor plain values. Unpickling can execute arbitrary code;
+        allow it only for files from a trusted source.
     max_nbytes
         Maximum number of bytes to allocate per file; None for the larger of 256 MiB and 1024 times the file's size.
 

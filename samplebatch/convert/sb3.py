@@ -45,10 +45,10 @@ _ESTIMATES = (names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_T
 def from_sb3(buffer: BaseBuffer) -> SampleBatch:
     """Return the steps of a Stable-Baselines3 buffer, grouped by environment, in time order.
 
-    If all actions of a replay buffer are within [-1, 1] and the action space is a bounded Box, `action_unit` records
-    that the actions are scaled, because off-policy algorithms store scaled actions. If there is one environment and the
-    ring has not wrapped around, columns are views of the buffer's arrays. `env_id` is the index of the environment, and
-    `eps_id` is the index of the episode.
+    Off-policy algorithms store scaled actions. If all actions of a replay buffer are within [-1, 1] and the action
+    space is a bounded Box, `action_unit` therefore records that the actions are scaled. If there is one environment and
+    the ring has not wrapped around, columns are views of the buffer's arrays. `env_id` is the index of the environment,
+    and `eps_id` is the index of the episode.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
     Raises
     ------
     ColumnTypeError
-        If `buffer` is an object of another class.
+        If `buffer` is neither a replay buffer nor a rollout buffer of Stable-Baselines3.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def _rollout_columns(buffer: Any) -> dict[str, Any]:
 
 
 def _spaced(values: Any, positions: Any, space: Any, *, flat: bool = False) -> Any:
-    """Return rows in the shape of their space; removes the axis that Stable-Baselines3 adds to scalars."""
+    """Reshape rows to the shape of their space, and remove the axis that Stable-Baselines3 adds to scalars."""
     if isinstance(values, dict):
         return {name: _spaced(value, positions, space[name], flat=flat) for name, value in values.items()}
     return _rows(values, positions, space.shape, flat=flat)
@@ -280,7 +280,7 @@ def _share(n: int, n_envs: int) -> int:
 
 
 def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
-    """Copy rows, which are grouped by environment, to the start of arrays of shape (size, n_envs, ...)."""
+    """Copy rows that are grouped by environment to the start of arrays of shape (size, n_envs, ...)."""
     if isinstance(theirs, dict):
         if not isinstance(values, dict) or values.keys() != theirs.keys():
             parts = ", ".join(values) if isinstance(values, dict) else "a single array"
@@ -314,9 +314,10 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
     """Replay buffer for `replay_buffer_class` of Stable-Baselines3's DQN, SAC, TD3 and DDPG.
 
     Pass `n_steps`, `alpha`, `beta`, `compress` and other options in `replay_buffer_kwargs`. Uniform sampling draws the
-    same rows as Stable-Baselines3, so an algorithm with the same seed learns the same parameters. Stable-Baselines3's
-    algorithms apply n-step returns, but to use importance weights and `update_priorities`, override the `train` method
-    of the algorithm. For goal-conditioned environments, use `SB3HerReplayBuffer`.
+    same rows as Stable-Baselines3, so an algorithm with the same seed learns the same parameters as with
+    Stable-Baselines3's buffer. Stable-Baselines3's algorithms apply n-step returns. They do not use importance weights
+    or call `update_priorities`: override the `train` method of the algorithm for prioritized replay. For
+    goal-conditioned environments, use `SB3HerReplayBuffer`.
 
     Parameters
     ----------
@@ -326,7 +327,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
     Raises
     ------
     ArgumentError
-        If a number is out of range, or only one of `alpha` and `beta` is passed.
+        If a numeric argument is out of range, or only one of `alpha` and `beta` is passed.
     MissingExtraError
         If Stable-Baselines3 is not installed.
 
@@ -426,7 +427,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     Raises
     ------
     ArgumentError
-        If a number is out of range, the strategy is unknown, or `n_steps` or `alpha` is passed.
+        If a numeric argument is out of range, the strategy is unknown, or `n_steps` or `alpha` is passed.
     MissingExtraError
         If Stable-Baselines3 is not installed.
 
@@ -496,7 +497,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
             self._expected = None
 
     def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
-        """Draw transitions with replacement: original goals first, relabelled transitions last.
+        """Draw transitions with replacement; relabelled transitions follow the transitions with original goals.
 
         Parameters
         ----------
@@ -607,7 +608,7 @@ class SB3RolloutBuffer:
     observation_space, action_space
         Spaces of a single environment.
     device
-        Torch device of minibatches; `"auto"` is the GPU if one is available.
+        Torch device of minibatches; `"auto"` selects the GPU if one is available, otherwise the CPU.
     gae_lambda, gamma
         GAE lambda (decay of the advantage estimates), and discount factor per step.
     n_envs
@@ -616,7 +617,7 @@ class SB3RolloutBuffer:
     Raises
     ------
     ArgumentError
-        If a number is out of range.
+        If a numeric argument is out of range.
     DeviceError
         If torch cannot use the device.
 
@@ -801,7 +802,7 @@ class SB3RolloutBuffer:
             )
 
     def to_sample_batch(self) -> SampleBatch:
-        """Return a complete rollout under RLlib's names, grouped by environment, without a copy.
+        """Return a complete rollout with RLlib's column names, grouped by environment, without a copy.
 
         Raises
         ------

@@ -32,7 +32,7 @@ _REWARD_FUNCTION = "compute_reward_fn"
 
 
 def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> Any:
-    """Convert a Tianshou batch or replay buffer to the library's class, without a copy.
+    """Convert a Tianshou batch or replay buffer to this library's class of the same name, without a copy.
 
     The class, rows, cursors, unfinished episodes and priorities of a buffer are preserved, but not its random
     generator. Use only one of the two buffers after the conversion, because both write to the same memory.
@@ -45,7 +45,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     Returns
     -------
     Batch or ReplayBuffer
-        Object of the library's class of the same name.
+        Object of this library's class of the same name.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def _buffer_of(theirs: Any) -> ReplayBuffer:
 
 
 def to_tianshou(source: Any) -> Any:
-    """Convert a batch or a buffer to Tianshou's class; arrays of a batch are shared, and a buffer is copied.
+    """Convert a batch or a buffer to Tianshou's class; the arrays of a batch are shared, and a buffer is copied.
 
     The class, rows, cursors, unfinished episodes and priorities of a buffer are preserved. Final observations of
     buffers without next observations are omitted, and compressed rows are decompressed, because Tianshou supports
@@ -123,7 +123,7 @@ def to_tianshou(source: Any) -> Any:
     Parameters
     ----------
     source
-        A batch of either kind, columns by name, or a buffer.
+        A `SampleBatch` or `Batch`, columns by name, or a replay buffer.
 
     Raises
     ------

@@ -57,7 +57,7 @@ def from_token_dataset(dataset: Any, columns: Sequence[str] | None = None) -> Sa
 
 
 def to_token_dataset(batch: SampleBatch[Any]) -> Any:
-    """Convert a batch to a Hugging Face dataset, without a copy if the layout permits.
+    """Convert a batch to a Hugging Face dataset, without a copy if the column layouts permit.
 
     Ragged columns become lists, which TRL's trainers and collators read. Nested columns keep their dotted names.
 

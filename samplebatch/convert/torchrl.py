@@ -35,7 +35,7 @@ _SINGLE = frozenset((names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.D
 
 
 def to_tensordict(source: Source) -> TensorDict:
-    """Return steps as a TensorDict under TorchRL's names, without a copy if torch supports the layout.
+    """Return steps as a TensorDict with TorchRL's entry names, without a copy if torch supports the layout.
 
     `obs` becomes `observation` and `new_obs` becomes `("next", "observation")`. With nested observations, each part is
     an entry of the root and of `"next"`, as in TorchRL's environments. Rewards and flags have shape (n, 1), and the
@@ -112,7 +112,7 @@ def _put(entries: dict[str, Any], path: tuple[str, ...], value: Any, column: str
 
 
 def from_tensordict(td: TensorDict) -> SampleBatch:
-    """Return the steps of a TensorDict under RLlib's names; columns share memory with its tensors.
+    """Return the steps of a TensorDict with RLlib's column names; columns share memory with the TensorDict's tensors.
 
     Entries in both the root and `"next"` are observations: a single entry `observation` becomes `obs` and `new_obs`,
     and several entries become nested columns. Rewards and flags are read from `"next"` and reshaped to (n,). The last
@@ -215,7 +215,7 @@ class TorchRLReplayBuffer:
     Raises
     ------
     ArgumentError, ColumnTypeError
-        If a number is out of range, or `buffer` is not a `ReplayBuffer`.
+        If a numeric argument is out of range, or `buffer` is not a `ReplayBuffer`.
     MissingExtraError
         If tensordict is not installed.
 
@@ -292,7 +292,7 @@ class TorchRLReplayBuffer:
         return int(self.extend(td.unsqueeze(0))[0])
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
-        """Draw steps as a TensorDict with `index`, and `priority_weight` and `generation` of a prioritized buffer.
+        """Draw steps as a TensorDict with `index`; a prioritized buffer adds `priority_weight` and `generation`.
 
         Parameters
         ----------

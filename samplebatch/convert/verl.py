@@ -1,4 +1,4 @@
-"""Conversion of verl's `DataProto`: padded tensors of prompts and responses from and to ragged columns.
+"""Conversion of verl's `DataProto` from and to batches: padded tensors of prompts and responses become ragged columns.
 
 A `DataProto` is recognized by its attributes `batch` and `non_tensor_batch`; verl is not imported.
 """
@@ -38,7 +38,7 @@ def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
     Raises
     ------
     ColumnTypeError
-        If `data` lacks the attributes.
+        If `data` lacks the attribute `batch` or `non_tensor_batch`.
     ColumnMismatchError
         If `responses` are wider than `attention_mask`, or a tensor and a non-tensor column have the same name.
 

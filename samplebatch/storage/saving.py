@@ -109,9 +109,9 @@ def load(
         Names of the columns of a batch to read; None for all columns. A name selects all columns nested under it.
         Columns that are not selected are neither read nor decompressed.
     filters
-        Conditions on the rows of a batch, in pyarrow's form. The conditions of a list, for example `[("rewards", ">",
-        0.0), ("t", "<", 9)]`, are combined by "and"; a list of lists combines its inner lists by "or". Row groups whose
-        statistics exclude all rows are not read.
+        Conditions on the rows of a batch, in pyarrow's form: a list of conditions that are combined by "and", such as
+        `[("rewards", ">", 0.0)]`, or a list of such lists that are combined by "or". Row groups whose statistics
+        exclude all rows are not read.
     memory_map
         Whether to memory-map an Arrow file instead of reading it. The columns of a mapped file are read-only views.
     allow_pickle
