@@ -401,13 +401,23 @@ class FragmentItems(Items):
                 f"key must be a unique string in a table by key, and null in others, got {key!r:.80}"
             )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+    def load_state_dict(self, state: Mapping[str, Any], max_times: int) -> None:
+        """Restore a state; see `Items.load_state_dict`."""
+        before = dict(vars(self))
+        try:
+            self._load(state, max_times)
+        except BaseException:
+            # The containers and selectors of the previous fragments have been replaced, not modified.
+            vars(self).update(before)
+            raise
+
+    def _load(self, state: Mapping[str, Any], max_times: int) -> None:
         parts = [state[name] for name in ("numbers", "fragments", "priorities", "keys", "times")]
         if self.declared is not None:
             parts[1] = [self.declared.match_fragment(fragment) for fragment in parts[1]]
         rng = generator_from_state(state["generator"])
         self._clear()
+        self.max_times = max_times
         last = -1
         for number, fragment, priority, key, times in zip(*parts, strict=True):
             self._check_item(number, priority, key, times, last)

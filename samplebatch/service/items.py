@@ -193,8 +193,11 @@ class Items(ABC):
         return self.state_dict()
 
     @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned for a table of the same kind."""
+    def load_state_dict(self, state: Mapping[str, Any], max_times: int) -> None:
+        """Restore a state that `state_dict` returned for a table of the same kind; an error changes nothing.
+
+        - `max_times`: maximum number of times that each item of the state may be sampled; 0 for no limit.
+        """
 
 
 def take_options(options: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> dict[str, Any]:

@@ -476,11 +476,7 @@ class StepItems(Items):
 
         Raises ArgumentError if `times` is positive and the buffer has `sample_avail`.
         """
-        if times and self.buffer.options["sample_avail"]:
-            raise ArgumentError(
-                "max_times_sampled must be 0 for a table with sample_avail, which never samples some steps, got "
-                f"{times}"
-            )
+        self._check_max_times(times)
         if not times and self.left is not None:
             self.left.lift(self.buffer)
             self.left = None
@@ -490,6 +486,13 @@ class StepItems(Items):
         elif self.left is not None:
             self.left.set_max_draws(self.buffer, times)
         self.max_times = times
+
+    def _check_max_times(self, times: int) -> None:
+        if times and self.buffer.options["sample_avail"]:
+            raise ArgumentError(
+                "max_times_sampled must be 0 for a table with sample_avail, which never samples some steps, got "
+                f"{times}"
+            )
 
     def reset(self) -> None:
         """Remove all steps."""
@@ -515,8 +518,8 @@ class StepItems(Items):
         """Return the writer, the environment and the ring of each stream, the least recently written stream first."""
         return [[writer, environment, ring] for (writer, environment), ring in self._streams.items()]
 
-    def set_streams(self, streams: Any) -> None:
-        """Restore the assignment of rings to streams from the result of `streams`.
+    def _read_streams(self, streams: Any) -> OrderedDict[Stream, int]:
+        """Read the assignment of rings to streams from the result of `streams`.
 
         Raises FormatError if a ring does not exist or is assigned to several streams.
         """
@@ -528,7 +531,7 @@ class StepItems(Items):
             raise FormatError(
                 f"streams must have different rings from 0 to {self._rings - 1}, got {list(rings_of_streams.values())}"
             )
-        self._streams = rings_of_streams
+        return rings_of_streams
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the buffer, the streams and the remaining draws of each step."""
@@ -540,24 +543,31 @@ class StepItems(Items):
         left = None if self.left is None else self.left.counts.copy()
         return {"buffer": LiveBuffer(self.buffer), "streams": self.streams(), "left": left}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state whose `buffer` entry is a `ReplayBuffer` or its `state_dict`."""
-        buffer = state["buffer"]
+    def load_state_dict(self, state: Mapping[str, Any], max_times: int) -> None:
+        """Restore a state whose `buffer` entry is a `ReplayBuffer` or its `state_dict`; an error changes nothing."""
+        self._check_max_times(max_times)
+        streams, counts = self._read_streams(state["streams"]), state["left"]
+        left = DrawsLeft(self.capacity, max_times) if max_times else None
+        if left is not None and counts is not None:
+            left.load(np.asarray(counts))
+        self._load_buffer(state["buffer"])
+        if left is not None and counts is None:
+            left.renew(self.buffer._table.rings.stored_slots())
+        self._streams, self.left, self.max_times = streams, left, max_times
+
+    def _load_buffer(self, buffer: Any) -> None:
         if isinstance(buffer, ReplayBuffer):
             self._check_stored(buffer)
             self._adopt(buffer)
-        else:
-            previous_state = None if self.declared is None else self.buffer.state_dict()
-            self.buffer.load_state_dict(buffer)
-            try:
-                self._check_stored(self.buffer)
-            except ColumnMismatchError:
-                if previous_state is not None:
-                    self.buffer.load_state_dict(previous_state)
-                raise
-        self.set_streams(state["streams"])
-        if self.left is not None and state["left"] is not None:
-            self.left.load(np.asarray(state["left"]))
+            return
+        previous_state = None if self.declared is None else self.buffer.state_dict()
+        self.buffer.load_state_dict(buffer)
+        try:
+            self._check_stored(self.buffer)
+        except ColumnMismatchError:
+            if previous_state is not None:
+                self.buffer.load_state_dict(previous_state)
+            raise
 
     def _check_stored(self, buffer: ReplayBuffer) -> None:
         """Validate the columns of a buffer against the declared columns, using a stored step."""

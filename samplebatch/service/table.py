@@ -501,7 +501,8 @@ class ReplayTable:
         Raises
         ------
         ColumnMismatchError, FormatError
-            If the state belongs to a table with other arguments, is incomplete, or contains undeclared columns.
+            If the state belongs to a table with other arguments, is incomplete, or contains undeclared columns. The
+            table remains unchanged.
         """
         with self._lock, name_damage("the state of a table"):
             limiter, numbers = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
@@ -509,11 +510,10 @@ class ReplayTable:
             self._check_limits(limiter.limits, times)
             declared = self._items.declared
             columns = DeclaredColumns.from_state(state.get("columns"))
-            self._items.set_max_times(times)
             try:
                 if declared is None:
                     self._items.declare(columns)
-                self._items.load_state_dict(state)
+                self._items.load_state_dict(state, times)
             except BaseException:
                 self._items.declared = declared
                 raise

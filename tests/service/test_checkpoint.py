@@ -589,16 +589,24 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("uniform", {"max_times": -1}),
     ("uniform", {"taken": [["w", "s", 10**30]]}),
     ("uniform", {"taken": [[1, "s", 1]]}),
+    ("uniform", {"streams": [["w", 0, 99]]}),
+    ("uniform, limited", {"left": np.full(40, 9)}),
+    ("prioritized, limited", {"max_times": 1}),
 ]
 
 
 @pytest.mark.parametrize(("name", "changes"), IMPOSSIBLE, ids=str)
 def test_values_impossible_for_a_table_are_rejected(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    table = make(name)
-    fill(table)
+    table, other, control = make(name), make(name, seed=6), make(name, seed=6)
+    for filled in (table, other, control):
+        fill(filled)
     with pytest.raises(SampleBatchError):
-        make(name).load_state_dict(table.state_dict() | changes)
-    make(name).load_state_dict(table.state_dict())
+        other.load_state_dict(table.state_dict() | changes)
+    assert other.info() == control.info()
+    for _ in range(3):
+        assert draw(other) == draw(control)
+    other.load_state_dict(table.state_dict())
+    assert draw(other) == draw(table)
 
 
 @pytest.mark.parametrize("limits", [{"inserted": -1}, {"sampled": 10**30}, {"origin": [-1, 0]}, {"min_size": 10**6}])
