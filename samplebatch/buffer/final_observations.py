@@ -147,7 +147,7 @@ class FinalObservations:
         return is_stored
 
     def find(self, slots: Ints, rings: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return the final-observation rows of slots, shape (k,), and a mask of the valid rows."""
+        """Return one row of this store per slot, shape (k,), and whether each row belongs to its slot."""
         rows = self._row_of[slots].astype(np.intp)
         rows = np.where(rows > 0, rows, rings)
         is_valid: npt.NDArray[np.bool_] = self.owners[rows] == slots + 1
@@ -184,7 +184,7 @@ class FinalObservations:
 
 
 def patch(values: Any, where: Any, finals: Any) -> Any:
-    """Overwrite gathered observations at the given positions with final observations of the same nesting."""
+    """Overwrite gathered observations at the given positions with equally nested final observations."""
     if KINDS[type(values)] == NODE:
         for name, inner in values.__dict__.items():
             values.__dict__[name] = patch(inner, where, finals.__dict__[name])

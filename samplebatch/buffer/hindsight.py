@@ -152,9 +152,9 @@ class HERReplayBuffer(ReplayBuffer):
     compute_reward_fn
         Function that computes rewards, shape (n,), from achieved and desired goals of n steps, both of shape (n, ...).
     horizon
-        Maximum number of steps per episode, and maximum number of steps among which a new goal is chosen.
+        Maximum number of steps per episode, and maximum number of steps from which a new goal is chosen.
     future_k
-        Average number of sampled steps per sampled step that retains its original goal, at least 1.
+        Reciprocal of the average fraction of sampled steps that retain their original goals, at least 1.
     storage
         Must be None, because a folder cannot store `compute_reward_fn`.
     **kwargs
@@ -240,7 +240,7 @@ class HERReplayBuffer(ReplayBuffer):
 
     @property
     def future_k(self) -> float:
-        """Average number of sampled steps per sampled step that retains its original goal, at least 1; settable."""
+        """Reciprocal of the fraction of sampled steps that retain their original goals, at least 1; settable."""
         return self.__dict__["future_k"]  # type: ignore[no-any-return]
 
     @future_k.setter

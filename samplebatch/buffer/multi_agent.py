@@ -133,7 +133,7 @@ class MultiAgentReplayBuffer:
     Rows of one agent in one episode are contiguous and in time order, as n-step targets, stacked frames and sequences
     require. The columns `eps_id` and `agent_index` identify the episode and the agent of a row, and `t` identifies the
     step. If later rows cannot be matched to the last step of a fragment, the buffers treat this step as truncated.
-    Sampled rows contain the flags of the added batches.
+    Sampled rows contain the same flag columns as the added batches.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class MultiAgentReplayBuffer:
     seed
         Seed of the generator for all sampling.
     **options
-        Further arguments of the class `kind`. The options `compress` and `ragged` contain names of columns as in
+        Further arguments of the class `kind`. The options `compress` and `ragged` contain column names of
         `MultiAgentBatch`es. Each name must be a column of at least one policy; the first call of `sample` checks the
         names. If a named column is added only by a policy that acts after the first sample, `size` must list all
         policies.
@@ -508,7 +508,7 @@ class MultiAgentReplayBuffer:
         return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Restore the state of a buffer that was created with the same arguments; see `ReplayBuffer.load_state_dict`.
+        """Restore the state of a buffer with the same arguments as this buffer; see `ReplayBuffer.load_state_dict`.
 
         Raises
         ------

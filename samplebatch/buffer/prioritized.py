@@ -41,8 +41,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Whether to divide importance weights by the largest weight of the rows that one call reads, so that weights are
         at most 1.
     stratified
-        Whether each of n draws covers one of n equal intervals of the total priority. Rows are then in slot order, and
-        sampling frequencies deviate less from their expectation than with independent draws.
+        Whether each of n draws covers one of n equal intervals of the total priority. If true, rows are in slot order,
+        and sampling frequencies deviate less from their expectation than with independent draws.
     storage
         New folder for the rows; see `ReplayBuffer`.
     **kwargs

@@ -54,8 +54,8 @@ class ReplayBuffer:
     """Ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, optionally, `obs_next`, `info`,
-    `policy` and other names; `done` is computed. The first step determines dtypes and shapes of rows. Columns of later
-    steps have zeros or None in earlier rows. `buf.obs` is a view of all slots, if possible; `buf[...]` copies rows.
+    `policy` and other names; `done` is computed. The first step determines dtypes and shapes of rows. A new column
+    contains zeros or None in earlier rows. `buf.obs` is a view of all slots, if possible; `buf[...]` copies rows.
 
     The buffer is thread-safe: each call holds a lock. Added steps change views, such as `buf.obs`, but not copies.
 
@@ -322,7 +322,7 @@ class ReplayBuffer:
                 raise
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Copy another buffer's steps, oldest first per ring; return the new indices. Raises the errors of `add`."""
+        """Add another buffer's steps, oldest first per ring; return the steps' indices. Raises the errors of `add`."""
         # The locks are held in turn: two threads may copy between the same buffers in both directions.
         with buffer._table.lock:
             slots = views.slots_of(buffer, slice(None))
@@ -428,8 +428,8 @@ class ReplayBuffer:
         Parameters
         ----------
         batch_size
-            Number of rows. 0: all in time order; None: all in random order; negative: no rows. Raises EmptyBufferError
-            if there are no rows to sample, ArgumentError if `batch_size` is neither None nor an integer.
+            Number of rows. 0: all rows in time order; None: all rows in random order; negative: no rows. Raises
+            EmptyBufferError if there are no rows, ArgumentError if `batch_size` is neither None nor an integer.
         """
         with self._table.lock:
             return self._draw(batch_size) - self._start
@@ -690,8 +690,8 @@ class ReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """Copy the rows that a single index, a slice, or indices of any shape select.
 
-        `buf[:]` returns all rows in time order, ring by ring. Other slices and indices refer to slots; see `latest` for
-        the newest rows. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`, `done`, `obs_next`, `info` and
+        `buf[:]` returns all rows in time order, ring by ring. All other slices and indices refer to slots; see `latest`
+        for the newest rows. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`, `done`, `obs_next`, `info` and
         `policy` (empty if never added), followed by other columns. An array of indices may include empty slots.
 
         Raises
@@ -856,14 +856,14 @@ class ReplayBuffer:
         return self._table.rings.interval(start + self._start, stop + self._start) - self._start
 
     def prev(self, index: Any) -> Any:
-        """Return the index of the previous step in the episode; a first step returns its own index.
+        """Return the index of the previous step in the episode; for the first step, return its own index.
 
         Raises RowIndexError if an index is out of bounds.
         """
         return views.neighbours(self, index, Rings.prev_within, Rings.prev)
 
     def next(self, index: Any) -> Any:
-        """Return the index of the next step in the episode; a last step returns its own index.
+        """Return the index of the next step in the episode; for the last step, return its own index.
 
         Raises RowIndexError if an index is out of bounds.
         """

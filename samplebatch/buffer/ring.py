@@ -103,7 +103,7 @@ class Rings:
         return np.full(self.n, self.size, _INTP) if self.together else self.sizes.copy()
 
     def cursors_of_all(self) -> Ints:
-        """Return the position of the next row in each ring, shape (n,)."""
+        """Return the position at which the next row of each ring is written, shape (n,)."""
         return np.full(self.n, self.cursor, _INTP) if self.together else self.cursors.copy()
 
     def ring_of(self, slots: Ints) -> Ints:
@@ -118,8 +118,8 @@ class Rings:
         """Return each slot's frames, the frames of the next step, and whether the slot's step is the episode's last.
 
         This method is a fast path of `frames` and `next` for a single ring in which every frame has a row and no stack
-        wraps around; it returns None in other cases. Frames are as in `frames`. The last stored step of an episode is
-        repeated as the newest frame of the next step.
+        wraps around; it returns None in other cases. Frames are as in `frames`. After the last stored step of an
+        episode, the frames of the next step repeat the last step's frame.
         """
         window = slots[..., None] + np.arange(1 - count, 2)
         if self.n > 1 or _count(window.view(_UINTP) >= self.size):
@@ -170,7 +170,7 @@ class Rings:
         return (self.cursor or self.capacity) - 1
 
     def prev(self, slots: Ints, done: Flags) -> Ints:
-        """Return the slot of the previous step in the episode; a first step returns its own slot."""
+        """Return the slot of the previous step in the episode; for the first step, return its own slot."""
         length = (self.size or 1) if self.n == 1 else self.capacity // self.n
         if self.n > 1 and (not self.together or self.size < length):
             base, offset, size, last = self._offsets_of(slots)
@@ -193,7 +193,7 @@ class Rings:
         return previous
 
     def next(self, slots: Ints, done: Flags) -> Ints:
-        """Return the slot of the next step in the episode; the last stored step returns its own slot."""
+        """Return the slot of the next step in the episode; for the last stored step, return its own slot."""
         length = (self.size or 1) if self.n == 1 else self.capacity // self.n
         if self.n > 1 and (not self.together or self.size < length):
             base, offset, size, last = self._offsets_of(slots)
@@ -554,7 +554,7 @@ class Rings:
         self._unended = starts, *self._no_end
 
     def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Advance all of several rings by one step; see `advance`.
+        """Advance all rings by one step each, if there are several rings; see `advance`.
 
         If the step ends no episode, all returned arrays except the slots are read-only and shared between steps.
         """

@@ -1,7 +1,7 @@
 """Stores, which contain the rows of one column of a buffer in numbered slots that can be overwritten.
 
-A row is written in two steps, so that an `add` that one column rejects changes no other column: `fit` validates and
-converts rows, and `write` stores the converted rows and cannot fail.
+A row is written in two steps, so that no column changes if any column rejects the row: `fit` validates and converts
+rows, and `write` stores the converted rows and cannot fail.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class DenseStore(ArrayStore):
 
 
 class TorchStore(DenseStore):
-    """Store of torch tensors of equal shape, in a host array of equal element size.
+    """Store of torch tensors of equal shape, in a host array with the same element size as the tensors.
 
     >>> import torch
     >>> store = TorchStore("policy.hidden_state", np.zeros((4, 2), np.float32), torch.float32)
@@ -316,7 +316,7 @@ class TorchStore(DenseStore):
 
 
 def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
-    """View a tensor as an array; a dtype that NumPy lacks is viewed as an integer dtype of equal size."""
+    """View a tensor as an array; a dtype that NumPy lacks is viewed as an integer dtype of the same element size."""
     plain = rows.detach().resolve_conj().resolve_neg()
     try:
         return plain.numpy(force=True)

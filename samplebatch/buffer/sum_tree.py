@@ -20,7 +20,7 @@ class SumTree:
 
     When a weight changes, each sum above the weight is recomputed from the two child nodes, so rounding errors do not
     accumulate. The tree's array has twice as many entries as the smallest power of two that is at least `size`; the
-    pages of unused slots are not touched. The loops are compiled after the first calls in a process; see
+    memory pages of unused slots are not accessed. The loops are compiled after the first calls in a process; see
     `samplebatch.deferred_kernels`.
 
     size: number of slots; their initial weights are 0.
@@ -128,8 +128,8 @@ class SumTree:
     def find(self, values: npt.ArrayLike) -> Indices:
         """Return, for each value v, the first slot of positive weight at which the cumulative weight is at least v.
 
-        values: numbers from 0 to the total, which must be positive; shape (n,). A value above the total returns the
-            last slot of positive weight.
+        values: numbers from 0 to the total, which must be positive; shape (n,). For a value above the total, the last
+            slot of positive weight is returned.
 
         Returns: slots, shape (n,).
         """

@@ -109,8 +109,8 @@ class Table:
         following steps, and only final observations are stored separately.
     last_frame: whether to store only the newest frame of stacked observations.
 
-    fast_add: function that `compile_fast_add` compiled for batches with the layout of the last batch; None if there is
-        no such function.
+    fast_add: function that `compile_fast_add` compiled for batches with the layout of the last batch; None if no
+        function has been compiled.
     journal: write-ahead log; None for a table in memory.
     listener: observer of added and removed rows; None if there is no observer.
     action_unit: unit of the rows' actions; None if unknown.
@@ -297,7 +297,7 @@ class Table:
         return self.columns.fit_only(name, value, n)
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
-        """Set values of one column; other slots of a new column receive the default or the dtype's missing value."""
+        """Set values of one column; in a new column, other slots receive the default or the dtype's missing value."""
         prepared = self.check_column(name, value, len(slots))
         blanks = self.columns.fit_others(prepared, slots, default)
         self._begin(slots, slice(0, 0), 0)

@@ -24,7 +24,7 @@ _INTP = np.dtype(np.intp)
 
 
 class ReplayBufferManager(ReplayBuffer):
-    """Replay buffer for vector environments that combines several buffers, with one ring per environment.
+    """Replay buffer for a vector environment, combined from several buffers, with one ring per environment.
 
     The buffers and their rows become parts of the new buffer, and afterwards share the memory of the new buffer.
 
@@ -272,8 +272,8 @@ class VectorReplayBuffer(ReplayBufferManager):
 class CachedReplayBuffer(ReplayBufferManager):
     """Main buffer with one cache per environment; finished episodes are moved from the caches to the main buffer.
 
-    The main buffer therefore stores every episode contiguously, although the steps of environments are interleaved.
-    The first indices refer to the slots of the main buffer, and the following indices to the slots of the caches.
+    The main buffer stores every episode contiguously, even if the steps of several environments are added in turn. The
+    first indices refer to the slots of the main buffer, and the following indices to the slots of the caches.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ class CachedReplayBuffer(ReplayBufferManager):
 
     @property
     def cached_buffers(self) -> npt.NDArray[Any]:
-        """Caches, in an array of objects."""
+        """Caches of the environments, in an array of objects."""
         return self.buffers[1:]
 
     def add(
@@ -394,7 +394,7 @@ class CachedReplayBuffer(ReplayBufferManager):
     def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:
         """Add rows in groups of at most one row per cache.
 
-        With these groups, a finished episode is moved before the next row of its cache is added.
+        A finished episode is moved before the next row of its cache is added.
         """
         starts, used_rings = [0], set[int]()
         for row, ring in enumerate(rings.tolist()):

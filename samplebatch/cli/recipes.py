@@ -1,4 +1,4 @@
-"""Recipes of the algorithms of `samplebatch train`, which create algorithms from plain settings."""
+"""Recipes that create the algorithms of `samplebatch train` from settings."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _as_type_of(default: Any, value: Any, name: str) -> Any:
 
 
 def _plain_arguments(cls: type) -> dict[str, Any]:
-    """Return the arguments of a class whose defaults are of plain types, including arguments of its base class."""
+    """Return the arguments of a class and its base class that have a default of a plain type."""
     arguments: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):

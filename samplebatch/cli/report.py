@@ -164,7 +164,7 @@ def _note_if_empty(axes: Axes, values: Sequence[Any] | npt.NDArray[Any]) -> None
 
 
 def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str], *, title: str) -> None:
-    """Write an HTML page about a batch, atomically.
+    """Atomically write an HTML page about a batch.
 
     The page contains the columns of each policy with dtypes, shapes and ranges, and frames of image columns. If the
     batch has episode columns, the page also contains statistics and a plot of the episodes. For a training log, the

@@ -126,7 +126,7 @@ def titled_steps(batch: SampleBatch | MultiAgentBatch) -> Iterator[tuple[str, Sa
 
 
 def show_episodes(statistics: EpisodeStatistics | None) -> None:
-    """Print the statistics of episodes, unless they are None."""
+    """Print the statistics of episodes; print nothing for None."""
     if statistics is not None:
         show_table(EPISODE_HEADINGS, episode_cells(statistics), episodes_of(statistics), right=EPISODE_HEADINGS[1:])
 
@@ -171,8 +171,8 @@ class Interruption:
     """Handler of the signals that end a command early.
 
     In a `with` block, the first Ctrl-C or SIGTERM requests the command to stop, so that the command can save its work.
-    A second Ctrl-C ends the program. Further SIGTERMs are ignored, because some programs send SIGTERM twice: `timeout`,
-    and batch systems that signal a process and its group.
+    A second Ctrl-C ends the program. Further SIGTERMs are ignored, because `timeout` and some batch systems send
+    SIGTERM twice: to a process and to the process's group.
 
     - `request_stop`: function that the first signal calls at any point of the main thread; it must not acquire a lock.
 
@@ -202,8 +202,8 @@ class Interruption:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for a signal, and return whether a signal arrived; a timeout of None waits indefinitely.
 
-        A `threading.Event` is unsuitable: the main thread may hold its lock when the signal arrives, and a signal
-        between the check and the wait would not wake the waiter.
+        A `threading.Event` is unsuitable: the main thread may hold the event's lock when the signal arrives, and a
+        signal between the check and the wait would not wake the waiter.
         """
         deadline = inf if timeout_s is None else time.monotonic() + timeout_s
         while not self.status and (left_s := deadline - time.monotonic()) > 0:

@@ -39,7 +39,7 @@ def policy_by_kind(environment: Any) -> Callable[[Any], str]:
     If agents of the same kind have different spaces, the agents cannot share a batch, and each agent has its own
     policy.
 
-    - `environment`: a PettingZoo environment of either interface, or a `MultiAgentEnv` of RLlib.
+    - `environment`: a PettingZoo environment with the parallel or the AEC interface, or a `MultiAgentEnv` of RLlib.
 
     >>> from samplebatch.env.registry import make_environment
     >>> mapping = policy_by_kind(make_environment("mpe2/simple_tag_v3"))

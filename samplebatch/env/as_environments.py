@@ -154,7 +154,7 @@ def _maker(env: Any) -> Callable[[], Any]:
 
 
 def list_environments(env: Environment | Sequence[Environment], count: int) -> tuple[Environment, ...]:
-    """Return the environment id or function of each worker environment.
+    """Return the id or function of each environment of the workers.
 
     >>> list_environments("CartPole-v1", 2)
     ('CartPole-v1', 'CartPole-v1')

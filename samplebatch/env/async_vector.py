@@ -63,7 +63,7 @@ Left = list[Any] | None
 
 
 class SharedObservations:
-    """Shared memory for observations with two slots per environment, mapped by environment process and parent.
+    """Shared memory for observations: two slots per environment, mapped by environment process and parent process.
 
     No lock is required: a process writes an observation before it sends its reply, and the parent reads the observation
     before it requests the next step. Non-numeric leaves, and values that exceed the dtype of their space, are sent
@@ -482,7 +482,7 @@ class EnvironmentProcesses:
             self._listen(_LOOK_EVERY_S if left is None or left <= 0 else min(left, _LOOK_EVERY_S))
 
     def wait_for_all(self) -> None:
-        """Wait for the replies to all pending requests; the next call raises their errors."""
+        """Wait for the replies to all pending requests; the next call raises any errors in these replies."""
         while self._request_times and self._midst is None:
             self._listen(_LOOK_EVERY_S)
 
@@ -814,7 +814,7 @@ class AsyncEnvironments(Environments):
         return [answer for _, answers in self._processes.receive(len(arguments)) for _, answer in answers]
 
     def close(self) -> None:
-        """Wait for steps in flight and close the environments; processes are killed after ten seconds."""
+        """Wait for steps in flight and close the environments; kill processes that need more than ten seconds."""
         self._processes.close()
         self._shared.close()
 

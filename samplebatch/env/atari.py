@@ -30,8 +30,8 @@ def make_atari(
     """Create an Atari environment whose observations are stacked greyscale frames, as in the DQN papers.
 
     Gymnasium's `AtariPreprocessing` skips, pools, converts and resizes frames (Machado et al., arXiv:1709.06009), and
-    its `FrameStackObservation` stacks them. `terminal_on_life_loss` and `clip_rewards` are common in training (Mnih et
-    al., Nature 518, 2015); evaluate without these options.
+    Gymnasium's `FrameStackObservation` stacks the frames. `terminal_on_life_loss` and `clip_rewards` are common in
+    training (Mnih et al., Nature 518, 2015); evaluate without these options.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class StepResult(NamedTuple):
 def join_outcomes(
     rewards: Sequence[Floats], terminateds: Sequence[Flags], truncateds: Sequence[Flags]
 ) -> tuple[Floats, Flags, Flags]:
-    """Concatenate rewards and flags of several steps: arrays of shape (n,) in the dtypes of their columns.
+    """Concatenate the rewards and flags of several steps, arrays of shape (n,) each, in the dtypes of their columns.
 
     >>> join_outcomes(
     ...     [np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2
@@ -129,10 +129,11 @@ class Environments(ABC):
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
         """Step every environment; actions are passed as leaves of shape (n, ...).
 
-        Conversions of several steps are deferred to `finish_chunk`. The first five items of the result are the leaves
-        of the new observations, the rewards, the termination flags, the truncation flags, and the infos. The sixth item
-        is the mask of environments that were reset instead of stepped, shape (n,); None if no environment was reset.
-        Callers may read only the flags, which have shape (n,). The flags may also be set in autoreset steps.
+        `finish_chunk` converts the results of several steps in one operation. The first five items of the result are
+        the leaves of the new observations, the rewards, the termination flags, the truncation flags, and the infos. The
+        sixth item is the mask of environments that were reset instead of stepped, shape (n,); None if no environment
+        was reset. Callers may read only the flags in the result, each of shape (n,). The flags may also be set in
+        autoreset steps.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:

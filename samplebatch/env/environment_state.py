@@ -98,7 +98,7 @@ def load_environment(env: Any, state: bytes) -> None:
 
 
 def _find_pygame_objects(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path and value of each attribute of an environment or its wrappers that is a pygame object."""
+    """Yield path and value of every pygame object among the attributes of an environment and its wrappers."""
     visited: set[int] = set()
     waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]
     while waiting:

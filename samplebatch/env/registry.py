@@ -102,7 +102,7 @@ class AECEnvironment(Protocol):
         ...
 
     def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Return the selected agent's observation, sum of rewards since its last turn, two flags and info."""
+        """Return the selected agent's observation, sum of rewards since its last turn, both end flags and info."""
         ...
 
     def step(self, action: Any) -> None:
@@ -187,7 +187,7 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
 
 
 def imports_module(name: str) -> bool:
-    """Return whether the creation of an environment imports a module that its name specifies.
+    """Return whether the creation of an environment imports a module that the environment's name specifies.
 
     Registered ids, such as `CartPole-v1`, do not import modules. Names that are read from files must be registered ids
     unless the caller permits imports.

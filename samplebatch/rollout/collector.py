@@ -300,8 +300,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         their returns and lengths, and the states of recurrent policies. The state excludes the states of the policy,
         the hooks and the buffer. Environments are pickled; environments whose classes are not importable are pickled by
         value. If any environment cannot be pickled, for example because it runs in another process, the state contains
-        no environments. Without environments, the entry `why_reset` contains the reason, and a collector that loads the
-        state resets its environments.
+        no environments. If the state contains no environments, the entry `why_reset` contains the reason, and a
+        collector that loads the state resets its environments.
 
         Returns
         -------
@@ -333,7 +333,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of a collector that was created with the same arguments, including the seed.
+        """Restore the state of a collector with the same arguments as this collector, including the seed.
 
         Parameters
         ----------

@@ -72,7 +72,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     env
         A PettingZoo environment of the parallel or the AEC interface, a `MultiAgentEnv` of RLlib, an environment id, or
         a function that creates an environment (see `make_environment`); or a list of environments, ids and functions,
-        whose interfaces may differ. Environments are closed only by `close`.
+        whose interfaces may differ. Only `close` closes the environments.
     buffer
         A `MultiAgentReplayBuffer` to which steps are added; None to return the steps as a batch.
     policy_mapping
@@ -432,7 +432,8 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
 class PolicyStep:
     """Next step of all acting agents of a policy: observations, streams and, after `ask`, actions.
 
-    If the same agents act again, the next observations of a step are reused as the observations of the following step.
+    If all agents of a step act again, the next observations of the step are reused as observations of the following
+    step.
 
     - `parts`: slice of rows of each agent group.
     """

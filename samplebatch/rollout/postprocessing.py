@@ -135,7 +135,7 @@ class TrajectoryColumns(ABC):
     Attributes
     ----------
     named_policies
-        Policy ids that the hook requires; empty by default. Collectors whose policy ids are known reject unknown ids.
+        Policy ids that the hook requires; empty by default. A collector with named policies rejects all other ids.
     """
 
     named_policies: Collection[PolicyID] = ()
@@ -182,7 +182,7 @@ def postprocess(
     ----------
     batch
         A batch with `eps_id`, and `agent_index` if there are several agents. The batch is not modified; the result
-        shares columns that no hook changes.
+        shares unchanged columns with the batch.
     hooks
         Hooks in order of application.
     agents
@@ -319,7 +319,7 @@ class GAE(TrajectoryColumns):
     values
         Value estimates for observations: a column, or a function of observations, which is called once for all steps of
         a policy. Alternatively, a mapping from policy ids to columns or functions; batches of other policies are
-        unchanged. Collectors whose policy ids are known reject unknown ids.
+        unchanged. A collector with named policies rejects all other ids.
     bootstrap
         Value estimates for the next observation of truncated steps and of the last steps of trajectories: a function of
         observations, or a column. The default is `values` if `values` is a function.
@@ -365,8 +365,8 @@ class GAE(TrajectoryColumns):
         Raises
         ------
         ColumnNotFoundError
-            If the column of estimates is missing, or bootstrap values are required, `values` is a column and there is
-            no `bootstrap`.
+            If the column of estimates is missing; or if bootstrap values are required, `values` is a column and
+            `bootstrap` is None.
         ColumnLengthError
             If the number of estimates differs from the number of steps.
         """

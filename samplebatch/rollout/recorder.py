@@ -257,7 +257,7 @@ _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL
 
 
 class Streams(NamedTuple):
-    """Episode id and stream (environment and agent) of k rows; each field has shape (k,) and the name of its column."""
+    """Episode id and stream (environment and agent) of k rows; fields have shape (k,) and are named like columns."""
 
     eps_id: Ints
     env_id: Ints
@@ -592,7 +592,7 @@ def _results(hook: EpisodeHook, episode: Batch, steps: int) -> list[tuple[str, n
 
 
 def _blank(values: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """Return a column of missing values: False, None or NaN, depending on the dtype."""
+    """Return a column of missing values, which are False, None or NaN, depending on the dtype."""
     kind = values.dtype.kind
     dtype = values.dtype if kind in "fcbO" else np.dtype(np.float64)
     return np.full((rows, *values.shape[1:]), {"b": False, "O": None}.get(kind, np.nan), dtype)
@@ -606,7 +606,7 @@ _NO_INFO: dict[str, Any] = {}
 
 
 class VectorRecorder:
-    """Recorder of the steps of n single-agent environments, which are returned as a batch or added to a buffer.
+    """Recorder of steps in n single-agent environments; the steps are returned as a batch or added to a buffer.
 
     - `recorded`: number of steps recorded since the last `take`.
     - `looks_at_each_step`: whether steps must be recorded one at a time, because a hook processes each step or episode.

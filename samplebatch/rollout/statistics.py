@@ -178,8 +178,8 @@ def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.ND
 class RunningStatistics:
     """Statistics of episodes that extend over several fragments.
 
-    `episode_statistics` reads a single batch. `RunningStatistics` accumulates fragments, so that returns and lengths
-    cover entire episodes. The fragments of an episode must be added in time order.
+    `episode_statistics` reads a single batch. The class accumulates statistics over fragments, so that returns and
+    lengths cover entire episodes. The fragments of an episode must be added in time order.
 
     >>> running = RunningStatistics()
     >>> for t, rewards, done in (([0, 1], [1.0, 2.0], [False, False]), ([2], [4.0], [True])):
@@ -264,7 +264,7 @@ class RunningStatistics:
         self._open, self._newest = {}, {}
 
     def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Discard unfinished episodes of environments for which a fragment contains a different unfinished episode.
+        """Discard the other unfinished episodes of each environment with an unfinished episode in a fragment.
 
         All fragments must belong to one run, in which environments have distinct `env_id`s.
         """

@@ -290,8 +290,8 @@ class WorkerStats:
     lost_steps
         Known number of environment steps that failed, dead or hung workers had completed but not sent.
     stale_fragments, stale_steps
-        Number of fragments that were discarded because they exceeded `max_lag`, and number of environment steps in
-        these fragments.
+        Number of fragments that were discarded because their weights were older than `max_lag` permits, and number of
+        environment steps in these fragments.
     restarts
         Number of replaced workers.
     failures

@@ -378,7 +378,7 @@ class RayBackend(backend.Backend):
 
 @cache
 def _actor_class() -> Any:
-    """Create the actor class without restarts and retries, and cache the class, so that Ray sends it only once."""
+    """Create the actor class with restarts and retries disabled; cached, so that Ray sends the class only once."""
     options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {_CONTROL: 1}}
     return require("ray", "ray").remote(**options)(RayCollector)
 

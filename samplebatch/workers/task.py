@@ -46,7 +46,7 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Specification of a worker's environments and policy, which is pickled to the worker's process.
+    """Specification of a worker's environments and policy, pickled and sent to the worker's process.
 
     - `index`: index of the worker, counted from 0.
     - `envs`: ids or functions that create the worker's environments.
@@ -82,7 +82,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Request:
-    """Request to one worker to collect steps, which is pickled to the worker's process.
+    """Request to one worker to collect steps; the request is pickled and sent to the worker's process.
 
     - `n_step`, `n_episode`: number of steps or episodes to collect; unlimited if both are None.
     - `fragment_length`: environment steps per fragment; None for a single fragment.
@@ -100,7 +100,7 @@ class Request:
 
 @dataclass(frozen=True)
 class StateRequest(Request):
-    """Request to one worker to return or restore its state, which is pickled to the worker's process.
+    """Request to one worker to return or restore its state; the request is pickled and sent to the worker's process.
 
     - `state`: state to restore; None to return the worker's state.
     - `earlier_versions`: as in `WorkerSpec`; only used if `state` is not None.
@@ -431,7 +431,7 @@ def _only_policy(policies: Mapping[str, Any]) -> Any:
 def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any, Any]:
     """Return the spaces of a policy's first agent, or of the environment's first agent if `policy_id` is None.
 
-    Both spaces are None if the environment has no such agent.
+    Both spaces are None if the agent does not exist.
     """
     policy_of, agents = PolicyOfAgents(mapping), getattr(environment, "possible_agents", ())
     # If roles change between episodes, check the first two episodes.

@@ -279,8 +279,8 @@ class RolloutWorkers(collector.Uncopied):
         ----------
         weights
             A dict of arrays and tensors, flat or nested, such as a `state_dict()`. If the policy is a mapping, a
-            mapping from policy ids to such dicts; the weights of omitted policies are unchanged. The weights are
-            copied.
+            mapping from policy ids to dicts of arrays and tensors; the weights of omitted policies are unchanged. The
+            weights are copied.
 
         Returns
         -------
@@ -382,9 +382,9 @@ class RolloutWorkers(collector.Uncopied):
     ) -> None:
         """Start collecting in all workers and return immediately; `collect` with the same arguments receives the steps.
 
-        Workers that have not started yet use weights that are published between the two calls. If `collect` is called
-        with other arguments, it raises an error, and the next call of `fragments` yields the requested steps. `collect`
-        describes the parameters and errors.
+        Workers that have not started to collect yet use weights that are published between `request` and `collect`. If
+        `collect` is called with other arguments, `collect` raises an error, and the next call of `fragments` yields the
+        requested steps. `collect` describes the parameters and errors.
         """
         with self._one_version:
             self._begin(Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs))
@@ -395,8 +395,8 @@ class RolloutWorkers(collector.Uncopied):
         The length of a fragment is `n_step` divided by the number of workers, rounded up to a multiple of a worker's
         number of environments. Each worker collects up to two fragments ahead of the caller, and loads the newest
         weights before each fragment. A worker that has sent all steps of its request receives a new request. No worker
-        waits for another. Fragments whose weights exceed `max_lag` are discarded, counted in `worker_stats`, and
-        excluded from the result.
+        waits for another. Fragments whose weights are older than `max_lag` permits are discarded, counted in
+        `worker_stats`, and excluded from the result.
 
         Parameters
         ----------
@@ -728,8 +728,8 @@ class RolloutWorkers(collector.Uncopied):
     def request_stop(self) -> None:
         """Request `fragments` to end after the fragments that have been sent completely; callable in signal handlers.
 
-        A running call of `collect` then returns the steps received so far. A stop request during startup ends the first
-        call of `fragments` or `collect`.
+        After the request, a running call of `collect` returns the steps received so far. A stop request during startup
+        ends the first call of `fragments` or `collect`.
         """
         self._stop_requested = True
         if self._pool is not None:
@@ -785,9 +785,9 @@ _IDS = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, names.UNROLL_ID)
 class BufferWriter:
     """Writer of worker fragments into a replay buffer: ring k stores the environment with `env_id` k.
 
-    Fragments of one environment arrive in order. If a fragment does not continue the unfinished episode, because the
-    worker was replaced or a fragment was discarded, the newest step of the ring is marked as truncated. Therefore no
-    episode in the buffer has a gap.
+    Fragments of one environment arrive in time order. If a fragment does not continue the unfinished episode, because
+    the worker was replaced or a fragment was discarded, the newest step of the ring is marked as truncated. The buffer
+    therefore contains no episode with a gap.
 
     - `buffer`: a single-agent buffer with one ring per environment, or a `MultiAgentReplayBuffer`, which links the
       steps of an episode itself.
