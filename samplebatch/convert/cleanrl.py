@@ -342,7 +342,7 @@ class CleanRLReplayBuffer:
 
     @property
     def pos(self) -> int:
-        """Position at which the next step is written in each environment's ring."""
+        """Position in each environment's ring at which the next step is written."""
         return int(self.buffer._table.rings.cursors_of_all()[0]) % self.buffer_size
 
     @property

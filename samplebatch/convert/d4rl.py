@@ -102,7 +102,7 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are no steps.
     FormatError, MissingExtraError
-        If the file name has the suffix of another format, or h5py is not installed.
+        If the file name has the suffix of a format other than HDF5, or h5py is not installed.
     OSError
         If the file cannot be written.
     """

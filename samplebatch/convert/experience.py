@@ -122,7 +122,7 @@ def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
 
 
 def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
-    """Return the steps of a buffer in time order, with `eps_id` and, for several rings, `env_id`."""
+    """Return the steps of a buffer, grouped by episode, with `eps_id` and, for several rings, `env_id`."""
     table = buffer._table
     with table.lock:
         if not len(buffer):
@@ -154,9 +154,9 @@ def _flat(source: Source) -> SampleBatch:
 
 
 def fragments_of(source: Source) -> Iterator[SampleBatch | MultiAgentBatch]:
-    """Yield the parts of an iterable, or the source itself if it is not an iterable of parts.
+    """Yield the fragments of an iterable, or a single source, as batches of steps.
 
-    A MultiAgentBatch may have any number of policies. Raises the same errors as `as_flat`.
+    A MultiAgentBatch is yielded unchanged and may have any number of policies. Raises the same errors as `as_flat`.
     """
     single = isinstance(source, MultiAgentBatch | ReplayBuffer) or values_of(source) is not None
     for part in [source] if single or not isinstance(source, Iterable) else source:
@@ -260,7 +260,7 @@ def make_episode(
     truncated: bool,
     action_unit: ActionUnit | None = None,
 ) -> SampleBatch:
-    """Create the batch of an episode, in which `obs` and `new_obs` are views of the same array.
+    """Create the batch of an episode; `obs` and `new_obs` are views of the same array.
 
     - `number`: `eps_id` of the episode.
     - `observations`: arrays of shape (n + 1, ...), or a tree of arrays, including the final observation.
@@ -362,7 +362,7 @@ def open_source(source: Any) -> Any:
     """Open a path as a dataset or buffer; other sources are returned unchanged.
 
     - `source`: path of a dataset folder, or of Parquet files with RLlib's or Tianshou's column names that another
-      library wrote. The rows of such files are loaded into a replay buffer. A replay buffer, `Dataset` or
+      library wrote. The rows of Parquet files are loaded into a replay buffer. A replay buffer, `Dataset` or
       `MixedSampler` is returned unchanged.
 
     Raises ArgumentError if the source is neither a path nor an object with `sample`. Raises FormatError if a folder has
@@ -406,9 +406,9 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
 
 
 def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
-    """Return a file, or the sorted files with a suffix below a folder.
+    """List a single file, or all files with a suffix below a folder, sorted by path.
 
-    Raises FormatError if no file exists.
+    Raises FormatError if a folder has no file with the suffix.
     """
     root = Path(path)
     if not root.is_dir():

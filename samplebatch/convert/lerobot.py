@@ -64,7 +64,7 @@ class Feature(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """Location of each episode's rows, in episode order.
+    """Locations of the rows of all episodes, in episode order.
 
     - `number`, `length`, `chunk`, `file`: episode number, frame count, chunk index and file index of each episode,
       shape (k,) each.
@@ -83,7 +83,7 @@ class Episodes(NamedTuple):
 class Layout:
     """Validated metadata of a dataset folder.
 
-    - `features`: the columns by name.
+    - `features`: descriptions of the columns by name.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -208,7 +208,7 @@ def read_lerobot(
 ) -> SampleBatch:
     """Read the frames of a LeRobot dataset as steps, grouped by episode.
 
-    Features `observation.*` become nested `obs`; if `observation.state` is the only such feature that is read,
+    Features `observation.*` become nested `obs`; if `observation.state` is the only observation that is read,
     `observation.state` becomes `obs`. `action`, `next.reward`, `episode_index` and `frame_index` become `actions`,
     `rewards`, `eps_id` and `t`. `next.done` becomes `dones`, or `terminateds` and `truncateds` if `next.truncated`
     exists. The row number `index` is omitted; other features keep their names. The result has no `new_obs`, because the
@@ -648,7 +648,7 @@ def _info(steps: experience.Steps, features: Mapping[str, Any], fps: float, task
 
 @contextlib.contextmanager
 def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Create a temporary folder, which replaces the target on success and is removed on failure."""
+    """Create a temporary folder that replaces the target on success and is removed on failure."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         kind = "a folder with files" if target.is_dir() else "a file"
@@ -688,14 +688,14 @@ def _write(
 
 
 def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
-    """Return the file number of each episode, shape (k,); each file has approximately `_FILE_MIB` MiB or less."""
+    """Return the file number of each episode, shape (k,); a file contains at most approximately `_FILE_MIB` MiB."""
     beyond = steps.bounds[:-1] * (nbytes / steps.batch.count) // (_FILE_MIB << 20)
     numbers: npt.NDArray[np.intp] = np.unique(beyond, return_inverse=True)[1].reshape(-1)
     return numbers
 
 
 def _arrow(values: npt.NDArray[Any]) -> pa.Array:
-    """Convert an array to nested Arrow lists, as LeRobot does; vectors become fixed-size lists."""
+    """Convert an array to nested Arrow lists; vectors become fixed-size lists, or scalars if their length is 1."""
     values = np.ascontiguousarray(values)
     array = pa.array(values.reshape(-1))
     shape = values.shape[1:]
@@ -735,7 +735,7 @@ def _episodes_table(
 
 
 def _statistics(values: npt.NDArray[Any]) -> Statistics:
-    """Compute statistics over all dimensions except the last, as LeRobot does; for scalars, shape (1,)."""
+    """Compute statistics over all dimensions but the last, as LeRobot does; statistics of scalars have shape (1,)."""
     width = values.shape[-1] if values.ndim > 1 else 1
     rows: npt.NDArray[Any] = values.reshape(-1, width).astype(np.float64)
     # Infinite values have no mean.

@@ -1,4 +1,4 @@
-"""Conversion of Stable-Baselines3's buffers, and classes that replace its replay, hindsight and rollout buffers."""
+"""Conversion of Stable-Baselines3's buffers, and classes that replace the replay, hindsight and rollout buffers."""
 
 from __future__ import annotations
 
@@ -220,9 +220,9 @@ def to_sb3_rollout(
     gae_lambda: float = 1.0,
     device: Any = "auto",
 ) -> RolloutBuffer:
-    """Copy steps into a full rollout buffer of Stable-Baselines3, for PPO or A2C to train on.
+    """Copy steps into a full rollout buffer of Stable-Baselines3, for training with PPO or A2C.
 
-    Actions are copied as recorded, because `action_logp` refers to recorded actions.
+    Actions are copied as recorded, because `action_logp` refers to the recorded actions.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def to_sb3_rollout(
 
 
 def _unit_of(space: Any) -> ActionUnit | None:
-    """Return the action unit in replay buffers: scaled to [-1, 1] for a bounded Box, otherwise None."""
+    """Return the unit of actions in replay buffers: scaled to [-1, 1] for a bounded Box, otherwise None."""
     if not hasattr(space, "low") or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         return None
     return ActionUnit("scale", space.low, space.high)
@@ -315,9 +315,9 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
 
     Pass `n_steps`, `alpha`, `beta`, `compress` and other options in `replay_buffer_kwargs`. Uniform sampling draws the
     same rows as Stable-Baselines3, so an algorithm with the same seed learns the same parameters as with
-    Stable-Baselines3's buffer. Stable-Baselines3's algorithms apply n-step returns. They do not use importance weights
-    or call `update_priorities`: override the `train` method of the algorithm for prioritized replay. For
-    goal-conditioned environments, use `SB3HerReplayBuffer`.
+    Stable-Baselines3's buffer. Stable-Baselines3's algorithms apply n-step returns, but neither use importance weights
+    nor call `update_priorities`. For prioritized replay, override the algorithm's `train` method. For goal-conditioned
+    environments, use `SB3HerReplayBuffer`.
 
     Parameters
     ----------
@@ -847,7 +847,7 @@ class SB3RolloutBuffer:
 
 
 def _select(column: Any, rows: Any) -> Any:
-    """Select rows of a column, or of a dict of columns, of shape (n_envs, buffer_size, ...) by flat index."""
+    """Select rows by flat index from an array of shape (n_envs, buffer_size, ...), or from a dict of such arrays."""
     if isinstance(column, dict):
         return {name: _select(part, rows) for name, part in column.items()}
     return column.reshape(-1, *column.shape[2:])[rows]

@@ -80,7 +80,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
 
 
 class _Attributes:
-    """Reader of the attributes of a buffer in memory, with the interface of file readers."""
+    """Reader for the attributes of an in-memory buffer, with the interface of the file readers."""
 
     allow_pickle = True
 

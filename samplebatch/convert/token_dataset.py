@@ -1,4 +1,4 @@
-"""Conversion of tokenized datasets of Hugging Face and TRL, and of lists of dicts."""
+"""Conversion of tokenized Hugging Face datasets, such as TRL's, and of lists of dicts."""
 
 from __future__ import annotations
 

@@ -200,13 +200,13 @@ class TorchRLReplayBuffer:
     Parameters
     ----------
     buffer
-        A buffer with one or more rings. If the first batch dimension has several environments, the buffer must have one
-        ring per environment, or the data must contain `("collector", "traj_ids")`.
+        A buffer with one or more rings. If added data has several environments, the buffer must have one ring per
+        environment, or the data must contain `("collector", "traj_ids")`.
     batch_size
         Default number of steps that `sample` returns.
     n_step
-        Maximum number of steps per row. If `n_step` is set, rewards are n-step returns, and samples contain
-        `steps_to_next_obs`.
+        Maximum number of steps per n-step return; None for single steps. If `n_step` is set, rewards are n-step
+        returns, and samples contain `steps_to_next_obs`.
     gamma
         Discount factor per step of n-step returns.
     device

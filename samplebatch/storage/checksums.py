@@ -143,7 +143,7 @@ def _sum(data: memoryview, form: Format, checksums: Mapping[int, int]) -> tuple[
 
 
 def _read(data: memoryview, form: Format, name: str) -> FileChecksums | None:
-    """Read the checksums of a file; None if the file has no checksums.
+    """Read the checksums of a file; return None if the file has no checksums.
 
     Raises FormatError if the checksums are damaged.
     """

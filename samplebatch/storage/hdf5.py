@@ -166,7 +166,7 @@ def _create(group: h5py.Group, name: str, array: npt.NDArray[Any], compression: 
 
 
 def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Convert an array to a dtype that HDF5 supports; None if no such dtype exists."""
+    """Convert an array to a dtype that HDF5 supports; return None if no such dtype exists."""
     import h5py
 
     kind = array.dtype.kind

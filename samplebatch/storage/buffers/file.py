@@ -94,7 +94,8 @@ class PreparedBuffer:
 def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None = None) -> PreparedBuffer:
     """Create a snapshot of a buffer for writing (lock held).
 
-    No memory is allocated for rows; priorities are copied into `memory`, shape (capacity,).
+    No memory is allocated for rows. Priorities are copied into `memory`, shape (capacity,), or into a new array if
+    `memory` is None.
     """
     table, ring, sampler = buffer._table, buffer._ring, buffer._sampler
     rings = table.rings
@@ -120,7 +121,7 @@ def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None 
 
 
 def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter, part_nbytes: int) -> Iterator[Ints]:
-    """Write a snapshot in parts, and yield the slots of each part once the rows of the part are read.
+    """Write a snapshot in parts, and yield the slots of each part once the part's rows have been read.
 
     read: function that reads rows from one store.
     open_writer: function that opens a writer of the file for a schema.

@@ -187,7 +187,7 @@ class Commits:
         os.ftruncate(self._files[UNDO], _RESERVED_NBYTES)
 
     def _read(self, name: str, magic: bytes) -> Record | None:
-        """Read a record; None if the record is only partially written."""
+        """Read a record; return None if the record is only partially written."""
         fd = self._files[name]
         head = os.pread(fd, _HEAD.size, 0)
         if len(head) < _HEAD.size:

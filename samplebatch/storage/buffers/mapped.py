@@ -309,7 +309,7 @@ def _notes(tree: Tree) -> buffer_state.State:
 
 
 def pack_state(rings: buffer_state.State, trailer: bytes) -> bytes:
-    """Encode the state of rings as bytes, followed by `trailer`, the remaining state as JSON.
+    """Encode the state of rings as bytes, and append `trailer`, which contains the remaining state as JSON.
 
     >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state_dict()
     >>> again, rest = unpack_state(pack_state(state, b'{"stack_num": 4}'), [4], ())

@@ -112,7 +112,7 @@ def locked_checkpoint(folder: Path, *, exclusive: bool) -> Iterator[None]:
 
 
 class SegmentWriter:
-    """Writer of one checkpoint's rows as segments.
+    """Writer of segments that contain the rows of one checkpoint.
 
     Call `add` for each table, then `write`. Call `remove_unreferenced` after the checkpoint has been replaced.
 

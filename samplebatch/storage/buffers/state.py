@@ -127,7 +127,7 @@ def _check_flag(table: Table, name: str) -> None:
 
 
 def check_fragments(buffers: Mapping[PolicyID, ReplayBuffer], forms: Mapping[PolicyID, Form]) -> None:
-    """Check that each policy has a form and, if it has rows, valid columns of fragment ends and rewards."""
+    """Check that each policy has a `Form`, and that stored rows have valid fragment ends and rewards."""
     for policy, buffer in buffers.items():
         table = buffer._table
         if policy not in forms:
@@ -242,7 +242,7 @@ def sampler_state(sampler: Sampler, slots: Any) -> State:
 
 
 def sampler_from_state(state: Any, capacity: int, slots: Any) -> Sampler:
-    """Create a sampler from its state for a table with `capacity` slots; `slots`, shape (n,), are those with rows."""
+    """Create a sampler from its state for a table with `capacity` slots; `slots`, shape (n,), contain rows."""
     try:
         return _SAMPLERS[state["kind"]].from_state_dict(capacity, slots, state["known"])
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:

@@ -69,7 +69,7 @@ class FolderStatus:
 
     @classmethod
     def read(cls, folder: Path, version: int) -> Self | None:
-        """Read the status of a folder; None for a folder version that has no status.
+        """Read the status of a folder; return None for a folder version without status files.
 
         Raises FormatError if the status is missing or damaged.
         """
@@ -162,8 +162,8 @@ class FolderStatus:
     def write_closed(self, names: Iterable[str], before: Self | None) -> None:
         """Write the status of a closed folder with checksums of all files; the files must have been synced to disk.
 
-        before: status when the folder was opened, if the folder was closed then, else None. Files that have not changed
-        since the folder was opened are not read.
+        before: status that was read when the closed folder was opened; None if the folder was not closed. Files that
+        have not changed since the folder was opened are not read.
         """
         settled = {} if before is None else {name: before._settled(name) for name in before._files}
         self._write({name: _state(self.folder / name, settled.get(name)) for name in names}, closed=True)

@@ -206,7 +206,7 @@ class CommitLog:
 
 
 def begin(about: dict[str, Any]) -> dict[str, Any]:
-    """Return a log entry with properties of all batches, either the first entry of a log or an extension."""
+    """Return a log entry that sets or extends the properties of all batches."""
     return {"version": _VERSION, "about": about}
 
 
@@ -216,12 +216,12 @@ def add(part: Part, instead: list[str]) -> dict[str, Any]:
 
 
 def encode_schema(schema: pa.Schema) -> str:
-    """Encode the schema that batches have in memory, for a log entry."""
+    """Encode the in-memory schema of batches for a log entry."""
     return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
 
 
 def schema_in(about: dict[str, Any]) -> pa.Schema:
-    """Decode the schema that batches have in memory."""
+    """Decode the in-memory schema of batches from the properties in a log."""
     try:
         return ipc.read_schema(pa.py_buffer(base64.b64decode(about["schema"])))
     except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
@@ -289,7 +289,7 @@ def _write(fd: int, data: bytes, at: int) -> None:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Decode a line of the log; None if the checksum does not match."""
+    """Decode a line of the log; return None if the checksum does not match."""
     try:
         if int(line[:8], 16) != zlib.crc32(line[9:]):
             return None

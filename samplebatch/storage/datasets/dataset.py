@@ -155,7 +155,7 @@ class Dataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema that the rows of the dataset's first part have in memory.
+        """In-memory Arrow schema of the rows in the dataset's first part.
 
         Raises
         ------

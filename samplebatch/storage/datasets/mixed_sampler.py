@@ -299,7 +299,7 @@ class MixedSampler:
 
 
 def _is_reserved(value: Any) -> bool:
-    """Return whether a value has no rows: None, or only reserved names."""
+    """Return whether a value has no rows, because it is None or contains only reserved names."""
     return value is None or (KINDS[type(value)] == NODE and all(map(_is_reserved, value.__dict__.values())))
 
 
@@ -310,7 +310,7 @@ def _is_empty(value: Any) -> bool:
 
 
 class SourceState:
-    """Checkpoint state of data sources that exist before training: generator states and any priorities.
+    """Checkpoint state (random generators and any priorities) of data sources that exist before training.
 
     The state does not include the rows. A source is a replay buffer, `Dataset`, `MixedSampler` or another object with
     `state_dict` and `load_state_dict`. Raises ArgumentError for other objects.

@@ -60,7 +60,7 @@ class Chunk(NamedTuple):
 
 
 class BoundedReader:
-    """Reader of Parquet columns within a memory bound.
+    """Reader of Parquet columns that enforces a memory bound.
 
     file: an open `pyarrow.parquet.ParquetFile`.
 

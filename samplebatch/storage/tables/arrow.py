@@ -61,7 +61,7 @@ def write_arrow(
     OSError
         If the file cannot be written.
     FormatError
-        If the suffix of the path belongs to another format.
+        If the suffix of the path belongs to a format other than Arrow.
     ColumnTypeError
         If a value of a nested batch is a scalar, which cannot be a column.
     SequenceError
@@ -154,8 +154,8 @@ def arrow_writer(
     path, compression, durable: as in `write_arrow`. schema: schema of the tables. nbytes: size of the tables in bytes,
     used to reserve disk blocks in advance; 0 if the size is unknown.
 
-    Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
-    another format. Raises ArgumentError if the compression is unknown.
+    Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to a
+    format other than Arrow. Raises ArgumentError if the compression is unknown.
     """
     options = _options(path, compression)
     with replacing(path, durable=durable) as file:

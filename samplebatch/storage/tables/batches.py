@@ -57,7 +57,7 @@ class TableFile(ABC):
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema that the table has in memory."""
+        """In-memory schema of the table."""
         return self._file_schema.schema
 
     @property
@@ -75,7 +75,7 @@ class TableFile(ABC):
 
     @abstractmethod
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of groups, in the given order.
+        """Read the columns `names` of some groups, in the order of `groups`.
 
         Raises FormatError if the file is damaged or truncated. Raises CapacityError if a column exceeds the remaining
         memory bound.
@@ -306,7 +306,7 @@ def _read_rows(
     *,
     allow_pickle: bool = False,
 ) -> AnyBatch:
-    """Read the rows that satisfy the filters, by group; groups without matching rows are not read further."""
+    """Read the rows that satisfy the filters; skip the other columns of groups without matching rows."""
     condition = RowFilter(filters, file.schema, repr(file.name))
     batches: list[AnyBatch] = []
     for group in file.matching(condition):

@@ -37,7 +37,7 @@ _MAX_SCHEMA_NBYTES = 1 << 16
 
 
 class _ParquetSchema(batches.FileSchema):
-    """Schema of Parquet files and the types in which its columns are stored."""
+    """Schema of Parquet files, and the storage types of the schema's columns."""
 
     def __init__(self, stored: pa.Schema) -> None:
         super().__init__(_schema_in_memory(stored))
@@ -238,8 +238,8 @@ def parquet_writer(
 ) -> Iterator[ParquetWriter]:
     """Open a writer of a Parquet file with checksums; the file replaces `path` if the `with` block succeeds.
 
-    Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
-    another format. Raises ArgumentError if the codec is unknown.
+    Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to a
+    format other than Parquet. Raises ArgumentError if the codec is unknown.
     """
     from pyarrow import parquet
 
