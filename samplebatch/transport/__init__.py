@@ -1,7 +1,7 @@
 """Channels and broadcasts of batches between processes, in shared memory.
 
 Classes of this package are imported on first use. `samplebatch.channel`, `samplebatch.gather` and
-`samplebatch.broadcast` create instances of these classes.
+`samplebatch.broadcast` create instances of the package's classes.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ _write = os.write
 
 
 class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Consumer-side bytes of a block, shape (nbytes,); deleting the last view of these bytes returns the block.
+    """Consumer-side bytes of a block, shape (nbytes,); deleting the last view returns the block to the producer.
 
-    - `first`: lease of the message's first block, which further blocks of the same message reference.
+    - `first`: lease of the message's first block; the leases of the message's other blocks reference it.
     """
 
     __slots__ = ("first",)
@@ -41,7 +41,7 @@ class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 class LeaseRef(weakref.ref[Lease]):
-    """Weak reference to a lease, which returns the block when the lease is deleted.
+    """Weak reference to a lease; its callback returns the lease's block when the lease is deleted.
 
     - `ident`: number of the message that contains the block.
     """
@@ -51,11 +51,11 @@ class LeaseRef(weakref.ref[Lease]):
 
 
 class ReturnPipe:
-    """Pipe through which a consumer returns blocks, as message numbers of 8 bytes that are written atomically.
+    """Pipe through which a consumer returns blocks by message number; each number is 8 bytes and is written atomically.
 
-    Several threads may return blocks concurrently, and a signal handler may return a block while another block is being
-    returned, so there are no locks. If it is unknown after an interrupt whether a number was written, the number is
-    written again; the producer processes each number only once.
+    The pipe has no lock, because a signal handler may return a block while it interrupts the return of another block.
+    If it is unknown after an interrupt whether a number was written, the number is written again; the producer
+    processes each number only once.
 
     - `descriptor`: descriptor of the pipe; -1 before `open`.
     - `lent`: weak references to the existing leases, by message number.
@@ -68,7 +68,7 @@ class ReturnPipe:
         self.lent: dict[int, LeaseRef] = {}
 
     def open(self, descriptor: int) -> None:
-        """Set the pipe's descriptor, for blocks that this process received; this object then owns the descriptor."""
+        """Set the pipe's descriptor for blocks that this process receives; this object then owns the descriptor."""
         self._process = this_process[0]
         self.descriptor = descriptor
 
@@ -77,7 +77,7 @@ class ReturnPipe:
         self.give(reference.ident)
 
     def give(self, ident: int) -> None:
-        """Return the blocks of a message."""
+        """Return all blocks of a message to the producer."""
         if self._process != this_process[0]:
             # The leases in a forked child are copies of its parent's leases.
             return
@@ -159,7 +159,7 @@ def block_nbytes(nbytes: int) -> int:
 class Arena:
     """Allocator of byte ranges within an arena, used by `Blocks`.
 
-    - `start`, `stop`: aligned start and end of the arena, in bytes.
+    - `start`, `stop`: aligned start and end offset of the arena, in bytes.
     - `allocated`: start and size of each range that is already allocated.
 
     >>> arena = Arena(0, 1 << 20)
@@ -187,7 +187,7 @@ class Arena:
     def take(self, nbytes: int) -> int | None:
         """Allocate a range of bytes and return the start of the range; return None if no free range is long enough.
 
-        - `nbytes`: a result of `block_nbytes`.
+        - `nbytes`: size of the range in bytes, as returned by `block_nbytes`.
         """
         reusable = self._reusable.get(nbytes)
         if reusable:
@@ -204,7 +204,7 @@ class Arena:
         return start
 
     def is_warm(self, nbytes: int) -> bool:
-        """Return whether a recently returned block of this size is free."""
+        """Return whether a recently returned block of `nbytes` bytes is free."""
         return bool(self._reusable.get(nbytes))
 
     def give(self, start: int, nbytes: int) -> None:
@@ -218,9 +218,9 @@ class Arena:
             self._reusable[nbytes] = [start]
 
     def _cut(self, nbytes: int) -> int | None:
-        """Allocate from the first free range that is long enough.
+        """Allocate a block from the first or the last free range that is long enough.
 
-        Small sizes are allocated from the last range that is long enough.
+        Large blocks are allocated at the start of the first range, and small blocks at the end of the last range.
         """
         starts, stops = self._starts, self._stops
         small = nbytes <= SMALL_NBYTES
@@ -264,11 +264,12 @@ class Arena:
 class Blocks:
     """Producer-side allocator of blocks, which tracks blocks that are lent to the consumer or reserved.
 
-    `lent` and `reserved` contain all allocated blocks. Each of these two dicts changes in a single operation, and
-    `arena` can be rebuilt from the dicts. A signal handler may raise between any two calls, so `is_settled` is false
-    until an allocated block is in one of the two dicts. If `is_settled` is false, the next call rebuilds the arena.
+    `lent` and `reserved` contain all allocated blocks. Each change of `lent` or `reserved` is a single operation, and
+    `arena` can be rebuilt from these two dicts. A signal handler may raise between any two calls, so `is_settled` is
+    false until an allocated block is in `lent` or `reserved`. If `is_settled` is false, the next call of `take`,
+    `collect` or `settle` rebuilds the arena.
 
-    - `start`, `stop`: start and end of the arena, in bytes.
+    - `start`, `stop`: start and end offset of the arena, in bytes.
     - `back`: non-blocking pipe through which the consumer returns blocks by message number.
 
     The attributes are:
@@ -324,7 +325,7 @@ class Blocks:
 
     @property
     def starved_for_s(self) -> float:
-        """Time in seconds since `starved_since`, which the first call sets."""
+        """Seconds since `starved_since`; if `starved_since` is None, it is set to the current time."""
         if self.starved_since is None:
             self.starved_since = time.monotonic()
         return time.monotonic() - self.starved_since

@@ -88,10 +88,9 @@ class Publication:
 class Publisher(peers.Transferable):
     """Publishing end of a broadcast, created by `samplebatch.broadcast`.
 
-    A publisher belongs to the first process that publishes a value or closes the publisher. After the death of the
-    process that owns the publisher, the publisher belongs to the next process that publishes a value or closes the
-    publisher. Before the first publication, readers detect the death of the process that received the publisher.
-    Concurrent calls are serialized.
+    A publisher belongs to the first process that publishes a value or closes the publisher. If the owning process dies,
+    the publisher belongs to the next process that publishes a value or closes the publisher. Before the first
+    publication, readers detect the death of the process that received the publisher. Concurrent calls are serialized.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[peers.Recipient]) -> None:
@@ -134,7 +133,7 @@ class Publisher(peers.Transferable):
         return self._board is None
 
     def publish(self, value: Any) -> int:
-        """Publish a batch or weights, which replace the previous publication. Never waits for readers.
+        """Publish a batch or weights in place of the previous publication. Never waits for readers.
 
         Parameters
         ----------
@@ -144,7 +143,7 @@ class Publisher(peers.Transferable):
 
         Returns
         -------
-        Number of the publication, which is the previous publication's number plus one.
+        Number of the publication: the previous publication's number plus one.
 
         Raises
         ------
@@ -353,7 +352,7 @@ class Subscription:
         Parameters
         ----------
         timeout_s
-            Seconds to wait; unlimited if None.
+            Maximum waiting time in seconds; None for no limit.
         into
             Arrays and tensors to which the weights are copied, such as a model's `state_dict()`; None allocates new
             memory. The names, shapes and dtypes in `into` must match the publication. After a `ChannelTimeoutError`,
@@ -410,7 +409,7 @@ class Subscription:
 
         Returns
         -------
-        As `latest`.
+        As in `latest`.
 
         Raises
         ------
@@ -419,7 +418,7 @@ class Subscription:
         PeerDiedError
             If the publisher's process died before it published `version`.
         ChannelTimeoutError, ColumnMismatchError, UntrustedPickleError, FormatError, ChannelClosedError
-            As `latest`.
+            As in `latest`.
         """
         board = self._open()
         deadline = peers.deadline_of(timeout_s)
@@ -580,7 +579,7 @@ class Content(NamedTuple):
 class Board:
     """Shared memory of a broadcast, with blocks for publications and counters that record each block's publication.
 
-    - `region`: region initialized by `create`, in this process or another.
+    - `region`: shared memory that `create` has initialized in this process or in another process.
 
     Its attributes:
     - `blocks`: number of blocks.
@@ -618,7 +617,7 @@ class Board:
         return board
 
     def read_only(self) -> Self:
-        """Return a read-only view of this memory; processes that receive the view cannot write to the memory either."""
+        """Return a read-only view of this memory; a process that receives the view cannot write to the memory."""
         return type(self)(self.region.read_only())
 
     @property
@@ -629,7 +628,7 @@ class Board:
 
     @property
     def writer(self) -> peers.ProcessIdentity:
-        """Identity of the publishing process; before the first publication, of the registered future publisher."""
+        """Identity of the publishing process, or of the registered future publisher before the first publication."""
         pid = self._words[_PID]
         fence()
         return peers.ProcessIdentity(pid, self._words[_STARTED])
@@ -669,7 +668,7 @@ class Board:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
 
     def begin(self) -> npt.NDArray[np.uint8]:
-        """Invalidate the oldest publication; return its block for the next publication, shape (block_nbytes,)."""
+        """Invalidate the oldest publication; return its block, shape (block_nbytes,), for the next publication."""
         version = self.status.newest + 1
         self._words[self._word(version) + _HOLDS] = 0
         fence()
@@ -861,8 +860,8 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
     - `part`, `places`: descriptions and offsets of the weights.
     - `root`: memory that contains the weights.
 
-    Raises ColumnMismatchError if a name, shape or dtype in `target` differs from the weights; the message contains the
-    first difference, and `target` is unchanged.
+    Raises ColumnMismatchError if a name, shape or dtype in `target` differs from the published weights. The message
+    contains the first difference, and `target` is unchanged.
     """
     columns = iter(part.columns)
     fixed = iter(places)

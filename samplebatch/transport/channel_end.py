@@ -72,8 +72,9 @@ LONG_S: Final = 1.0
 class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """Bytes of a region.
 
-    NumPy collapses the base of a view to the first base of the same class. Arrays over a block must keep the block
-    alive, so the region's bytes need a class that differs from the block's class.
+    NumPy replaces the base of a view with the base's own base if the base's base has the view's class. Arrays over a
+    block must keep the block alive, so the region's bytes have a class that differs from the classes of blocks and
+    arrays.
     """
 
     __slots__ = ()
@@ -158,7 +159,7 @@ class ChannelEnd(peers.Transferable):
         words[side + STATE] = state
 
     def _greet(self) -> None:
-        """Notify the other end, if it is waiting, of the process that it must watch."""
+        """Notify the other end, if it is waiting, that it must watch this process."""
 
     def _bind(self) -> None:
         name = _NAMES[self._side]
@@ -249,11 +250,11 @@ class ChannelEnd(peers.Transferable):
         self._peer_has_died()
 
     def _await_too(self, descriptor: int) -> None:
-        """Add a descriptor that interrupts this end's waits."""
+        """Add a descriptor that ends this end's waits when the descriptor is readable."""
         raise NotImplementedError
 
     def _await_no_more(self, descriptor: int) -> None:
-        """Remove a descriptor that interrupts this end's waits."""
+        """Remove a descriptor that `_await_too` has added."""
         raise NotImplementedError
 
     def _peer_has_died(self) -> bool:
@@ -340,7 +341,7 @@ class ChannelEnd(peers.Transferable):
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> None:
-        """Report the error that ends this process to the other end, if possible."""
+        """Report to the other end, if possible, the error that ends this process."""
 
     def __enter__(self) -> Self:
         # The end of a process that has sent nothing must be detected, too.
@@ -365,7 +366,7 @@ class ChannelEnd(peers.Transferable):
 
 
 def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
-    """Close the end of an exiting process, so that it is not considered dead; report the process's error, if any."""
+    """Close the end of an exiting process, which then does not appear dead; report the process's error, if any."""
     end = reference()
     if end is None:
         return
@@ -387,7 +388,7 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
 
 def pack_failure(reason: str, details: str) -> bytes:
-    """Encode the reason and the details of a failure for the header; of a long text, only the end is included."""
+    """Encode the reason and the details of a failure for the header; long texts are truncated at their start."""
     return pack_metadata({"reason": reason[-_MAX_REASON:], "details": details[-_MAX_DETAILS:]})
 
 

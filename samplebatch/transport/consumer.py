@@ -78,7 +78,7 @@ class Consumer(channel_end.ChannelEnd):
         Parameters
         ----------
         timeout_s
-            Seconds to wait; unlimited if None.
+            Maximum waiting time in seconds; None for no limit.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Consumer(channel_end.ChannelEnd):
         Parameters
         ----------
         timeout_s
-            Seconds to wait; unlimited if None.
+            Maximum waiting time in seconds; None for no limit.
         """
         self._acquire()
         deadline = deadline_of(timeout_s)
@@ -193,7 +193,7 @@ class Consumer(channel_end.ChannelEnd):
         Parameters
         ----------
         timeout_s
-            Seconds to wait; unlimited if None.
+            Maximum waiting time in seconds; None for no limit.
 
         Yields
         ------
@@ -206,9 +206,9 @@ class Consumer(channel_end.ChannelEnd):
             At the end of the `with` statement, if arrays, slices or tensors of the batch still exist. The remaining
             arrays stay valid, and the memory is returned when the last of these arrays is deleted.
         ChannelTimeoutError, EndOfStreamError, PeerDiedError, WorkerError, FormatError, UntrustedPickleError
-            As `recv`.
+            As in `recv`.
         OwnershipError, ChannelClosedError
-            As `recv`.
+            As in `recv`.
 
         Examples
         --------

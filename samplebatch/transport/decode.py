@@ -291,7 +291,7 @@ class BlockColumns:
 
 
 class LazyColumn:
-    """Column in a block, from which each selection of rows creates a column."""
+    """Column in a block; each selection of rows creates a `TensorColumn` that views the block."""
 
     __slots__ = ("_location", "_root")
 
@@ -319,7 +319,7 @@ class Decoder:
     Its attributes:
     - `ident`: number of the newest message whose block was leased; 0 before the first lease.
     - `unfinished`: lease of the message that is being decoded, until the caller has received the batch. After an
-      interrupt, the message is decoded again with this lease.
+      interrupt, the message is decoded again with the lease in `unfinished`.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], returns: ReturnPipe, *, allow_pickle: bool = False) -> None:
@@ -409,9 +409,9 @@ class Decoder:
 
 
 class _Cut:
-    """Reader that slices the consecutive buffers of variable columns, each of which starts at an aligned offset.
+    """Reader that slices the consecutive buffers of variable columns; each buffer starts at an aligned offset.
 
-    The buffers follow the metadata, which is in the message's first block or in its second block.
+    The buffers follow the metadata, in the message's first or second block.
     """
 
     def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:

@@ -2,9 +2,9 @@
 
 Only Python objects without an Arrow type are pickled, and only if the channel allows pickles.
 
-The leaves of a nested batch are in depth-first order. An array or tensor is a fixed column, even without an axis of
-rows. All other leaves are variable: the metadata contains plain values, and `ObjectColumn` encodes columns and arrays
-of objects.
+The leaves of a nested batch are in depth-first order. A leaf that is an array or tensor is a fixed column, even without
+an axis of rows. All leaves other than arrays and tensors are variable columns: the metadata contains plain values, and
+`ObjectColumn` encodes columns and arrays of objects.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 
 
 def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
-    """Encode a tree and return its structure, which is None for a leaf, otherwise pairs of a name and a structure.
+    """Encode a tree and return its structure: None for a leaf, otherwise a list of (name, structure) pairs.
 
     Raises ColumnTypeError if a leaf cannot be sent. Raises UntrustedPickleError if a leaf must be pickled and pickles
     are not allowed. Raises DeviceError if a tensor is not in host memory.

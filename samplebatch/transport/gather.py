@@ -83,7 +83,7 @@ class Gathering:
         Parameters
         ----------
         timeout_s
-            Seconds to wait; unlimited if None.
+            Maximum waiting time in seconds; None for no limit.
 
         Raises
         ------
@@ -196,8 +196,8 @@ def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gatheri
     Returns
     -------
     Gathering
-        Iterator over the batches. The attribute `source` is the consumer of the last batch, and `lost` contains the
-        errors of producers.
+        Iterator over the batches. The attribute `source` is the consumer of the last received batch, and `lost`
+        contains the errors of producers.
 
     Raises
     ------

@@ -196,7 +196,7 @@ def find_forking() -> BaseProcess | None:
 
 
 def arguments_of(started: BaseProcess) -> Iterator[Any]:
-    """Yield the arguments of a process, and the attributes of a subclass of `Process`."""
+    """Yield the arguments of a process and, if its class is a subclass of `Process`, its attributes."""
     yield from getattr(started, "_args", ())
     yield from getattr(started, "_kwargs", {}).values()
     yield from list(vars(started).values())
@@ -307,7 +307,7 @@ UNGUARDED_STATUS: Final = 167
 def exit_if_unguarded() -> None:
     """Terminate a starting child if importing the parent's main module starts processes.
 
-    With this check, only the parent raises an error. Without this check, each child and each of the child's children
+    As a result, only the parent raises an error. Without the termination, each child and each of the child's children
     would print an error.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -359,8 +359,8 @@ def _record_run_errors() -> None:
     """Patch `multiprocessing` so that each process retains the exception that ends its `run`.
 
     Up to Python 3.12, exit handlers run while the exception is handled. From Python 3.13, exit handlers run after the
-    exception, its frames and their local variables, which include channel ends, are freed. A failure would therefore
-    look like a normal exit.
+    exception, its frames and their local variables, which include channel ends, are freed. Without the patch, a failure
+    would therefore appear as a normal exit.
     """
     bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
 

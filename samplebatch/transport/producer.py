@@ -151,7 +151,7 @@ class Reservation:
         ChannelTimeoutError
             If there is no space within `timeout_s`; the reservation is unchanged.
         ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
-            As `Producer.send`.
+            As in `Producer.send`.
         """
         self._places()
         self._producer._acquire()
@@ -316,8 +316,8 @@ class Producer(channel_end.ChannelEnd):
 
     A producer belongs to the first process that uses it. Only one thread at a time may use a producer. As a context
     manager, a producer is closed on exit; if the exit is due to an exception, the exception is first reported to the
-    consumer. Entering the `with` statement counts as the first use of the producer. A process that has sent a producer
-    to another process should close its own copy, as with `multiprocessing.Pipe`.
+    consumer. Entering the `with` statement is the first use of the producer. A process that has sent a producer to
+    another process should close its own copy, as with `multiprocessing.Pipe`.
     """
 
     _side = channel_end.PRODUCER
@@ -346,7 +346,7 @@ class Producer(channel_end.ChannelEnd):
             self._say(wire.HELLO)
 
     def _say(self, kind: int) -> None:
-        """Send a message of this kind without content, if the pipe has space."""
+        """Send a message that consists only of its kind, if the pipe has space."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             _write(self._pipe, wire.pack(kind))
 
@@ -366,7 +366,7 @@ class Producer(channel_end.ChannelEnd):
         batch
             A `SampleBatch`, `MultiAgentBatch` or `Batch`. Later changes to the batch do not affect the consumer.
         timeout_s
-            Maximum seconds to wait for a free block (back-pressure); unlimited if None.
+            Maximum waiting time for a free block (back-pressure), in seconds; None for no limit.
         split
             Whether a batch that is larger than half of the arena may be split and sent in parts. Splits are between
             rows, complete sequences, or environment steps of a `MultiAgentBatch`. After an error, some parts may
@@ -452,7 +452,7 @@ class Producer(channel_end.ChannelEnd):
         rows
             Number of rows to reserve.
         timeout_s
-            Maximum seconds to wait for a free block; unlimited if None.
+            Maximum waiting time for a free block, in seconds; None for no limit.
 
         Raises
         ------
@@ -463,7 +463,7 @@ class Producer(channel_end.ChannelEnd):
         ColumnTypeError
             If `columns` is not a mapping, or a column has no fixed number of bytes per row.
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
-            As `send`.
+            As in `send`.
         """
         if self._owner != channel_end.this_process[0]:
             self._acquire()
@@ -523,7 +523,7 @@ class Producer(channel_end.ChannelEnd):
     ) -> None:
         """Send the message that transfers blocks to the consumer.
 
-        Even after an error, `Blocks.is_sent` is correct.
+        `Blocks.is_sent` records whether the message was written, even if an error is raised.
         """
         blocks = self._blocks
         number = schema.number
@@ -558,7 +558,7 @@ class Producer(channel_end.ChannelEnd):
             self._encoder.mark_known(schema)
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
-        """Write a message; wait while the pipe is full. Even after an error, `Blocks.is_sent` is correct."""
+        """Write a message and set `Blocks.is_sent`; wait while the pipe is full."""
         if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         now = _monotonic()
@@ -599,7 +599,7 @@ class Producer(channel_end.ChannelEnd):
         return block
 
     def _ask_for_collection(self) -> None:
-        """Collect garbage in this process and request the same of the consumer, to free blocks in reference cycles."""
+        """Request a garbage collection in the consumer and in this process, to free blocks in reference cycles."""
         self._say(wire.STARVED)
         if self._blocks.reserved or self._peer_identity().pid == channel_end.this_process[0]:
             gc.collect()
@@ -607,8 +607,8 @@ class Producer(channel_end.ChannelEnd):
     def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = channel_end.LONG_S) -> None:
         """Wait until the consumer returns a block or makes space in the pipe.
 
-        Raises ChannelTimeoutError if the deadline has passed, ChannelClosedError if the consumer has closed its end,
-        and PeerDiedError if the consumer's process has died.
+        Raises ChannelTimeoutError if the deadline has passed. Raises ChannelClosedError if the consumer has closed its
+        end. Raises PeerDiedError if the consumer's process has died.
         """
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
@@ -667,12 +667,12 @@ class Producer(channel_end.ChannelEnd):
         reason
             Description of the failure in one line.
         details
-            Details, such as a traceback; of a long text, only the end is sent.
+            Details, such as a traceback; only the end of a long text is sent.
 
         Raises
         ------
         ChannelClosedError, PeerDiedError, ChannelTimeoutError, OwnershipError
-            As `send`.
+            As in `send`.
         """
         self._acquire()
         text = channel_end.pack_failure(reason, details)

@@ -87,7 +87,8 @@ class Region:
     method, and through the queues and pipes of `multiprocessing`. The system frees the pages when every process with a
     mapping or descriptor of the region has closed it or died, so no memory leaks.
 
-    `create` reserves every page, so that a lack of memory raises an error immediately instead of a signal later.
+    `create` reserves every page, so that a lack of memory raises an error immediately, instead of causing a fatal
+    signal later.
 
     - `nbytes`: requested size of the memory in bytes.
     - `writable`: whether this process has mapped the memory for writing.
@@ -201,7 +202,7 @@ class Region:
         """Map all pages of a range in one call, instead of one page per first access.
 
         The first copy into unmapped pages takes several times as long as later copies. Mapping all pages in one call
-        takes less time than it saves in this first copy. The call has no effect on kernels that do not support it.
+        takes less time than it saves in the first copy. The call has no effect on kernels that do not support it.
 
         - `start`, `stop`: start and end of the range in bytes; the range is extended to page boundaries.
         """
@@ -444,7 +445,7 @@ def fence() -> None:
 
     x86 processors preserve the order of writes and the order of reads; ARM and other processors do not. Python has no
     memory fence, but releasing a lock orders earlier accesses before the release, and acquiring a lock orders later
-    accesses after the acquisition. The release and the acquisition keep their order.
+    accesses after the acquisition. The release and the acquisition of the lock are not reordered.
     """
     with _lock:
         pass

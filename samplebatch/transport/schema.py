@@ -1,8 +1,8 @@
 """Schema of a message: names, types and shapes of the columns, without numbers of rows.
 
 A schema is sent to the other process once; later messages refer to the schema by number. Columns whose rows have equal
-shapes are fixed columns: the offsets of fixed columns in a block depend only on the number of rows (`Plan`). All other
-columns are variable columns, which each message describes.
+shapes are fixed columns: the offsets of fixed columns in a block depend only on the number of rows (`Plan`). All
+columns other than fixed columns are variable columns, and each message describes its variable columns.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Fixed(NamedTuple):
     - `dtype`: dtype of the values in the block.
     - `row_shape`: shape of one row, or of a value without a row axis.
     - `torch`: name of the torch dtype if the column is a tensor.
-    - `form`: `WHOLE`, `SCALAR` and `GRADIENT`, or any combination of these, or `BARE`; empty for an ordinary column.
+    - `form`: any combination of `WHOLE`, `SCALAR` and `GRADIENT`, or only `BARE`; empty for an ordinary column.
     """
 
     name: str
@@ -131,11 +131,11 @@ class Place(NamedTuple):
 class Plan:
     """Aligned offsets of the fixed columns of a message in its block.
 
-    - `parts`: places of each part's fixed columns, in order.
+    - `parts`: offsets of each part's fixed columns, in order.
     - `nbytes`: number of bytes from the start of the block to the end of the last fixed column, rounded up.
     - `roomy_nbytes`: `nbytes` plus space for short metadata.
-    - `names`: places of each part's columns, by name or, in a nested batch, by number.
-    - `by_name`: places by name if the message is a single `SampleBatch` of arrays of equal length without sequences.
+    - `names`: offsets of each part's fixed columns, by column name or, in a nested batch, by column number.
+    - `by_name`: offsets by column name if the message is one `SampleBatch` of equally long arrays without sequences.
     """
 
     __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "roomy_nbytes")
@@ -208,8 +208,8 @@ class Schema:
     def plan(self, rooms: Rows, rows: Rows) -> Plan:
         """Compute the layout of a message's columns.
 
-        - `rooms`: number of rows to allocate.
-        - `rows`: number of rows in use, counted from the first row.
+        - `rooms`: number of rows to allocate for each part.
+        - `rows`: number of rows in use in each part, counted from the part's first row.
         """
         plan = self._plans.get((rooms, rows))
         if plan is None:
@@ -261,7 +261,7 @@ class Schema:
 
     @classmethod
     def read(cls, described: Any) -> Schema:
-        """Create a schema from another process's description.
+        """Create a schema from a description that another process sent.
 
         Raises FormatError if the description is not a result of `describe`.
         """

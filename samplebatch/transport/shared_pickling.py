@@ -57,8 +57,8 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
     Parameters
     ----------
     keep_nbytes
-        Maximum size in bytes of the shared memory that the process retains for reuse, because copying to new memory
-        takes several times as long as copying to reused memory. The receiver frees memory that exceeds this size.
+        Maximum size in bytes of the shared memory that the process retains for reuse. Copying to new memory takes
+        several times as long as copying to reused memory. The receiver frees memory that exceeds this size.
     linger_s
         Maximum time in seconds that an exiting child process waits until its batches are received. The child process
         stops waiting if its parent ends.
@@ -135,7 +135,7 @@ def _unpack(head: bytes, buffers: list[bytearray]) -> Any:
 
 
 def _linger_at_exit() -> None:
-    """Register a wait for unreceived batches at the exit of a child process; a main process waits for its children."""
+    """In a child process, register an exit handler that waits until all sent batches are received."""
     global _lingering_process
     if multiprocessing.parent_process() is not None and _lingering_process != os.getpid():
         _lingering_process = os.getpid()

@@ -6,9 +6,9 @@ region's state and owner::
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
-The sender writes the first transition, and the receiver writes the others. The transitions require no lock, so a dead
-process cannot leave a lock acquired. On every send, the sender checks the oldest parcels: the sender reuses free
-parcels soon after their release and frees the parcels of dead receivers.
+The sender writes the first transition, and the receiver writes the second and third transitions. The transitions
+require no lock, so a dead process cannot leave a lock acquired. On every send, the sender checks the oldest parcels:
+the sender reuses free parcels soon after their release and frees the parcels of dead receivers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Address(NamedTuple):
     - `token`: random number at the start of the region, which detects another file with the same descriptor number.
     - `generation`: number of the message in this region.
     - `nbytes`: size of the region in bytes.
-    - `is_reused`: whether the sender reuses the region. If false, the receiver releases the region's pages.
+    - `is_reused`: whether the sender reuses the region. If `is_reused` is false, the receiver releases the region's
+      pages.
     """
 
     handle: Any
@@ -148,7 +149,7 @@ class SharedQueueMemory:
 
         Returns
         -------
-        As `send`.
+        As in `send`.
         """
         span = _HEAD_NBYTES, nbytes
         address = self._fill(sum(span), lambda memory: write(memory[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]))

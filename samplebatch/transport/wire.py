@@ -3,9 +3,9 @@
 A message is written by a single call and is shorter than the system's limit for atomic writes, so the message arrives
 completely or not at all. The arrival of a message commits all data that the message refers to.
 
-The metadata is JSON. This JSON contains flags, the headers of variable columns, a schema that is new to the consumer
-and, unless all columns have the same number of rows, the numbers of rows. The buffers of variable columns follow the
-metadata. Most messages have no metadata.
+The metadata is JSON: flags, the headers of variable columns, a schema that is new to the consumer and, unless all
+columns have the same number of rows, the numbers of rows. The buffers of variable columns follow the metadata. Most
+messages have no metadata.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ PLAIN: Final = frozenset((type(None), str, bool, int, float))
 
 
 def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, Any]) -> bytes:
-    """Serialize a message's metadata; the result is empty if a schema number and one row count describe the message."""
+    """Serialize a message's metadata; the result is empty if the 64-byte message suffices."""
     simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
     if schema.number is not None and simple:
         return pack_metadata(metadata) if metadata else b""
@@ -220,7 +220,7 @@ def count_of(value: Any) -> int:
 
 
 def read_rows(plain: Any) -> Rows:
-    """Validate numbers of rows per part of a schema, which another process has sent.
+    """Validate the numbers of rows that another process has sent for the parts of a schema.
 
     Raises FormatError if the value is not a list of counts and lists of counts.
     """
