@@ -68,7 +68,7 @@ class _Rows:
 
 
 class EnvSteps:
-    """Index of environment steps from which `MultiAgentReplayBuffer` samples complete steps in lockstep.
+    """Index of environment steps, used by `MultiAgentReplayBuffer` to sample complete steps in lockstep.
 
     A row is identified by the name of its buffer and its slot.
 

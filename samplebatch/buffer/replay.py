@@ -75,7 +75,7 @@ class ReplayBuffer:
         Seed of the buffer's generator.
     compress
         Names of columns to compress with LZ4, for example images; True compresses observations. A name includes nested
-        columns. The first step must contain these columns, except for `obs_next`, `info` and `policy`.
+        columns. Except for `obs_next`, `info` and `policy`, the first step must contain the named columns.
     ragged
         Names of columns whose rows vary in shape; observations that are object arrays of arrays are detected.
     reward_dtype
@@ -285,7 +285,7 @@ class ReplayBuffer:
         """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
 
         RLlib's column names are translated. The steps are sorted by the columns `eps_id`, `agent_index` and `t`, if
-        these columns exist. Steps that follow the newest step of a ring's running episode continue this episode. An
+        these columns exist. Steps that follow the newest step of a ring's running episode continue the episode. An
         episode that is interrupted by another episode in its ring is truncated. `env_id` selects the ring of each step;
         without that column, episodes are assigned to rings in turn. Episodes of a dataset are assembled one at a time.
 

@@ -66,7 +66,7 @@ class SumTree:
     def get(self, slots: Indices | int) -> Any:
         """Return the weights of slots as an array in the shape of `slots`, or as a number for a single slot.
 
-        Slots must be in [0, size), which is not checked.
+        Slots must be in [0, size); the range is not checked.
         """
         return self._tree[slots + self._leaves]
 

@@ -310,7 +310,7 @@ class Table:
         self._commit()
 
     def truncate_newest(self, slot: int) -> None:
-        """Truncate the running episode of a ring at the ring's newest step, which is in `slot`."""
+        """Truncate the running episode of a ring at the ring's newest step, whose slot is `slot`."""
         slots = np.array([slot])
         ring = int(self.rings.ring_of(slots)[0])
         self._begin(slots, np.array([ring]), 1)

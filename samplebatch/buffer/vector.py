@@ -133,7 +133,7 @@ class ReplayBufferManager(ReplayBuffer):
 
     @property
     def buffers(self) -> npt.NDArray[Any]:
-        """Object array with one buffer per ring; these buffers share the memory of this buffer."""
+        """Object array with one buffer per ring; all buffers in the array share the memory of the vector buffer."""
         with self._table.lock:
             if self._parts is None:
                 self._bind([self._part(ring) for ring in range(self.buffer_num)])
@@ -367,8 +367,8 @@ class CachedReplayBuffer(ReplayBufferManager):
         -------
         tuple
             Four arrays of length k: indices, returns, lengths and first indices, as returned by
-            `ReplayBufferManager.add`. If an episode has been moved, its index and its first index locate the episode's
-            last and first step in the main buffer; both indices are -1 if the main buffer has no slots.
+            `ReplayBufferManager.add`. If an episode has been moved, the returned index and first index locate the
+            episode's last and first step in the main buffer; both indices are -1 if the main buffer has no slots.
 
         Raises
         ------

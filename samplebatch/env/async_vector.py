@@ -642,7 +642,7 @@ class AsyncStepResult(NamedTuple):
 
 
 class AsyncEnvironments(Environments):
-    """Environments of `AsyncCollector`: they run in separate processes and are stepped individually or together.
+    """Environments of `AsyncCollector`, run in separate processes and stepped individually or together.
 
     An environment is reset immediately after its episode has ended. The reset is not a step. The last step of the
     episode is returned without waiting for the reset.

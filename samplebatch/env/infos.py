@@ -46,7 +46,7 @@ def drop_finals(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
-    """Replace the infos of resets with the final infos of the ended episodes, which Gymnasium stores separately.
+    """Replace the infos of resets with the final infos of the ended episodes; Gymnasium stores final infos separately.
 
     Episode statistics that a vector wrapper has added are preserved.
     """

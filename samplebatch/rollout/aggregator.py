@@ -358,11 +358,11 @@ class Units(NamedTuple):
 
 
 class FragmentView:
-    """View of a fragment as units: one unit per environment step, or a single unit if it cannot be split.
+    """View of a fragment as units: one unit per environment step, or a single unit if the fragment cannot be split.
 
     - `parts`: policy ids and rows.
     - `totals`: numbers of environment steps and of agent steps.
-    - `units`: units of the fragment, or a function that returns them, which is called on first use.
+    - `units`: units of the fragment, or a function that returns the units and is called on first use.
     - `flat`: whether the fragment is a `SampleBatch`.
     - `is_copied`: whether the rows have been copied in the order of train batches.
     """

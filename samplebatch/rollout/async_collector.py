@@ -182,7 +182,7 @@ class AsyncCollector(Collector):
         return self._environments.pids
 
     def close(self) -> None:
-        """Close the environments after waiting at most ten seconds for steps in flight, which are discarded."""
+        """Close the environments after waiting at most ten seconds for steps in flight; these steps are discarded."""
         super().close()
 
     @property

@@ -152,7 +152,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         ----------
         gym_reset_kwargs
             Arguments of the environments' `reset`, such as `seed` or `options`. The automatic reset after an episode
-            does not use these arguments.
+            does not use `gym_reset_kwargs`.
 
         Raises
         ------
@@ -340,8 +340,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         state
             Result of `state_dict`.
         allow_pickle
-            Whether to unpickle the environments in the state. Unpickling can execute arbitrary code; allow it only for
-            states from a trusted source.
+            Whether to unpickle the environments in the state. Unpickling can execute arbitrary code; set `allow_pickle`
+            only for states from a trusted source.
 
         Raises
         ------
@@ -786,7 +786,7 @@ class EpisodeQuota:
 
         Returns
         -------
-        Rows of the flattened steps that belong to no episode of the quota; None if there are no such rows.
+        Rows of the flattened steps that belong to no episode of the quota; None if all rows belong to the quota.
         """
         steps = len(ends)
         self._seen_ends = 0

@@ -560,9 +560,9 @@ def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
 def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
     """Call a hook on every episode that ends in a batch, and add the returned columns.
 
-    In rows outside these episodes, a returned column contains False, None or NaN, depending on the dtype.
+    In rows of all other episodes, a returned column contains False, None or NaN, depending on the dtype.
 
-    For an episode that started in an earlier batch, the hook receives only the rows in this batch.
+    For an episode that started in an earlier batch, the hook receives only the episode's rows in the current batch.
     """
     if not len(batch):
         return

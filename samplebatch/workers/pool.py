@@ -38,11 +38,11 @@ class WorkerFailure:
     how
         Predicate that describes how the worker ended, such as `was killed by SIGKILL`.
     env_steps
-        Number of environment steps that the worker had sent; these steps are not lost.
+        Number of environment steps that the worker had sent; sent steps are not lost.
     lost_steps
-        Known number of environment steps that the worker had completed but not sent; these steps are lost.
+        Known number of environment steps that the worker had completed but not sent; unsent steps are lost.
     env_ids
-        `env_id` of each environment of the worker. Unfinished episodes of these environments never end: see
+        `env_id` of each environment of the worker. Unfinished episodes of the worker's environments never end; see
         `Aggregator.drop_unfinished`.
     replaced
         Whether the worker was replaced.

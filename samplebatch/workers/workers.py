@@ -647,8 +647,8 @@ class RolloutWorkers(collector.Uncopied):
         state
             Result of `state_dict`.
         allow_pickle
-            Whether to unpickle the environments in the state. Unpickling can execute arbitrary code; allow it only for
-            states from a trusted source.
+            Whether to unpickle the environments in the state. Unpickling can execute arbitrary code; set `allow_pickle`
+            only for states from a trusted source.
 
         Raises
         ------
@@ -867,7 +867,7 @@ class Rollouts:
         self._source.reset(reset_buffer=reset_buffer)
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
-        """Start collecting in the background if possible; the next `collect` requires the arguments of this call."""
+        """Start collecting in the background if possible; the next `collect` requires the same arguments."""
         return None
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
