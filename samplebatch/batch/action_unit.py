@@ -41,9 +41,9 @@ class ActionUnit:
         - `"clip"`: clip to `low` and `high`, the bounds of the action space;
         - `"limit"`: clip to `low` and `high`, which are narrower than the action space;
         - `"shift"`: add `low`, the number of the first action of a `Discrete` space;
-        - `"function"`: a function, which is not recorded, so these actions cannot be converted.
+        - `"function"`: apply a function; the function is not recorded, so these actions cannot be converted.
     low, high
-        Bounds: numbers, or arrays of the shape of an action.
+        Lower and upper bound of environment actions: a number, or an array with the shape of one action.
 
     Attributes
     ----------
@@ -117,7 +117,8 @@ class ActionUnit:
     def to_environment(self, actions: Any) -> Any:
         """Map an array or tensor of actions, shape (n, ...), to environment actions.
 
-        Raises ColumnMismatchError if the mapping is a function, or the bounds do not match the shape.
+        Raises ColumnMismatchError if the mapping is a function, or the shape of the bounds differs from the shape of an
+        action.
         """
         if self.mapping is None:
             return actions
@@ -135,9 +136,10 @@ class ActionUnit:
         return (low + (actions.clip(-1.0, 1.0) + 1.0) * ((high - low) / 2.0)).clip(low, high)
 
     def from_environment(self, actions: Any) -> Any:
-        """Map the environment's actions to this unit; the inverse of `to_environment`.
+        """Map environment actions to this unit; inverse of `to_environment`.
 
-        The inverse of the hyperbolic tangent is infinite at the bounds; such actions become large finite numbers.
+        With `"tanh"`, actions at a bound become large finite numbers, because the inverse hyperbolic tangent is
+        infinite at the bounds.
 
         Parameters
         ----------
@@ -171,9 +173,10 @@ class ActionUnit:
         return actions
 
     def _bounds_for(self, actions: Any, rule: str) -> tuple[Any, Any]:
-        """Return the bounds as arrays or tensors like the actions, after validating their shape.
+        """Validate the bounds' shape; return the bounds as arrays if `actions` is an array, otherwise as tensors.
 
-        `rule` completes the message of the error that is raised if the mapping is a function.
+        Raises ColumnMismatchError if the shapes differ or the mapping is a function; `rule` ends the message about a
+        function.
         """
         if self.mapping == "function":
             raise ColumnMismatchError(f"actions that a function maps to the environment's {rule}")
@@ -240,9 +243,7 @@ def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
     """Return the common unit of rows to be combined; None if no unit is known.
 
     Rows with an unknown unit are assigned the common unit. Rows in environment units may be combined with rows that are
-    clipped to the environment's bounds.
-
-    Raises ColumnMismatchError if two of the units differ.
+    clipped to the environment's bounds. Raises ColumnMismatchError if two of the units differ.
 
     >>> common_unit([None, ActionUnit(), ActionUnit("clip", -1.0, 1.0)])
     ActionUnit('clip', low=-1.0, high=1.0)

@@ -1,7 +1,7 @@
 """Zero-copy conversion between batches and Arrow tables.
 
 Flags, nesting and each policy's columns are stored as JSON in the schema's metadata under `METADATA_KEY`. A table
-without that metadata is read as plain columns.
+without the key `METADATA_KEY` is read as plain columns.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ def to_table(columns: dict[str, Column], nested: Mapping[str, Structure], flags:
 def from_table(
     source: Any, *, about: dict[str, Any] | None = None, allow_pickle: bool = False, bound: MemoryBound | None = None
 ) -> Parts:
-    """View a table as the parts of a batch; `to_table` is the inverse.
+    """View a table as a batch's columns, structures and flags; `to_table` is the inverse.
 
-    The table may lack columns or have additional columns. A nested column with missing or additional leaves becomes
-    plain columns with dots in their names. `about` is the metadata of the table; None reads the metadata from its
-    schema. Raises FormatError if `to_table` did not write the metadata. Raises ColumnTypeError if a column has nulls or
-    an unsupported type. Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false. Raises
-    CapacityError if objects exceed the memory bound; None derives the bound from the table's size.
+    The table may lack columns of the original batch or have additional columns. A nested column with missing or
+    additional leaves becomes plain columns with dots in their names. `about` is the batch metadata; None reads the
+    metadata from the table's schema. Raises FormatError if `to_table` did not write the metadata. Raises
+    ColumnTypeError if a column has nulls or an unsupported type. Raises UntrustedPickleError if a column is pickled and
+    `allow_pickle` is false. Raises CapacityError if Python objects exceed `bound`; if `bound` is None, the table's size
+    determines the bound.
     """
     table = as_table(source)
     reader = _reader_of(table.schema) if about is None else make_reader(table.schema, about)
@@ -128,7 +129,7 @@ def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table
 
 
 def _assign_columns(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
-    """Map each policy's columns to columns of the joint table, shared if type and metadata agree in all policies."""
+    """Map each policy's columns to columns of the joint table; columns of equal type and metadata share one column."""
     kinds: dict[str, set[Any]] = {}
     for table in tables.values():
         for field in table.schema:
@@ -160,7 +161,9 @@ def bound_of(table: pa.Table, max_nbytes: int | None = None) -> MemoryBound:
 def from_policy_table(
     source: Any, *, about: dict[str, Any] | None = None, allow_pickle: bool = False, bound: MemoryBound | None = None
 ) -> tuple[dict[PolicyID, Parts], int]:
-    """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
+    """View a table as each policy's batch; return these views and the number of environment steps.
+
+    The inverse is `to_policy_table`.
 
     `about` is the metadata of the table, read from its schema if None. Raises FormatError if the metadata was not
     written by `to_policy_table`, or does not match the table's rows.
@@ -200,7 +203,7 @@ def from_policy_table(
 
 
 def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
-    """Return the batch metadata of a schema, or None.
+    """Return the batch metadata in a schema; None if the schema has no batch metadata.
 
     Raises FormatError if the metadata is malformed or has an unsupported version.
     """
@@ -269,16 +272,16 @@ class TableReader:
         return [reader.name for _, reader in self._fields]
 
     def view(self, plan: Plan, data: pa.Buffer, body: Body) -> Parts | None:
-        """View a record batch in the bytes of a file as the parts of a batch; see `Plan.view`."""
+        """View a record batch in a file's bytes as a batch's columns, structures and flags; see `Plan.view`."""
         arrays = plan.view(data, body, self.names)
         return None if arrays is None else self.parts({name: TensorColumn(array) for name, array in arrays.items()})
 
     def parts(self, columns: dict[str, Column]) -> Parts:
-        """Return the parts of a batch: the columns with the structures and flags of the metadata."""
+        """Combine columns with the structures and flags from the metadata."""
         return columns, dict(self._nested), self._flags
 
     def read(self, table: pa.Table, bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
-        """View a table as the parts of a batch; raises the same errors as `from_table`."""
+        """View a table as a batch's columns, structures and flags; raises the same errors as `from_table`."""
         columns: dict[str, Column] = {}
         cuts = {}
         nbytes = table.get_total_buffer_size()
@@ -322,7 +325,7 @@ def _reader_of(schema: pa.Schema) -> TableReader:
 
 
 def make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> TableReader:
-    """Create the reader of a schema with batch metadata, or of plain columns if None."""
+    """Create a table reader from a schema and batch metadata; if `about` is None, the table has plain columns only."""
     if about is None:
         about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
     if about.get("type") != "SampleBatch":
@@ -331,14 +334,14 @@ def make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> TableReader:
 
 
 def _is_whole(top: str, structure: Structure, columns: Mapping[str, Any]) -> bool:
-    """Return whether the columns under a name are exactly the leaves of its structure."""
+    """Return whether the columns at or below the name `top` are exactly the leaves of the structure."""
     return set(leaf_names(top, structure)) == {name for name in columns if name == top or name.startswith(f"{top}.")}
 
 
 def read_structures(plain: Any) -> dict[str, Structure]:
     """Validate the structures of nested columns in metadata; return the structures by column name.
 
-    Raises ValueError, AttributeError, RecursionError if they are malformed.
+    Raises ValueError, AttributeError or RecursionError if a structure is malformed.
     """
     return {top: _structure(tree) for top, tree in plain.items()}
 
@@ -354,7 +357,7 @@ def _structure(plain: Any) -> Structure:
 def read_flags(plain: Any) -> Flags:
     """Validate flags from metadata.
 
-    Raises ValueError, TypeError if they are malformed.
+    Raises ValueError or TypeError if a flag is malformed.
     """
     if isinstance(plain, dict) and "action_unit" in plain:
         plain = {**plain, "action_unit": ActionUnit.from_description(plain["action_unit"])}

@@ -42,22 +42,22 @@ class SampleBatchBuilder:
 
     Values are copied when they are added. A column starts with the dtype that `np.array` infers from its first value. A
     later value may widen the dtype if no earlier value changes. Strings, None and infos become objects;
-    other dicts, and tuples of arrays, become nested columns.
+    all other dicts, and tuples of arrays, become nested columns.
 
     Parameters
     ----------
     dtypes
         Fixed dtypes by column (dotted name); a value is rejected if the conversion would lose information.
     ragged
-        Columns (dotted names) whose rows vary in shape, or a mapping from these names to element dtypes. A name
-        includes all columns nested under it.
+        Columns (dotted names) whose rows vary in shape, or a mapping from these names to element dtypes. The name of a
+        nested column includes all its leaves.
     capacity
         Initial capacity in steps. For later batches, the initial capacity is the size of the previous batch.
 
     Attributes
     ----------
     count : int
-        Steps added since the last batch.
+        Number of steps added since the last batch was built.
 
     Examples
     --------
@@ -182,8 +182,7 @@ class SampleBatchBuilder:
         Raises
         ------
         SequenceError
-            If the batch has a column `seq_lens`, which single steps lack; concatenate such batches with
-            `concat_samples`.
+            If the batch has sequences (a column `seq_lens`); concatenate batches of sequences with `concat_samples`.
         ColumnMismatchError, ColumnTypeError
             As in `add_values`.
 
@@ -228,7 +227,7 @@ class SampleBatchBuilder:
         self.count = 0
 
     def _start(self, values: Mapping[str, Any], *, many: bool) -> dict[str, _GrowingColumn | _GrowingTree]:
-        """Create empty columns with the layout of the first step."""
+        """Create empty growable columns with the layout of the first step's values."""
         if not values:
             raise errors.ColumnMismatchError("a step must have at least one column, got none")
         if names.SEQ_LENS in values:
@@ -322,7 +321,7 @@ class _GrowingTree:
 
 
 def _count_rows(arrays: Mapping[str, Any]) -> int:
-    """Return the number of steps in columns, determined from the first column."""
+    """Return the number of steps in a block of steps: the length of the first leaf."""
     for name, values in arrays.items():
         while isinstance(values, Mapping) or (isinstance(values, tuple) and is_nested(values)):
             values = next(iter(values.values() if isinstance(values, Mapping) else values))
@@ -346,15 +345,15 @@ class MultiAgentBatchBuilder:
     Parameters
     ----------
     policy_mapping
-        The policy that acts for an agent: a mapping from agent id to policy id, or a function of the agent id. By
-        default, one policy, `default_policy`, acts for all agents.
+        Mapping from agent id to policy id, or a function that returns the policy id of an agent id. By default, one
+        policy, `default_policy`, acts for all agents.
     dtypes, ragged
         As in `SampleBatchBuilder`, for every agent.
 
     Attributes
     ----------
     count : int
-        Environment steps completed since the last batch.
+        Number of environment steps completed since the last batch was built.
 
     Examples
     --------
@@ -387,7 +386,7 @@ class MultiAgentBatchBuilder:
 
     @property
     def agent_steps(self) -> int:
-        """Steps of all agents added since the last batch."""
+        """Number of steps of all agents added since the last batch was built."""
         return sum(builder.count for _, builder in self._agents.values())
 
     def has_pending_agent_data(self) -> bool:
@@ -408,7 +407,7 @@ class MultiAgentBatchBuilder:
         (entry[1] if entry is not None else self._builder(agent_id)).add_steps(**arrays)
 
     def end_env_step(self, steps: int = 1) -> None:
-        """Count an environment step, after all acting agents have added their values."""
+        """Increment the number of environment steps, after the steps of all acting agents have been added."""
         self.count += steps
 
     def build_and_reset(self) -> MultiAgentBatch:
@@ -420,7 +419,8 @@ class MultiAgentBatchBuilder:
         Raises
         ------
         ColumnMismatchError
-            If agents of one policy differ in their columns, dtypes or row shapes. The builder then keeps its steps.
+            If agents of one policy differ in their columns, dtypes or row shapes. The error leaves the builder's steps
+            unchanged.
         """
         policies: dict[PolicyID, list[SampleBatch]] = {}
         for policy_id, builder in self._agents.values():
@@ -472,10 +472,11 @@ def _scalar_types(dtype: np.dtype[Any]) -> frozenset[type]:
 class _GrowingColumn(ABC):
     """Growable column: rows of one column type with spare capacity.
 
-    `put` and `put_many` write within the capacity set by the last call of `grow`; rewritten rows are replaced.
+    `put` and `put_many` write within the capacity set by the last call of `grow`, and overwrite existing rows.
 
     dtype, row_shape: dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None if rows require
-    `put`. scalars: types of single numbers that can also be assigned directly, or raise OverflowError if too large.
+    `put`. scalars: types of numbers that can also be assigned to `rows[row]`; a number that is too large raises
+    OverflowError.
     """
 
     __slots__ = ("dtype", "name", "row_shape", "rows", "scalars")
@@ -489,8 +490,9 @@ class _GrowingColumn(ABC):
     def put(self, row: int, value: Any) -> None:
         """Write one row.
 
-        Raises ColumnMismatchError if earlier rows have another shape, or if their dtype neither represents the value
-        exactly nor can be widened. Raises ColumnTypeError if columns do not support the value.
+        Raises ColumnMismatchError if the value's shape differs from the shape of earlier rows, or if the dtype of
+        earlier rows neither represents the value exactly nor can be widened. Raises ColumnTypeError if columns do not
+        support the value.
         """
 
     @abstractmethod
@@ -502,7 +504,7 @@ class _GrowingColumn(ABC):
 
     @abstractmethod
     def grow(self, rows: int, capacity: int) -> None:
-        """Increase the capacity to `capacity` rows, and preserve the first `rows`."""
+        """Increase the capacity to `capacity` rows, and preserve the first `rows` rows."""
 
     def undo(self, row: int) -> None:
         """Undo the widening of the dtype caused by the write at `row`, if any."""
@@ -510,13 +512,13 @@ class _GrowingColumn(ABC):
 
     @abstractmethod
     def finish(self, rows: int) -> Column:
-        """Return the first `rows` rows as a column; the growing column must not be used afterwards."""
+        """Return the first `rows` rows as a column; the growable column must not be used afterwards."""
 
 
 class _GrowingTensor(_GrowingColumn):
     """Rows of one shape.
 
-    fixed: whether the dtype was declared, and must not be widened.
+    fixed: whether the dtype was declared by the user; a declared dtype is never widened.
 
     >>> column = _GrowingTensor("rewards", np.dtype("i8"), (), capacity=4)
     >>> column.put(0, 1)
@@ -712,12 +714,12 @@ def _growing_column(
     ragged: bool = False,
     dtype: np.dtype[Any] | None = None,
 ) -> _GrowingColumn:
-    """Create an empty growing column for rows like a first value.
+    """Create an empty growable column whose type and row shape are inferred from a first value.
 
     Raises ColumnTypeError if columns do not support the value.
 
     name: the column's name; infos are always objects.
-    value: a row, or rows of shape (k, ...) if `many` is true. It is inspected, not stored.
+    value: a row, or rows of shape (k, ...) if `many` is true. The value is inspected, not stored.
     dtype: a declared dtype, which is never widened; default: the dtype of `np.array(value)`.
 
     >>> [type(_growing_column("x", v, 8)).__name__ for v in (0.5, "left", None, np.zeros(3))]

@@ -1,9 +1,9 @@
 """Operations on all columns of a batch at once: counting, copying, gathering and concatenation.
 
-Small columns, for which an allocation costs more than the copy, share one block with aligned addresses. A reference to
-one of these columns keeps the entire block alive, so the size of a block is bounded.
+Small columns share one block with aligned addresses, because an allocation per column takes longer than the copies. A
+reference to one column keeps the column's entire block alive, so the size of a block is bounded.
 
-For large batches, the calling thread allocates every column and two threads copy them in pieces.
+For large batches, the calling thread allocates every column, and two threads copy the columns in pieces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _concatenate = np.concatenate
 
 
 def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
-    """Copy tensor columns into one block; return None if they are too large or not all columns are tensor columns.
+    """Copy tensor columns into one block; return None if the columns are too large or not all are tensor columns.
 
     >>> copies = copy_small(
     ...     {"a": TensorColumn(np.arange(3)), "b": TensorColumn(np.zeros((3, 2)))}
@@ -61,7 +61,7 @@ def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
 
 
 def gather_small(columns: Mapping[str, Column], indices: Indices, nbytes: int) -> dict[str, Column]:
-    """Gather rows of columns; tensor columns, with `nbytes` bytes in total, share one block.
+    """Gather rows of columns; the gathered tensor columns share one block of `nbytes` bytes.
 
     >>> columns = {"t": TensorColumn(np.arange(3)), "a": TensorColumn(np.zeros((3, 2)))}
     >>> gathered = gather_small(columns, np.array([2, 0]), 48)
@@ -85,7 +85,7 @@ def gather_small(columns: Mapping[str, Column], indices: Indices, nbytes: int) -
 
 
 def join_small(groups: Sequence[dict[str, Column]], rows: int, nbytes: int) -> dict[str, Column] | None:
-    """Concatenate tensor columns to `rows` rows, in one block if `nbytes` permits.
+    """Concatenate tensor columns to `rows` rows; if `nbytes` is at most `BLOCK_NBYTES`, the results share one block.
 
     Returns None if a column is not a tensor column, or dtypes or row shapes differ between the batches.
     """
@@ -122,13 +122,13 @@ def _allocate_block(nbytes: int, columns: int) -> np.ndarray[tuple[int], np.dtyp
 
 
 def nbytes_of(columns: Iterable[Column], rows: int, count: int) -> int:
-    """Return the size in bytes of `rows` of the `count` rows of tensor columns."""
+    """Return the size in bytes of `rows` rows of the tensor columns, which have `count` rows."""
     nbytes = sum([column.values.nbytes for column in columns if type(column) is TensorColumn])
     return nbytes * rows // count if count else 0
 
 
 def is_large(nbytes: int) -> bool:
-    """Return whether copying on two threads is worthwhile."""
+    """Return whether two threads copy `nbytes` bytes faster than one thread."""
     return nbytes >= threads.WORTHWHILE
 
 
@@ -189,10 +189,11 @@ def draw_moves(columns: dict[str, Column], count: int, rng: np.random.Generator)
 
 
 def reorder(moves: Iterable[Move]) -> None:
-    """Permute the rows of columns, largest column first, with a peak memory overhead of one copy of that column.
+    """Permute the rows of columns, largest column first; the peak memory overhead is one copy of the largest column.
 
-    Small columns are gathered in groups that are not larger than the largest column. If a copy fails or is interrupted,
-    the columns are restored to their former order. Each order is a permutation of shape (n,).
+    Small columns are gathered in groups. A group is not larger than the largest column or `BLOCK_NBYTES` bytes,
+    whichever is larger. If a copy fails or is interrupted, the columns are restored to their former order. The row
+    order in each move is a permutation, shape (n,).
 
     >>> columns = {
     ...     "t": TensorColumn(np.arange(3)),
@@ -223,7 +224,10 @@ def reorder(moves: Iterable[Move]) -> None:
 
 
 def _group_moves(moves: Iterable[Move]) -> list[tuple[dict[str, Column], list[str], Indices]]:
-    """Group columns with equal row orders, largest first; no group is larger than the largest column."""
+    """Group columns with the same row order, largest column first.
+
+    No group is larger than the largest column or `BLOCK_NBYTES` bytes, whichever is larger.
+    """
     sized = [(_movable_nbytes(columns[name]), columns, name, order) for columns, name, order in moves]
     sized.sort(key=lambda move: -move[0])
     bound = max(sized[0][0], BLOCK_NBYTES) if sized else 0
@@ -241,14 +245,17 @@ def _group_moves(moves: Iterable[Move]) -> list[tuple[dict[str, Column], list[st
 
 
 def _movable_nbytes(column: Column) -> int:
-    """Return the bytes that a gather allocates; 0 for objects, whose rows are references."""
+    """Return the size in bytes of a gathered copy; 0 for Python objects, because a gather copies only references."""
     return 0 if isinstance(column, ObjectColumn) else column.nbytes
 
 
 def join_large(
     pieces: Mapping[str, Sequence[Column]], concat: Callable[[Sequence[Column], str], Column]
 ) -> dict[str, Column]:
-    """Concatenate columns on two threads; `concat` handles differing dtypes or shapes and other column types."""
+    """Concatenate columns on two threads.
+
+    `concat` handles differing dtypes or shapes, and columns that are not tensor columns.
+    """
     columns: dict[str, Column] = {}
     jobs: list[threads.Job] = []
     for name, columns_of_name in pieces.items():
@@ -268,7 +275,7 @@ def join_large(
 def _convert(
     columns: Mapping[str, Column], cut: Callable[[npt.NDArray[Any]], _Cut], make: Callable[[Column], Column]
 ) -> dict[str, Column]:
-    """Convert columns: tensor columns by `cut` on two threads, others by `make`."""
+    """Convert columns: tensor columns by `cut` on two threads, and all other columns by `make`."""
     converted: dict[str, Column] = {}
     jobs: list[threads.Job] = []
     for name, column in columns.items():
@@ -301,18 +308,21 @@ def count_rows(columns: Mapping[str, Column]) -> int:
 
 
 def counted_column(columns: Mapping[str, Column]) -> str:
-    """Return the column whose length is the number of steps: infos and states only if no other column exists."""
+    """Return the name of the column whose length is the number of steps.
+
+    Infos and states are used only if no other column exists.
+    """
     return next(filter(names.counts_steps, columns), next(iter(columns)))
 
 
 def check_length(name: str, column: Column, rows: int, why: str) -> None:
-    """Raise ColumnLengthError unless a column has `rows` rows; `why` completes the sentence."""
+    """Raise ColumnLengthError unless a column has `rows` rows; `why` completes the error message."""
     if len(column) != rows:
         raise ColumnLengthError(f"column {name!r} must have {rows} rows {why}, got {len(column)}")
 
 
 def slice_bounds(count: int, size: int | None, num_slices: int | None, k: int | None) -> list[int]:
-    """Return the bounds of the slices of `SampleBatch.timeslices`."""
+    """Return the row bounds of the views that `SampleBatch.timeslices` returns."""
     options = {"size": size, "num_slices": num_slices, "k": k}
     numbers = [whole(name, n, 1) for name, n in options.items() if n is not None]
     if len(numbers) != 1:

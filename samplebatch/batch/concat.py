@@ -22,12 +22,12 @@ SampleBatchType = SampleBatch | MultiAgentBatch
 
 @suggest_names()
 def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> SampleBatchType:
-    """Concatenate batches into a new one, with one copy.
+    """Concatenate batches into a new batch, with one copy.
 
     Empty batches are ignored, except that a column that is ragged in an empty batch is ragged in the result. If all
-    batches are empty, the result has no columns, or the columns of the first batch if one of them is ragged. The result
-    is a `SampleBatch` if all inputs are, otherwise a `MultiAgentBatch` in which flat batches belong to the default
-    policy. RLlib's batches are accepted as well.
+    batches are empty, the result has no columns. If one of the empty batches has a ragged column, the result has the
+    columns of the first batch with columns. The result is a `SampleBatch` if all inputs are, otherwise a
+    `MultiAgentBatch` in which flat batches belong to the default policy. RLlib's batches are accepted as well.
 
     Columns must have equal row shapes in all batches. Dtypes may differ if one dtype represents the values of all
     dtypes exactly. `num_grad_updates` is averaged over the steps of the batches that specify it.
@@ -49,7 +49,7 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     ColumnTypeError
         If an item is neither a SampleBatch nor a MultiAgentBatch.
     ArgumentError
-        If `missing` is not one of these values.
+        If `missing` is not `"error"`, `"drop"` or `"zero"`.
 
     Examples
     --------

@@ -204,7 +204,7 @@ def _reason(error: Exception) -> str:
 
 
 def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]], Any]) -> npt.NDArray[Any]:
-    """Convert an object array of numeric arrays at once; other arrays are returned unchanged."""
+    """Convert an object array of numeric arrays in one call of `convert`; other arrays are returned unchanged."""
     rows = array.tolist() if array.ndim == 1 else []
     dtype = getattr(rows[0], "dtype", None) if rows else None
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
@@ -288,11 +288,11 @@ class TorchTarget:
     floats: dtype of floating-point tensors; integers, flags, images and complex numbers are unchanged.
     pin_memory: whether to pin host memory, so that the copy to a device is asynchronous.
     non_blocking: whether to return before copies to a device have finished.
-    keep_objects: whether to keep values without a torch dtype.
-    used_on: stream that uses the tensors, if it is not the stream that copies them.
+    keep_objects: whether values without a torch dtype are returned unchanged instead of rejected.
+    used_on: CUDA stream that uses the tensors, if another stream copies the tensors.
 
-    Raises ArgumentError if `floats` is not a floating-point dtype, or passed together with `dtype`. Raises DeviceError
-    if torch cannot use the device or pin memory. Raises MissingExtraError if torch is not installed.
+    Raises ArgumentError if `floats` is not a floating-point dtype, or is passed together with `dtype`. Raises
+    DeviceError if torch cannot use the device or pin memory. Raises MissingExtraError if torch is not installed.
     """
 
     __slots__ = ("_dtype", "_floats", "device", "direct", "keep_objects", "non_blocking", "pin_memory", "used_on")
@@ -387,14 +387,14 @@ class Delivery:
 
     Parts that are prefetched for a GPU are gathered and copied from pinned memory on a separate stream while the
     learner computes; the learner's stream waits for a part before the part is yielded. On the host, prefetching only
-    creates parts before they are requested.
+    creates each part ahead of its request.
 
     device: device of the tensors; None leaves values unchanged.
     floats: dtype of floating-point values; None keeps their dtype.
     prefetch: number of parts to prepare ahead.
 
-    Raises ArgumentError if `floats` is not a floating-point dtype, or `prefetch` is not a non-negative integer or lacks
-    a device. Raises DeviceError if torch cannot use the device.
+    Raises ArgumentError if `floats` is not a floating-point dtype, or `prefetch` is not a non-negative integer or is
+    passed without a device. Raises DeviceError if torch cannot use the device.
 
     >>> from samplebatch import Batch
     >>> from samplebatch.batch.delivery import tree_to
@@ -503,7 +503,7 @@ def minibatches(
 
 
 def each_part(batch: B, size: int, rng: np.random.Generator | None) -> Iterator[B]:
-    """Yield every step once in parts of `size` steps: in random order, or as views if `rng` is None."""
+    """Yield every step once in parts of `size` steps: in random order, or in stored order as views if `rng` is None."""
     if batch._has_sequences:
         yield from sequences.each_packed(batch, size, rng)
     elif rng is None:
@@ -530,7 +530,7 @@ def convert_column(column: Column, target: Target) -> Column:
 
 
 def on_stream(device: torch.device, stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
-    """Run copies on a CUDA stream; None: a new one."""
+    """Return a context manager that runs copies on a CUDA stream; None creates a new stream."""
     import torch
 
     chosen = torch.cuda.Stream(device) if stream is None else stream  # type: ignore[no-untyped-call]

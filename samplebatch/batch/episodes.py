@@ -1,4 +1,4 @@
-"""Episodes and streams in batches: their bounds and the order of their rows."""
+"""Bounds and row order of the episodes and streams in batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_starts(*keys: npt.NDArray[Any]) -> Rows:
 
 
 class DistinctIds(NamedTuple):
-    """Distinct ids, ascending, shape (k,); the first row of each, shape (k,); and the index of each row's id."""
+    """Distinct ids, ascending, shape (k,); first row of each id, shape (k,); index of each row's id, shape (n,)."""
 
     ids: npt.NDArray[Any]
     first: Rows
@@ -51,7 +51,9 @@ class DistinctIds(NamedTuple):
 
 
 def distinct_ids(ids: npt.NDArray[Any]) -> DistinctIds:
-    """Return the result of `numpy.unique` for ids, shape (n,), not empty; sorts only the first of equal neighbours.
+    """Return the result of `numpy.unique` for ids, shape (n,), n > 0.
+
+    Only the first id of each run of equal ids is sorted.
 
     >>> distinct_ids(np.array([7, 7, 3, 7]))
     DistinctIds(ids=array([3, 7]), first=array([2, 0]), inverse=array([1, 1, 0, 1]))
@@ -94,8 +96,8 @@ def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Row
 class StepNumbers(NamedTuple):
     """Environment steps of rows, numbered by episode and time.
 
-    step: environment step of each row, shape (n,).
-    episode: episode of each environment step, shape (s,), ascending; ids are numbered in ascending order.
+    step: number of each row's environment step, shape (n,).
+    episode: number of each environment step's episode, shape (s,), ascending.
     """
 
     step: Ints
@@ -103,7 +105,9 @@ class StepNumbers(NamedTuple):
 
 
 def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> StepNumbers:
-    """Number the environment steps of rows: the distinct pairs of `eps_id` and `t`, shape (n,) each, not empty.
+    """Number the environment steps of rows, which are the distinct pairs of `eps_id` and `t`.
+
+    Both arrays have shape (n,) with n > 0. Episodes are numbered from 0 in ascending order of `eps_id`.
 
     >>> number_env_steps(np.array([7, 7, 5, 7]), np.array([0, 1, 0, 0]))
     StepNumbers(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
@@ -137,7 +141,7 @@ def number_coded_steps(episodes: npt.NDArray[np.intp], t: npt.NDArray[Any]) -> S
 def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, SampleBatch]:
     """Sort each policy's rows by episode, agent and time, and number episodes by first occurrence.
 
-    Episode ids are random, so sorting by them would make two trainings with the same seed differ.
+    Episode ids are random, so two trainings with the same seed would differ if rows were sorted by episode id.
 
     policies: batches with the columns `eps_id`, `agent_index` and `t`; batches without rows are omitted.
 
@@ -171,7 +175,9 @@ def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
 
 
 def ends_by_flag(flags: npt.NDArray[Any]) -> list[int]:
-    """Return the row after the end of each episode: a true flag ends an episode; the last may be unfinished.
+    """Return the row after the end of each episode: a true flag ends an episode.
+
+    The last episode may be unfinished.
 
     >>> ends_by_flag(np.array([0, 0, 1, 0, 0]))
     [3, 5]
@@ -192,13 +198,13 @@ class EpisodeEnds(NamedTuple):
 def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None:
     """Return which episodes are finished.
 
-    An episode is finished if `eps_done` marks one of its steps; without that column, if every agent that acts in its
-    last step is terminated or truncated.
+    An episode is finished if `eps_done` marks one of its steps. Without a column `eps_done`, an episode is finished if
+    every agent that acts in the episode's last step is terminated or truncated.
 
     policies: batches with the columns `eps_id` and `eps_done`; or `eps_id`, `t`, and `terminateds` and `truncateds` (or
         `dones`). Rows may be in any order; a single batch in time order needs no `t`.
 
-    Returns: ids and whether each episode is finished; None if a batch lacks one of these columns.
+    Returns: ids and whether each episode is finished; None if a batch lacks a required column.
 
     >>> from samplebatch import SampleBatch
     >>> steps = SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0], dones=[False, True, False])
@@ -230,10 +236,10 @@ def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None
 
 
 def finished_by_number(policies: Mapping[PolicyID, SampleBatch], numbers: StepNumbers) -> npt.NDArray[np.bool_] | None:
-    """Return `EpisodeEnds.finished` for rows whose environment steps are numbered; does not sort the rows again.
+    """Return whether each episode is finished, without sorting the rows; the rows' environment steps are numbered.
 
-    policies: as for `episode_ends`.
-    numbers: environment steps of the rows of all policies, in order.
+    policies: batches with the columns that `episode_ends` requires.
+    numbers: environment steps of all rows, policy by policy.
 
     Returns: whether each episode number is finished.
 
@@ -257,7 +263,7 @@ def finished_by_number(policies: Mapping[PolicyID, SampleBatch], numbers: StepNu
 
 
 def _end_flags(batches: Sequence[SampleBatch]) -> tuple[npt.NDArray[np.bool_], bool] | None:
-    """Concatenate `eps_done`, otherwise `dones`, of batches with rows; the second item is whether `eps_done` was used.
+    """Concatenate `eps_done`, or else `dones`, of non-empty batches; the second item is whether `eps_done` was used.
 
     Returns None if a batch has no column that `episode_ends` requires.
     """
@@ -288,7 +294,7 @@ def join_column(batches: Sequence[SampleBatch], name: str) -> npt.NDArray[Any] |
 
 
 def derive_dones(batch: SampleBatch[Any]) -> Any:
-    """Return `terminateds` or `truncateds` of a batch, or None if the batch has neither column."""
+    """Combine `terminateds` and `truncateds` of a batch by logical or; return None if the batch has neither column."""
     flags = [batch[name] for name in (names.TERMINATEDS, names.TRUNCATEDS) if name in batch]
     if len(flags) < 2:
         return flags[0] if flags else None
@@ -297,7 +303,7 @@ def derive_dones(batch: SampleBatch[Any]) -> Any:
 
 
 def stops_by(key: str | None, batch: SampleBatch[Any]) -> list[int]:
-    """Return the row after the end of each episode by column `key`; default `eps_id`, otherwise `dones`."""
+    """Return the row after each episode's end, determined from column `key`; default: `eps_id`, or else `dones`."""
     if key is None:
         key = names.EPS_ID if names.EPS_ID in batch else names.DONES
     values = np.asarray(batch[key])
@@ -317,7 +323,7 @@ def stream_starts(batch: SampleBatch[Any]) -> Rows:
 
 
 def ends_in(columns: Mapping[str, Column]) -> Rows:
-    """Return the row after the end of each episode of columns with one row per step; empty if unknown."""
+    """Return the row after each episode's end; empty if no column marks episodes. Columns have one row per step."""
     if names.EPS_ID in columns:
         return np.asarray(ends_by_change(np.asarray(columns[names.EPS_ID].to_numpy())), np.intp)
     flags = [columns[name].to_numpy() for name in sorted(_FLAG_COLUMNS) if name in columns]

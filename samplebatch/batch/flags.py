@@ -16,7 +16,7 @@ from samplebatch.errors import ArgumentError, FormatError
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Flags of a batch: sequence layout, age and purpose; slices of a batch share its flags.
+    """Flags of a batch: sequence layout, gradient updates, purpose and action unit; slices of a batch share its flags.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Flags:
     action_unit
         Unit of the actions; None if unknown.
     per_sequence
-        Names of columns with one row per sequence besides states, sorted.
+        Sorted names of columns with one row per sequence, without state columns.
     """
 
     time_major: bool | None = None
@@ -59,7 +59,10 @@ def flags_of_unit(action_unit: ActionUnit | None) -> Flags:
 
 
 def describe_flags(flags: Flags) -> dict[str, Any]:
-    """Return flags as plain values; an unknown action unit and no declarations are omitted, as in older files."""
+    """Return flags as plain values.
+
+    An unknown `action_unit` and an empty `per_sequence` are omitted, as in older files.
+    """
     values = {field.name: getattr(flags, field.name) for field in fields(flags)}
     unit, per_sequence = values.pop("action_unit"), values.pop("per_sequence")
     values |= {} if unit is None else {"action_unit": unit.describe()}
@@ -67,7 +70,7 @@ def describe_flags(flags: Flags) -> dict[str, Any]:
 
 
 def column_names(argument: str, values: Any) -> tuple[str, ...]:
-    """Return the sorted column names in an argument: one name, or an iterable of names.
+    """Return the sorted column names in an argument, which is one name or an iterable of names.
 
     Raises ArgumentError if a name is not a string.
 
@@ -138,7 +141,7 @@ _COLUMNS = (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)
 
 
 def missing_columns_of_agents() -> dict[str, MissingAttribute]:
-    """Return missing attributes for common column names, for batches of several policies."""
+    """Return attributes that a `MultiAgentBatch` lacks: common column names, which only each policy's batch has."""
     return {
         name: MissingAttribute(name, f"columns belong to the batch of a policy, batch['policy_id'][{name!r}]")
         for name in _COLUMNS

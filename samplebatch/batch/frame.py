@@ -1,7 +1,7 @@
 """Serialization of columns as a header and buffers, for pickle protocol 5, files and channels.
 
 Headers are plain values (strings, numbers, tuples, dicts); buffers contain exactly the rows in view. Neither dumping
-nor loading copies, and nothing is unpickled unless the caller permits it.
+nor loading copies rows, and pickles are loaded only if the caller permits unpickling.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Head
 
 
 def for_pickle(buffers: list[Any], protocol: int) -> list[Any]:
-    """Wrap buffers for out-of-band pickling with protocol 5; copy the buffers for older protocols."""
+    """Wrap buffers for out-of-band pickling with protocol 5; copy the buffers for protocols below 5."""
     if protocol >= 5:
         return [PickleBuffer(buffer) for buffer in buffers]
     return [bytearray(PickleBuffer(buffer).raw()) for buffer in buffers]
 
 
 def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool = False) -> dict[str, Column]:
-    """Restore columns over the buffers of `dump_columns`.
+    """Restore columns as views of the buffers that `dump_columns` returned.
 
     Raises FormatError if header and buffers do not match, UntrustedPickleError if a column is pickled and
     `allow_pickle` is false.

@@ -1,9 +1,9 @@
-"""Safe pickle reader, which neither imports modules nor calls functions that a pickle references.
+"""Safe pickle reader that neither imports modules nor calls functions referenced by a pickle.
 
 A pickle is a program. Before loading, every opcode is validated: extension codes, persistent ids, out-of-band buffers
-and duplication of the stack's top are rejected. Bytes before protocol 3 and sets before protocol 4 are encoded as calls
-and are not supported. Shared nested tuples can require exponential time to hash, so the expanded size of tuples is
-limited.
+and duplication of the stack's top are rejected. Pickles encode bytes before protocol 3, and sets before protocol 4, as
+function calls; these calls are not supported. Hashing nested tuples with shared items can take exponential time, so the
+expanded size of tuples is limited.
 
 The unpickler creates only stubs. NumPy arrays, numbers and dtypes are reconstructed from validated stubs. Every other
 object remains a `Foreign` with the name of its class and its state.
@@ -78,7 +78,7 @@ MALFORMED = (
 
 
 class Named(type):
-    """Stub for a class or function that a pickle references; a call creates a `Foreign`.
+    """Stub for a class or function that a pickle references; calling the stub creates a `Foreign`.
 
     name: module and name, joined by a dot; empty if the class or function is itself the result of a call.
     """
@@ -172,7 +172,10 @@ def load_stubs(data: bytes) -> Any:
 
 
 class _Weight(NamedTuple):
-    """Number of values in a value, including itself, and its depth; a long integer counts as a tuple."""
+    """Size and nesting depth of a value on the simulated stack.
+
+    The size is the number of values in a value, including the value itself; a long integer is treated as a tuple.
+    """
 
     values: int
     depth: int
@@ -219,8 +222,8 @@ def _check(data: bytes) -> None:
 class _Frames:
     """Checker of a pickle's frames.
 
-    If an operation extends beyond its frame, the unpickler discards the remaining bytes of the frame. The unpickler
-    would then execute operations that were not validated.
+    If an operation extends beyond its frame, the unpickler discards the remaining bytes of the frame. After the
+    discarded bytes, the unpickler would execute operations that were not validated.
     """
 
     _HEADER_NBYTES = 9
@@ -229,7 +232,7 @@ class _Frames:
         self._end: int | None = None
 
     def follow(self, name: str, arg: Any, start: int) -> None:
-        """Validate the next opcode; rejects frames that overlap an opcode or another frame."""
+        """Validate the next opcode, and reject frames that overlap an opcode or another frame."""
         if start == self._end:
             self._end = None
         lasts = name == "STOP" and self._end not in (None, start + 1)
@@ -246,7 +249,10 @@ def _weight(name: str, arg: Any, operands: list[_Weight]) -> _Weight:
 
 
 def _take(stack: list[_Weight | None], op: Any) -> list[_Weight]:
-    """Pop the operands of an opcode, top first; a variable number of operands extends to the last mark (None)."""
+    """Pop the operands of an opcode, top first.
+
+    A variable number of operands ends at the last mark, which is None on the stack.
+    """
     count = len(op.stack_before)
     operands: list[_Weight] = []
     if pickletools.markobject in op.stack_before:
@@ -309,7 +315,7 @@ def is_plain(value: Any) -> bool:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """Return the members of a container that `read_pickle` returned; an empty list for other values.
+    """Return the members of a container from `read_pickle`; return an empty list for a value that is not a container.
 
     >>> parts_of({"a": [1]}), parts_of("a")
     (['a', [1]], [])
@@ -327,7 +333,7 @@ def parts_of(value: Any) -> list[Any]:
 def resolve_stubs(value: Any) -> Any:
     """Replace stubs of NumPy's constructors with their results; the states of other stubs are unchanged.
 
-    Raises FormatError if the call of a stub differs from the calls that NumPy pickles.
+    Raises FormatError if the call of a stub differs from the calls in NumPy's pickles.
     """
     try:
         return _Values().resolve(value)
@@ -422,7 +428,10 @@ class _Values:
         return array.astype(dtype.newbyteorder("="))
 
     def _use(self, content: bytes | bytearray | list[Any]) -> None:
-        """Reject buffers that several arrays reference, because a few bytes could then expand to many large arrays."""
+        """Reject buffers that several arrays reference.
+
+        With shared buffers, a small pickle could expand to many large arrays.
+        """
         # Python has each single byte once, and shares it between numbers.
         if len(content) < 2:
             return
@@ -487,7 +496,7 @@ def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> C
 
     Raises FormatError if a row is damaged, or packed differently from the first row. Raises UntrustedPickleError if a
     row contains values other than arrays, numbers, strings and containers of these, and `allow_pickle` is false. Raises
-    CapacityError if rows exceed 256 MiB and 1024 times their packed bytes.
+    CapacityError if the unpacked rows exceed both 256 MiB and 1024 times the size of the packed rows.
     """
     subject = f"column {name!r}"
     bound = MemoryBound(subject, column.nbytes)

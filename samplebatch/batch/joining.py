@@ -42,11 +42,11 @@ _MIN_SHARED_NBYTES = 1 << 19
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
     """Concatenate the non-empty batches.
 
-    If all batches are empty, the result is `empty()`, as in RLlib, or has the columns of the first batch if one of them
-    has a ragged column. A column that is ragged in an empty batch is ragged in the result. `missing` specifies how
-    columns that exist only in some batches are handled. Raises ColumnMismatchError if a column is missing or has
-    incompatible row shapes or dtypes. Raises SequenceError if only some batches have sequences, or their layouts
-    differ.
+    If all batches are empty, the result is `empty()`, as in RLlib. If one of the empty batches has a ragged column, the
+    result has the columns of the first batch with columns. A column that is ragged in an empty batch is ragged in the
+    result. `missing` specifies how columns that exist only in some batches are handled. Raises ColumnMismatchError if a
+    column is missing or has incompatible row shapes or dtypes. Raises SequenceError if only some batches have
+    sequences, or their layouts differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
@@ -92,7 +92,7 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
 
 
 def _keep_ragged(columns: dict[str, Column], samples: Sequence[SampleBatch[Any]]) -> None:
-    """Convert columns to ragged columns if they are ragged in an empty batch."""
+    """Convert a column to a ragged column if the column with the same name is ragged in an empty batch."""
     for sample in samples:
         if sample.count:
             continue
@@ -107,7 +107,7 @@ def _keep_ragged(columns: dict[str, Column], samples: Sequence[SampleBatch[Any]]
 
 
 def _join_columns(groups: Sequence[dict[str, Column]], first: SampleBatch[Any], *, shared: bool) -> dict[str, Column]:
-    """Concatenate columns by name, on two threads if `shared`."""
+    """Concatenate columns with equal names, on two threads if `shared` is true."""
     pieces = {name: [group[name] for group in groups] for name in groups[0]}
     if first._flags.time_major:
         return {
@@ -120,7 +120,7 @@ def _join_columns(groups: Sequence[dict[str, Column]], first: SampleBatch[Any], 
 
 
 def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) -> Column:
-    """Concatenate the columns of one name, after unifying arrays with ragged columns and strings with objects."""
+    """Concatenate columns with equal names; if types are mixed, arrays become ragged and objects become text."""
     if len({*map(type, pieces)}) > 1:
         pieces = TextColumn.unite(pieces) or pieces
     kind = type(pieces[0])
@@ -209,7 +209,9 @@ Missing = Literal["error", "drop", "zero"]
 
 
 def level(parts: Sequence[B], missing: Missing, per_sequence: tuple[str, ...] = ()) -> list[B]:
-    """Return views of batches with equal columns: the common columns, or with `"zero"` all columns, filled with zeros.
+    """Return views of the batches with equal columns: the common columns, or with `"zero"` the columns of any batch.
+
+    Missing columns are filled with zeros.
 
     `per_sequence` contains the columns that any batch declares to have one row per sequence. Filled rows are None in
     object columns and empty in ragged columns.

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class MultiAgentBatch(Generic[ValuesT]):
     """Steps of several agents, one `SampleBatch` per policy.
 
-    `batch["walker"]` is a policy's batch and can be assigned; `batch[2:5]` views environment steps, with the rows of
-    all agents.
+    `batch["walker"]` returns the batch of policy `walker`; assignment replaces this batch. `batch[2:5]` views the
+    environment steps 2 to 4, with the rows of all agents.
 
     Parameters
     ----------
@@ -473,9 +473,10 @@ class MultiAgentBatch(Generic[ValuesT]):
     def plot(self, *columns: str) -> Figure:
         """Plot columns of every policy over the policy's own steps, one subplot per column; see `SampleBatch.plot`.
 
-        `columns` are dotted names, plotted for the policies that have them; default: numeric columns except ids, at
-        most twelve in total. Raises MissingExtraError if matplotlib is not installed, ColumnNotFoundError if no policy
-        has a requested column, and ColumnTypeError if a requested column is not numeric.
+        `columns` are dotted names; a policy without a requested column is skipped. The default is all numeric columns
+        except ids, at most twelve in total. Raises MissingExtraError if matplotlib is not installed,
+        ColumnNotFoundError if no policy has a requested column, and ColumnTypeError if a requested column is not
+        numeric.
 
         >>> batch = MultiAgentBatch(
         ...     {"walker": SampleBatch(rewards=[0.0, 1.0]), "guard": SampleBatch(rewards=[0.5])}, 2
@@ -559,7 +560,7 @@ class Lockstep:
             offset += batch.count
 
     def parts(self, k: int) -> Iterator[tuple[dict[PolicyID, SampleBatch[Any]], int]]:
-        """Yield the rows per policy of every k consecutive environment steps, with their number of steps."""
+        """Yield each policy's rows for every k consecutive environment steps, and the number of these steps."""
         starts = np.arange(0, self.count, k)
         policies = [
             (
@@ -577,7 +578,7 @@ class Lockstep:
             yield parts, min(k, self.count - start)
 
     def part(self, start: int, stop: int) -> dict[PolicyID, SampleBatch[Any]]:
-        """View the rows per policy of environment steps `start` to `stop`."""
+        """View each policy's rows for the environment steps `start` to `stop`."""
         parts = {}
         for policy, batch in self._batches.items():
             first, last = self._steps[policy].searchsorted((start, stop)).tolist()
@@ -586,9 +587,9 @@ class Lockstep:
         return parts
 
     def take(self, steps: Indices) -> dict[PolicyID, SampleBatch[Any]]:
-        """Gather the rows per policy of environment steps.
+        """Gather each policy's rows for the given environment steps.
 
-        Raises SequenceError if a policy has sequences, because the gather would split them.
+        Raises SequenceError if a policy has sequences, because the gather would split sequences.
         """
         parts = {}
         for policy, batch in self._batches.items():

@@ -75,7 +75,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     `state_in_*` columns and columns in `per_sequence` have one row per sequence. All other columns have one row per
     step, or `max_seq_len` rows per sequence if the batch is padded.
 
-    Without a column `dones`, `batch["dones"]` is `terminateds` or `truncateds`.
+    Without a column `dones`, `batch["dones"]` is the logical or of `terminateds` and `truncateds`.
 
     Parameters
     ----------
@@ -85,10 +85,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         Names of columns (dotted for nested columns) to store as ragged columns regardless of their row lengths, or a
         mapping from names to element dtypes. By default, rows of equal shape become an array.
     per_sequence
-        Names of columns (dotted for nested columns) with one row per sequence, such as a reward of a sequence. Before
+        Names of columns (dotted for nested columns) with one row per sequence, such as one reward per sequence. Before
         `to_sequences`, these columns have one row per step.
     _time_major, _zero_padded, _max_seq_len, _num_grad_updates, _is_training, _action_unit
-        Flags (see `Flags`). `_max_seq_len` defaults to the longest sequence.
+        Flags (see `Flags`). `_max_seq_len` defaults to the longest sequence's length.
 
     Raises
     ------
@@ -240,7 +240,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self._find(str(key)) if isinstance(key, str) else self._get_rows(key)
 
     def _find(self, name: str) -> Any:
-        """Return the values of a column that is nested, derived, or a slice that has not been created yet."""
+        """Return the values of a column that is nested, derived from other columns, or not sliced yet."""
         window = self._window
         if window is not None and name in window[0]:
             column = self._columns[name] = slice_column(window, name, self._flags)
@@ -284,7 +284,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return columns
 
     def _names(self) -> dict[str, Column]:
-        """Return a dict with the dotted names as keys, without slicing columns."""
+        """Return a dict whose keys are the dotted names of all columns, without slicing columns."""
         return self._columns if self._window is None else self._window[0]
 
     @property
@@ -314,7 +314,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return super().pop(key)
 
     def columns(self, keys: Sequence[str]) -> list[Any]:
-        """Return the arrays of columns in order; raises ColumnNotFoundError if one is missing."""
+        """Return the arrays of the named columns in order; raises ColumnNotFoundError if a column is missing."""
         return [self[key] for key in keys]
 
     def __setitem__(self, name: str, values: Any) -> None:
@@ -363,7 +363,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def select(self, *keys: str) -> Self:
         """View only the named columns, in the order of `keys`; `seq_lens` must be selected to keep sequences.
 
-        Raises ColumnNotFoundError with near names if one is missing.
+        Raises ColumnNotFoundError with near names if a column is missing.
 
         >>> list(SampleBatch(a=[1], b=[2], c=[3]).select("c", "a"))
         ['c', 'a']
@@ -374,7 +374,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def drop(self, *keys: str) -> Self:
         """View all columns except the named ones.
 
-        Raises ColumnNotFoundError if a column is missing, SequenceError if only `seq_lens` of sequences is dropped.
+        Raises ColumnNotFoundError if a column is missing, SequenceError if a remaining column requires `seq_lens`.
 
         >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
         ['a', 'c']
@@ -388,7 +388,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self._of(columns, tree.select(self._nested, columns), sequences.retain(flags, columns))
 
     def rename(self, mapping: Mapping[str, str]) -> Self:
-        """View the columns under other names, in the same order.
+        """View the batch with renamed columns; the order of the columns is preserved.
 
         Raises ColumnNotFoundError if a name is missing, ColumnMismatchError if two columns would share a name.
 
@@ -420,8 +420,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     ) -> Self:
         """Decompress columns, and unpack columns that RLlib packed, in place; other columns are unchanged.
 
-        `allow_pickle` permits unpickling packed rows of other values than arrays, numbers and strings; use it only for
-        trusted data. Otherwise such rows raise UntrustedPickleError. Damaged rows raise FormatError.
+        `allow_pickle` permits unpickling packed rows with values other than arrays, numbers and strings (trusted data
+        only). Otherwise such rows raise UntrustedPickleError. Damaged rows raise FormatError.
         """
         tree.decompress(self, columns, allow_pickle=allow_pickle)
         return self
@@ -534,10 +534,10 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> Self:
         """View exactly the steps from `start` to `end`, even inside sequences.
 
-        A negative `start` prepends `-start` zero rows (None for objects) and copies the columns. A negative `end`
-        counts from the end; an `end` beyond the last step is clipped. With sequences, the first and last sequence may
-        be cut; each sequence keeps its state, and padding is removed. `state_start` and `state_end` select these
-        sequences by number, end excluded. Raises SequenceError if they have too few steps, or only one is passed.
+        A negative `start` prepends `-start` zero rows (None for objects) and copies columns. A negative `end` counts
+        from the end; an `end` beyond the last step is clipped. With sequences, the first and last sequence may be cut;
+        each sequence keeps its state, and padding is removed. `state_start` and `state_end` (excluded) select these
+        sequences by number. Raises SequenceError if these sequences are too short or only one argument is passed.
 
         >>> part = SampleBatch(a=[1, 2, 3, 4, 5, 6], seq_lens=[2, 3, 1]).slice(1, 4)
         >>> part["a"].tolist(), part["seq_lens"].tolist()
@@ -555,9 +555,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def take(self, indices: Any) -> Self:
         """Gather steps in the given order into a new batch, one copy per column: shape (n, ...) becomes (k, ...).
 
-        `indices` are integers of shape (k,) in [-n, n), or a mask of shape (n,). With sequences, consecutive steps of
-        one sequence form a sequence of the result with the same state; padding is removed. Raises RowIndexError with
-        the first index that is out of range.
+        `indices` are integers of shape (k,) in [-n, n), or a mask of shape (n,). With sequences, adjacent gathered
+        steps of one sequence form a new sequence with the source sequence's state; padding is removed. Raises
+        RowIndexError for an index out of range.
 
         >>> SampleBatch(rewards=[1.0, 2.0, 3.0]).take([2, 0])["rewards"].tolist()
         [3.0, 1.0]
@@ -583,7 +583,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self.copy()
 
     def concat(self, other: SampleBatch[ValuesT]) -> SampleBatch[ValuesT]:
-        """Concatenate this batch and another into a new one; see `concat_samples`.
+        """Concatenate this batch and another into a new batch; see `concat_samples`.
 
         >>> SampleBatch(a=[1, 2]).concat(SampleBatch(a=[3, 4, 5]))["a"].tolist()
         [1, 2, 3, 4, 5]
@@ -630,8 +630,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Shuffle the steps in place; padded sequences are shuffled as units, with their states.
 
         Columns are replaced by new arrays, one at a time: existing arrays and views keep their order, and the peak
-        memory overhead is the largest column. `rng` is a generator or a seed; default: a random seed. Raises
-        SequenceError for unpadded sequences; use `take_sequences(rng.permutation(len(batch["seq_lens"])))` instead.
+        memory overhead is one copy of the largest column. `rng` is a generator or a seed; default: a random seed.
+        Raises SequenceError for unpadded sequences; use `take_sequences(rng.permutation(len(batch["seq_lens"])))`.
 
         >>> sorted(SampleBatch(a=[1, 2, 3, 4]).shuffle(rng=0)["a"].tolist())
         [1, 2, 3, 4]
@@ -643,11 +643,11 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return sequences.draw_moves(self, rng) if self._has_sequences else bulk.draw_moves(self._own(), self.count, rng)
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
-        """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.
+        """Split into consecutive views; raises ArgumentError unless exactly one positive argument is passed.
 
         `size` (or `k`) is the number of steps per view; the last view may have fewer. With sequences, both ends of a
-        view move back to the start of a sequence. `num_slices` is the number of views. These views have nearly equal
-        sizes; later views are larger.
+        view move back to the start of a sequence. `num_slices` is the number of views. The sizes of these views differ
+        by at most one step; the last views are the largest.
 
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
         [[1, 2], [3, 4], [5]]
@@ -716,7 +716,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         device, floats
             Device of tensors, and dtype of floating-point columns; None keeps columns as stored.
         prefetch
-            Number of parts to prepare ahead, for a GPU from page-locked memory, on a separate stream.
+            Number of parts to prepare ahead; copies to a GPU use page-locked memory and a separate stream.
 
         Raises
         ------
@@ -824,7 +824,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return bool(np.asarray(sequences.unpadded(self)[names.DONES])[-1])
 
     def is_single_trajectory(self) -> bool:
-        """Return whether only the last step may end an episode; raises ColumnNotFoundError without end flags."""
+        """Return whether no step before the last step ends an episode; raises ColumnNotFoundError without end flags."""
         return not np.asarray(sequences.unpadded(self)[names.DONES])[:-1].any()
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
@@ -886,7 +886,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
         Sets `zero_padded` and `max_seq_len`; a padded batch is padded to the new length. States are padded as well if
         `exclude_states` is false. Raises ArgumentError if `max_seq_len` is not a non-negative integer, SequenceError
-        without `seq_lens` or if a sequence is longer.
+        without `seq_lens` or for a longer sequence.
 
         >>> SampleBatch(a=[1, 2, 3], seq_lens=[1, 2]).right_zero_pad(max_seq_len=4)["a"].tolist()
         [1, 0, 0, 0, 2, 3, 0, 0]
@@ -895,7 +895,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self
 
     def to_batch_major(self) -> Self:
-        """Copy a time-major batch of sequences with columns (T, B, ...) into a padded one with columns (B * T, ...).
+        """Copy a time-major batch of sequences, columns (T, B, ...), into a padded batch, columns (B * T, ...).
 
         Raises SequenceError if the batch is not time-major or has no sequences.
         """
@@ -966,7 +966,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         pin_memory: bool = False,
         non_blocking: bool = False,
     ) -> SampleBatch[torch.Tensor]:
-        """Return a batch of tensors that share memory with the arrays wherever torch can use it.
+        """Return a batch of tensors that share memory with the arrays if torch supports their layout.
 
         Only read-only arrays and columns that change device or dtype are copied. Compressed columns and columns without
         a torch dtype (objects, strings, dates) are unchanged. For ragged columns, the elements are converted. Raises
@@ -995,7 +995,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return cast("SampleBatch[torch.Tensor]", self._to(target))
 
     def to_numpy(self, *, floats: Floats | None = None) -> SampleBatch:
-        """Return a batch of arrays, which share the memory of tensors on the host.
+        """Return a batch of arrays that share memory with tensors on the host.
 
         bfloat16 becomes float32, which represents it exactly. Compressed columns are unchanged. `floats` is the dtype
         of floating-point columns; None keeps each dtype. Raises ArgumentError for other dtypes.
@@ -1017,8 +1017,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Convert the columns to tensors on a device, in place; dtypes and copies are handled as in `to_torch`.
 
         `pin_memory` copies to the device asynchronously from pinned memory, `use_stream` on `stream` (None: a new CUDA
-        stream) instead of the current one. Raises ArgumentError if `framework` is not `"torch"`, DeviceError if torch
-        cannot use the device; the batch is then unchanged.
+        stream) instead of the current stream. Raises ArgumentError if `framework` is not `"torch"`, DeviceError if
+        torch cannot use the device; the batch is then unchanged.
 
         >>> SampleBatch(rewards=[1.0, 2.0]).to_device("cpu")["rewards"]
         tensor([1., 2.], dtype=torch.float64)
@@ -1046,8 +1046,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table without a copy; `from_arrow` is the inverse.
 
-        The table has one row per step. If the batch has sequences, the table has one row per sequence, and each step
-        column becomes a list column that shares the column's values. N-dimensional columns are fixed-shape tensors.
+        The table has one row per step or, with sequences, one row per sequence. Each step column of sequences becomes a
+        list column that shares the column's values. N-dimensional columns are fixed-shape tensors.
 
         >>> SampleBatch(obs=np.zeros((2, 3)), rewards=[1.0, 2.0]).to_arrow().num_rows
         2
@@ -1102,13 +1102,13 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
             `"snappy"`, `"gzip"` or `"brotli"` for Parquet (default: `"zstd"`); `"gzip"` or `"lzf"` for HDF5 (default:
             `"lzf"` if a column is compressed in memory).
         durable
-            Whether to wait until the file is on disk. Otherwise a power failure may damage it, which
-            `load(verify=True)` detects; if only this process ends, no data is lost. Folders are always durable.
+            Whether to wait until the file is on disk (always true for folders). If false, a power failure may damage
+            the file, but a crash of this process does not. `load(verify=True)` detects damaged files.
 
         Raises
         ------
         FormatError, ArgumentError
-            If no format has that extension or it lacks the codec, or if a folder is not durable.
+            If no format has the path's extension, the format lacks the codec, or `durable` is false for a folder.
         ColumnTypeError, UnstorableError, OSError
             If a column can be neither stored nor pickled, or the file cannot be written.
 
@@ -1192,7 +1192,7 @@ _RLLIB_FLAGS = ("time_major", "zero_padded", "max_seq_len", "num_grad_updates", 
 
 
 def require_flat(sample: Any) -> SampleBatch[Any]:
-    """Return a `SampleBatch`, convert RLlib's without copying, and reject other types."""
+    """Return a `SampleBatch` unchanged, convert RLlib's batch without copying, and reject other types."""
     if isinstance(sample, SampleBatch):
         return sample
     if isinstance(sample, Mapping) and all(hasattr(sample, name) for name in _RLLIB_FLAGS):

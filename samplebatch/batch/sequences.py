@@ -67,7 +67,7 @@ def snap(lengths: Lengths, start: int, stop: int) -> Cut:
 
 
 def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
-    """Return an exact range of steps and the steps of each overlapping sequence in it, shape (last - first,).
+    """Return a range of steps, and the number of its steps in each overlapping sequence, shape (last - first,).
 
     Empty sequences belong to the range that ends at their position.
 
@@ -86,14 +86,14 @@ def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
 
 
 def runs(lengths: Lengths, steps: Indices) -> tuple[Indices, Lengths]:
-    """Group gathered steps into runs of steps from one sequence.
+    """Group gathered steps into runs of adjacent steps from the same source sequence.
 
     Returns
     -------
     sequences
         Source sequence of each run, shape (r,).
     lengths
-        Steps of each run, shape (r,).
+        Number of steps in each run, shape (r,).
 
     Examples
     --------
@@ -109,6 +109,7 @@ def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
     """Return the rows of the selected sequences, concatenated.
 
     sequences: indices of the selected sequences.
+    starts: first row of every sequence.
 
     >>> lengths = np.array([2, 3, 1])
     >>> steps_of(lengths, np.array([1, 0]), lengths.cumsum() - lengths)
@@ -120,11 +121,11 @@ def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
 
 
 def chop(starts: npt.NDArray[np.intp], count: int, max_seq_len: int) -> Lengths:
-    """Cut runs of steps into sequences of at most `max_seq_len`; return the lengths of the sequences, shape (s,).
+    """Cut runs of steps into sequences of at most `max_seq_len` steps; return the sequences' lengths, shape (s,).
 
     starts: the first step of each run, ascending from 0.
-    count: steps of all runs.
-    max_seq_len: maximum steps per sequence.
+    count: total number of steps in all runs.
+    max_seq_len: maximum number of steps per sequence.
 
     >>> chop(np.array([0, 5]), 7, 3)
     array([3, 2, 2])
@@ -167,7 +168,7 @@ def pack(lengths: Lengths, size: int) -> Iterator[slice]:
 
 
 def as_lengths(values: Any) -> Any:
-    """Convert sequence lengths to shape (s,); return None for no lengths.
+    """Convert sequence lengths to shape (s,); return None if there are no lengths.
 
     Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat. Raises
     SequenceError if the lengths are not integers, or are a single integer.
@@ -189,14 +190,14 @@ def as_lengths(values: Any) -> Any:
 
 
 def set_lengths(data: dict[Any, Any]) -> None:
-    """Convert the sequence lengths among the columns of a new batch, or remove them if there are none."""
+    """Convert the column `seq_lens` of a new batch; remove the column if it contains no lengths."""
     data[names.SEQ_LENS] = as_lengths(data[names.SEQ_LENS])
     if data[names.SEQ_LENS] is None:
         del data[names.SEQ_LENS]
 
 
 def slice_column(window: Window, name: str, flags: Flags) -> Column:
-    """Slice a view's column from its source."""
+    """Slice a column of a view from the source batch."""
     source, start, stop, first, last = window
     if is_per_sequence(source, name, flags):
         return source[name].slice(first, last)
@@ -283,7 +284,7 @@ def check_column(batch: SampleBatch[Any], name: str, column: Column, s: int) -> 
 
 
 def stored_rows(batch: SampleBatch[Any], s: int) -> int:
-    """Return the rows of a column of steps for `s` sequences, including padding."""
+    """Return the number of rows of a step column for `s` sequences, including padding."""
     return s * _width(batch) if batch._flags.zero_padded else batch.count
 
 
@@ -292,7 +293,7 @@ def _width(batch: SampleBatch[Any]) -> int:
 
 
 def flags_without(batch: SampleBatch[Any], remaining: Iterable[str]) -> Flags:
-    """Return a batch's flags without sequences; raises SequenceError if a remaining column requires `seq_lens`."""
+    """Reset the sequence flags in a copy of a batch's flags; raises SequenceError if a column requires `seq_lens`."""
     for name in remaining:
         if name != names.SEQ_LENS and batch._is_per_sequence(name):
             raise SequenceError(f"column {name!r} has one row per sequence; drop it together with {names.SEQ_LENS!r}")
@@ -309,7 +310,7 @@ def retain(flags: Flags, columns: Iterable[str]) -> Flags:
 
 
 def _view(batch: B, part: Cut, lengths: Lengths, rows: tuple[int, int]) -> B:
-    """View a range of sequences stored in `rows`, with `lengths` steps each."""
+    """View a range of sequences stored in the row range `rows`; `lengths` are the numbers of steps per sequence."""
     source = batch._all()
     batch._lent = True
     flags = batch._flags
@@ -326,7 +327,7 @@ def _view(batch: B, part: Cut, lengths: Lengths, rows: tuple[int, int]) -> B:
 
 
 def view_whole(batch: B, start: int, stop: int) -> B:
-    """View the steps from `start` to `stop`, both moved back to the start of a sequence."""
+    """View the steps from `start` to `stop`, with both bounds moved back to the start of a sequence."""
     refuse_time_major(batch, "slicing")
     lengths = batch._lengths()
     part = snap(lengths, start, stop)
@@ -405,7 +406,7 @@ def gather_whole(batch: B, indices: Any) -> B:
 
 
 def _gather(batch: B, owners: Indices, lengths: Lengths, rows: Indices, flags: Flags) -> B:
-    """Gather stored rows that form sequences of `lengths` steps with the states of `owners`."""
+    """Gather stored rows into sequences of `lengths` steps; `owners` are the source sequences of the states."""
     columns = {}
     for name, column in batch._all().items():
         columns[name] = column.take(owners if batch._is_per_sequence(name) else rows)
@@ -416,7 +417,7 @@ def _gather(batch: B, owners: Indices, lengths: Lengths, rows: Indices, flags: F
 
 
 def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
-    """Sample a permutation of padded sequences, as row orders per column."""
+    """Sample a permutation of padded sequences; return one row order per column."""
     if not batch._flags.zero_padded:
         raise SequenceError(
             "sequences must be padded to be shuffled in place, got unpadded ones; call right_zero_pad() or "
@@ -431,7 +432,7 @@ def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
 
 
 def each_packed(batch: B, size: int, rng: np.random.Generator | None) -> Iterator[B]:
-    """Yield every sequence once, in parts of as many as fit in `size` steps; in random order if `rng` is not None."""
+    """Yield every sequence once, in parts of as many sequences as fit in `size` steps; `rng` None keeps the order."""
     lengths = batch._lengths()
     order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
     for part in pack(lengths[order], size):
@@ -452,7 +453,7 @@ def rowwise(batch: SampleBatch[Any]) -> dict[str, Column]:
 
 
 def mask(batch: SampleBatch[Any]) -> npt.NDArray[np.bool_]:
-    """Return whether each row of a padded batch is a step."""
+    """Return a mask of a padded batch's rows: True for steps, False for padding."""
     return (np.arange(_width(batch)) < batch._lengths()[:, None]).reshape(-1)
 
 
@@ -535,7 +536,10 @@ def cut_streams(batch: B, max_seq_len: int) -> B:
 
 
 def divide(batch: B, lengths: Lengths) -> B:
-    """Divide steps into sequences: states and declared columns keep each sequence's first row, others are shared."""
+    """Divide steps into sequences.
+
+    States and declared columns keep each sequence's first row; other columns are shared.
+    """
     firsts = lengths.cumsum() - lengths
     columns = {
         name: column.take(firsts) if names.is_state_in(name) or batch._flags.declares(name) else column

@@ -1,6 +1,6 @@
 """Summaries of columns for terminals and notebooks, plots over time, and pandas data frames.
 
-Statistics of large columns are computed from evenly spaced rows and marked with `~`, which bounds the run time.
+To bound the run time, statistics of large columns are computed from evenly spaced rows and marked with `~`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def describe(columns: Mapping[str, Column]) -> list[Line]:
 
 
 def rows_to_read(rows: int, row_shape: tuple[int | None, ...]) -> npt.NDArray[np.intp]:
-    """Return the rows of a column to read: all, or evenly spaced rows of a large column.
+    """Return the indices of the rows that are summarised: all rows, or evenly spaced rows of a large column.
 
     >>> rows_to_read(3, (2,)), len(rows_to_read(10**9, ()))
     (array([0, 1, 2]), 1048576)
@@ -277,7 +277,7 @@ _Line = tuple[str, npt.NDArray[np.intp], npt.NDArray[Any], npt.NDArray[Any]]
 
 
 def _lines(part: Part, max_columns: int | None) -> list[_Line]:
-    """Return the lines of at most `max_columns` columns: label, steps, values and episode ends."""
+    """Return the plotted lines of at most `max_columns` columns: label, steps, values and episode ends."""
     lines: list[_Line] = []
     for name, column in part.columns.items():
         if max_columns is not None and (name in IDS or len(lines) == max_columns):
@@ -320,7 +320,7 @@ def stacked_frame(frames: Mapping[Any, pd.DataFrame], key: str) -> pd.DataFrame:
 
 
 def cells_of(column: Column) -> Any:
-    """Return the rows of a column as cells: numbers, arrays or objects."""
+    """Return the rows of a column as data frame cells: numbers, arrays or objects."""
     if isinstance(column, TextColumn):
         objects = column.to_objects()
         return objects if objects.ndim == 1 else np.fromiter(objects, object, len(column))
@@ -331,7 +331,7 @@ def cells_of(column: Column) -> Any:
 def records(
     fields: Sequence[str], columns: Mapping[str, Column], nest: Callable[[dict[str, Any]], dict[str, Any]], count: int
 ) -> npt.NDArray[Any]:
-    """Create an array of records, one per step; `nest` maps the values of a step to its fields."""
+    """Create an array of records, one record per step; `nest` maps a step's values to the record's fields."""
     for name in fields:
         if not name.isidentifier() or iskeyword(name):
             raise ColumnTypeError(f"column {name!r} must be a Python identifier to be a record field; call to_pandas()")

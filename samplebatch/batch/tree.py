@@ -120,8 +120,8 @@ def is_nested(value: Any) -> bool:
 def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
     """Split a nested value into its structure and a list of (dotted name, leaf).
 
-    Raises ColumnTypeError if a dict key is not a string or a tuple has named fields, which the structure cannot store.
-    Raises ColumnMismatchError if a dot in a key makes two dotted names equal.
+    Raises ColumnTypeError if a dict key is not a string, or if a tuple has named fields, because structures cannot
+    store field names. Raises ColumnMismatchError if a dot in a key makes two dotted names equal.
 
     >>> flatten("obs", {"camera": [1], "arm": ([2], [3])})
     ({'camera': None, 'arm': [None, None]},
@@ -183,7 +183,7 @@ def named_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> Any:
-    """Restore a nested value from its structure; `leaf` maps a dotted name to its value.
+    """Restore a nested value from its structure; `leaf` maps a dotted name to the leaf's value.
 
     >>> unflatten(
     ...     "obs",
@@ -222,7 +222,7 @@ _MISSING: Any = object()
 
 
 class NestedColumn(dict[str, Any]):
-    """Dict of a nested column; assigning to it and deleting from it changes the batch.
+    """Dict of a nested column; assignments to the dict and deletions from the dict change the batch.
 
     While a nested column's dict is referenced, each read of the column from the batch returns this dict, after updating
     it. Assigned values are validated like columns of the batch, under their dotted names. The dict is detached from the
@@ -329,7 +329,7 @@ register_where_loaded(NestedColumn, PYTREES)
 
 
 def show(batch: SampleBatch[Any], path: tuple[str, ...], structure: Structure) -> Any:
-    """Return the values at a path: dicts that write to the batch, tuples of them, and columns' values."""
+    """Return the value at a path: a dict that writes to the batch, a tuple of values, or a column's values."""
     if structure is None:
         return batch[".".join(path)]
     if isinstance(structure, list):
@@ -518,7 +518,7 @@ def _hide(batch: SampleBatch[Any], path: tuple[str, ...]) -> None:
 
 
 def select(nested: Mapping[str, Structure], columns: Mapping[str, Any]) -> dict[str, Structure]:
-    """Return the structures of the nested columns in `columns`; raises ColumnTypeError if one is incomplete."""
+    """Return the structures of the nested columns in `columns`; raises ColumnTypeError if one lacks leaves."""
     chosen = {}
     for top, structure in nested.items():
         paths = list(leaf_names(top, structure))

@@ -48,7 +48,7 @@ class ViewRequirement:
     Raises
     ------
     ValueError
-        If `shift` is a string but not a range of this form.
+        If `shift` is a string but not a range `"from:to"` or `"from:to:step"`.
 
     Examples
     --------
@@ -155,7 +155,7 @@ class ViewRequirement:
         return column, np.minimum(count + self.shift_arr, count - 1)
 
     def rows(self, column: Column, steps: npt.NDArray[np.int64]) -> Any:
-        """Gather rows, with zeros for steps before the first: shape (1, ...), or (1, window, ...) for windows."""
+        """Gather rows, with zeros for steps before the first step: shape (1, ...), or (1, window, ...) for windows."""
         inside = np.flatnonzero(steps >= 0)
         rows = column.take(steps[inside])
         values = (rows if len(inside) == len(steps) else rows.spread(len(steps), inside)).values
@@ -165,7 +165,7 @@ class ViewRequirement:
 def view_step(batch: SampleBatch[Any], requirements: Mapping[str, Any], index: int | str) -> dict[str, Any]:
     """Gather the views that are required to compute actions at one step; views of nested columns are nested.
 
-    `index` is the step, or `"last"` for the one after the last; see `SampleBatch.get_single_step_input_dict`.
+    `index` is the step, or `"last"` for the step after the last step; see `SampleBatch.get_single_step_input_dict`.
     """
     if index != "last" and not -batch.count <= int(index) < batch.count:
         raise RowIndexError(f"step {index} is outside the batch, which has {batch.count}")
@@ -204,7 +204,7 @@ def space_to_dict(space: Any) -> dict[str, Any] | None:
 
 
 def space_from_dict(described: Any) -> Any:
-    """Create the space that a description of this library or of RLlib specifies; inverse of `space_to_dict`.
+    """Create a space from a description that this library or RLlib wrote; inverse of `space_to_dict`.
 
     Raises FormatError if `described` does not describe a space. Raises MissingExtraError if Gymnasium is not installed.
     """
