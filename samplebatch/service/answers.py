@@ -124,11 +124,11 @@ def _receive(read: Callable[[], Sequence[Any]], close: Callable[[], Any], inbox:
 
 
 class InterruptibleCalls:
-    """Sequential calls of functions that block in Flight.
+    """Executor of sequential blocking Flight calls, during which signal handlers can run.
 
-    A background thread executes the calls of the main thread, so signal handlers run while the main thread waits. Other
-    threads call the function directly. If a signal interrupts the main thread, the call continues in the background
-    thread: see `finish`.
+    A background thread executes the calls of the main thread, so signal handlers run while the main thread waits.
+    Threads other than the main thread call the function directly. If a signal interrupts the main thread, the call
+    continues in the background thread: see `finish`.
 
     >>> calls = InterruptibleCalls()
     >>> calls.call(lambda: print(threading.current_thread().name))
@@ -140,7 +140,7 @@ class InterruptibleCalls:
         self._calls: queue.SimpleQueue[_Call | None] | None = None
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Call a function without arguments; errors of the function are raised and its result is discarded."""
+        """Call a function without arguments; raise the function's errors and discard its result."""
         if threading.current_thread() is not threading.main_thread():
             function()
             return

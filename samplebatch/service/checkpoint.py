@@ -94,7 +94,7 @@ class Checkpoints:
     ArgumentError
         If `keep` is not a positive integer.
     StorageError
-        If the path is a file, or the folder contains other files or is used by another process.
+        If the path is a file, or the folder contains files other than checkpoints or is used by another process.
 
     Examples
     --------

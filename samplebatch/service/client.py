@@ -49,13 +49,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Shard:
-    """One of several services that share a table, for `Shards`.
+    """Service that stores one shard of a table, for `Shards`.
 
     - `number`: index of the service.
     - `connection`: connection to the service.
     - `share`: relative weight of this service in the distribution of inserts.
-    - `weight`, `weighed_at`: last known sum of the service's sampling weights, and when it was queried, in seconds of
-      the monotonic clock.
+    - `weight`, `weighed_at`: last known sum of the service's sampling weights, and time of the query in seconds of the
+      monotonic clock.
     - `lost_at`: monotonic time of the last failure, in seconds; None if the service is reachable.
     """
 
@@ -262,7 +262,7 @@ class ReplayClient:
 
     Fragments are sent without waiting for their acknowledgement. `flush` and all methods that read the table, except
     `stream`, wait until this client's fragments are acknowledged. Without `prefetch`, each sample is drawn when it is
-    requested; a client and a local buffer with the same seed therefore return equal samples.
+    requested; a client and a local buffer with the same seed therefore return the same samples.
 
     If the client and the service run on the same machine, large samples are mapped from shared memory. All received
     arrays are read-only.
@@ -277,9 +277,9 @@ class ReplayClient:
     if a service becomes unreachable or returns. Each sample comes from one service, which is drawn in proportion to its
     table's weight: the number of items, or the sum of their priorities. Each row is therefore sampled with the same
     probability as from a single table. The client requests table weights at most once per second. An unreachable
-    service is skipped and retried later; meanwhile, the other services receive the steps of its environments.
-    Unacknowledged fragments of an unreachable service are retained, and resent after a reconnection; `written`
-    reports how many fragments are acknowledged.
+    service is skipped and retried later; meanwhile, the reachable services receive the steps of the unreachable
+    service's environments. Unacknowledged fragments of an unreachable service are retained, and resent after a
+    reconnection; `written` reports how many fragments are acknowledged.
 
     Parameters
     ----------
@@ -303,10 +303,10 @@ class ReplayClient:
         Maximum time in seconds for which the table's limits may block an insert or a sample; unbounded by default.
     reconnect_s
         Seconds for which an unreachable service is retried: by default 60, or 1 if there are several services. With
-        several services, a service that is still unreachable is then skipped.
+        several services, a service that is still unreachable after this time is skipped.
     fragment_steps
-        Steps per environment that `add` collects into one fragment. Larger fragments require less time per step, but
-        are inserted later.
+        Steps per environment that `add` collects into one fragment. Larger fragments reduce the time per step, but
+        delay the insertion of steps.
     shared_memory
         Whether to map samples from shared memory if the service is on this machine.
     shares
@@ -476,8 +476,8 @@ class ReplayClient:
     ) -> None:
         """Send a single step, or one or more steps of each environment.
 
-        The client retains an environment's steps until it has `fragment_steps` steps or the episode ends, and then
-        sends one fragment. The next `extend`, `flush` or `sample` also sends retained steps.
+        The client retains an environment's steps until there are `fragment_steps` steps or the episode ends, and then
+        sends the steps as one fragment. The next `extend`, `flush` or `sample` also sends retained steps.
 
         Parameters
         ----------
@@ -636,8 +636,8 @@ class ReplayClient:
         Returns
         -------
         Sample
-            `batch` contains rows as a `Batch`, as from a buffer, or fragments as inserted. `indices` contains row
-            indices or fragment numbers, for `update_weight`.
+            The sample's `batch` contains rows as a `Batch`, as `ReplayBuffer.sample` returns, or fragments as inserted.
+            `indices` contains row indices or fragment numbers, for `update_weight`.
 
         Raises
         ------
@@ -692,7 +692,7 @@ class ReplayClient:
         """Yield samples indefinitely; `prefetch` samples are requested in advance.
 
         With a table of kind `"queue"`, a stream is the receiving end of a channel between machines: each fragment is
-        delivered to one reader. Prefetched fragments are lost if the reader stops.
+        delivered to exactly one reader. Prefetched fragments are lost if the reader stops.
 
         If the service becomes unreachable and returns within `reconnect_s` seconds, the stream first yields the samples
         received before the failure and then continues. Fragments in transit are lost, unless the service was restored
@@ -838,7 +838,7 @@ class ReplayClient:
 
         A service that is restored from a checkpoint continues its version numbering; a service without a checkpoint
         restarts at version 1. This client receives the next publication after any restart, because weights that another
-        run of the service published always count as newer.
+        run of the service published are always treated as newer.
 
         Parameters
         ----------

@@ -35,7 +35,8 @@ Environment = int | None
 class OpenSteps:
     """Buffer of a client's single steps, grouped by environment until a fragment is complete.
 
-    - `count`: number of steps per environment that complete a fragment; the end of an episode completes a shorter one.
+    - `count`: number of steps per environment that complete a fragment; the end of an episode completes a shorter
+      fragment.
 
     >>> steps = OpenSteps(3)
     >>> for t in range(3):
@@ -372,8 +373,8 @@ class TableConnection:
     def update_weight(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities in the session of the last sample.
 
-        With prefetching, or after an interrupted sample, updates are sent in a separate session. Otherwise an update
-        would wait for samples that limits may block, while the next insert waits for the update.
+        With prefetching, or after an interrupted sample, updates are sent in a separate session. In the sample's
+        session, an update would wait for samples that limits may block, while the next insert waits for the update.
         """
         with self._lock:
             self.check_open()
@@ -484,7 +485,7 @@ class TableConnection:
             session.close()
 
     def _find_nonce(self) -> str | None:
-        """Return the secret that proves that the client and the service share a machine; None on different machines."""
+        """Return the secret that proves that the client and the service share a machine; None if they do not."""
         if not self._nonce_is_read:
             self._nonce = self._link.retry(lambda: read_nonce(self._link))
             self._nonce_is_read = True

@@ -256,12 +256,12 @@ def _match(
     where: str = "",
     rename: Callable[[str], str] = str,
 ) -> SampleBatch[Any]:
-    """Validate the columns of a batch against declared forms; return the batch with ragged columns as declared.
+    """Validate the columns of a batch against declared dtypes and row shapes; return the batch with ragged columns.
 
-    - `may_lack`: returns whether a declared column may be missing.
-    - `others`: forms of the columns that are accepted without a declaration.
+    - `may_lack`: function that returns whether a declared column may be missing, given the column's name.
+    - `others`: dtype and row shape, as text, of each column that is accepted without a declaration.
     - `where`: prefix of error messages.
-    - `rename`: maps a column name of the batch to its declared name.
+    - `rename`: function that maps a column name of the batch to the declared name.
 
     Raises ColumnMismatchError in the same cases as `DeclaredColumns.match_fragment`.
     """
@@ -298,7 +298,7 @@ def _match(
 
 
 def _as_ragged(column: Column, form: str, name: str) -> Column | None:
-    """View a column as ragged if `form` is ragged; otherwise return None."""
+    """View a column as ragged if the declared row shape `form` is ragged; otherwise return None."""
     dtype, _, shape = form.partition("[")
     if "?" not in shape:
         return None

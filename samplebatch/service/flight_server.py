@@ -233,8 +233,8 @@ _log = logging.getLogger(__name__)
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Flight server of a replay service, for `ReplayServer`.
 
-    Each call runs in its own thread, so a slow reader does not delay other clients. A call holds at most two samples or
-    one fragment in memory.
+    Each call runs in its own thread, so a slow reader does not delay other clients. A call stores at most two samples
+    or one fragment in memory.
 
     - `service`: handler of the requests.
     - `location`: address as a URI.
@@ -356,7 +356,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             return iter([self._describe(name) for name in self._service.tables])
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        """Describe the table that a descriptor names."""
+        """Return the Flight description of the table whose name is the descriptor's path."""
         with _flight_errors():
             return self._describe(self._parse_path(descriptor)[0].name)
 

@@ -195,7 +195,7 @@ class FragmentDecoder:
         self._layout: _Layout | None = None
 
     def nbytes_of(self, rows: pa.RecordBatch) -> int:
-        """Return the size of a fragment's rows in bytes, which bounds the size of the columns that `decode` copies."""
+        """Return the size of a fragment's rows in bytes, an upper bound for the columns that `decode` copies."""
         # Arrow's `nbytes` inspects each buffer.
         nbytes = None if self._layout is None else self._layout.plan.nbytes_of(rows)
         return int(rows.nbytes) if nbytes is None else nbytes

@@ -34,7 +34,7 @@ _UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
 
 
 class _Errors:
-    """Context that translates Flight errors of a link into library errors.
+    """Context manager that translates Flight errors of a link into library errors.
 
     Raises LostError if the connection was lost during the call. Raises AccessError if the service's certificate is not
     trusted. Raises SampleBatchError if the service rejected the call.

@@ -210,7 +210,7 @@ class RowClient:
         LimitTimeoutError
             If the table is still full at the deadline; nothing is stored.
         ServiceError
-            If the service is unreachable for `reconnect_s` seconds. The service may have stored the put.
+            If the service is unreachable for `reconnect_s` seconds. The service may nevertheless have stored the rows.
         """
         self._connection.check_open()
         batch = columns if isinstance(columns, SampleBatch) else SampleBatch(dict(columns))
@@ -427,7 +427,7 @@ class RowClient:
         return self._timeout_s if timeout_s is None else timeout_s and positive("timeout_s", timeout_s)
 
     def _ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send a request that may be repeated and return the answer and its rows."""
+        """Send a repeatable request; return the answer and the answer's rows (None without rows)."""
         with self._read_lock:
             return self._retry(lambda: self._open_session().ask(request, keys))
 
@@ -463,7 +463,7 @@ class RowClient:
         return self._connection.publish(weights, name)
 
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
-        """Return the newest weights; None if their version is not above `newer_than`. See `ReplayClient.latest`."""
+        """Return the newest weights; None if their version is at most `newer_than`. See `ReplayClient.latest`."""
         return self._connection.latest(newer_than, name)
 
     def __len__(self) -> int:
@@ -493,7 +493,7 @@ class _Session:
         self._is_cancelled = False
 
     def ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send a request and return the answer and its rows, or the answer and None without rows.
+        """Send a request; return the answer and the answer's rows (None without rows).
 
         Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request.
         """

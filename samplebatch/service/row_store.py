@@ -53,7 +53,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class SelectionColumns:
-    """Names of the columns by which `RowTable` selects rows, and the ragged columns.
+    """Names of the columns by which `RowTable` selects rows, and names and element dtypes of the ragged columns.
 
     - `group`: column of integers or text; rows with equal values form a group. None if the table has no groups.
     - `version`: integer column, the version of the weights that generated each row; None if rows have no version.

@@ -740,7 +740,7 @@ class RowTable:
     def _find_rows(
         self, selection: Selection, consumer: str | None, rng: np.random.Generator | None
     ) -> tuple[Ints, str]:
-        """Return the positions of selected rows, and why too few are selected; the reason is empty if enough are."""
+        """Return the positions of selected rows, and the reason if too few rows are selected, else an empty string."""
         rows = self._rows
         columns = tuple(rows.forms) if selection.columns is None else selection.columns
         available = rows.candidates(consumer)

@@ -1,8 +1,8 @@
 """Conversion between samples and Arrow record batches; numeric columns are viewed, not copied.
 
-The record batch of a sample has the columns of `SampleBatch.to_arrow` under the table's names. `batch_indexes` contains
-the row indices, and `generation` the slot generations that `update_weight` requires. A row is a step, a sequence or an
-episode; in the row of an episode, each column is a list with one element per step.
+The record batch of a sample has the columns of `SampleBatch.to_arrow` under the table's names. Column `batch_indexes`
+contains the row indices, and column `generation` contains the slot generations that `update_weight` requires. A row is
+a step, a sequence or an episode; in the row of an episode, each column is a list with one element per step.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ class SampleReader:
         return sample
 
     def _remember(self, stream: Bytes, schema: bytes, rows: pa.RecordBatch, batch: Batch) -> None:
-        """Cache the form of a validated sample if each leaf of its batch is a column of the record batch."""
+        """Cache the nesting of a validated sample if each leaf of its batch is a column of the record batch."""
         form = _Form(_name_leaves(batch, ""), unit_of(batch))
         if not _has_leaves(form.tree, rows.schema.names):
             return

@@ -71,7 +71,7 @@ class Selector(ABC):
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore the result of `state_dict`; the same fragments must have been added before.
+        """Restore the result of `state_dict`; all fragments of the saved selector must have been added before.
 
         Raises FormatError if the state does not match the fragments.
         """

@@ -232,7 +232,7 @@ class ReplayServer:
         return f"{self._scheme}://{_in_uri(self.host)}:{self.port}"
 
     def start(self) -> Self:
-        """Serve in background threads until `close` is called; a `with` statement calls both methods."""
+        """Serve in background threads until `close` is called; a `with` statement calls `start` and `close`."""
         self._check_process()
         if self._thread is None:
             # Flight's `serve` would replace the signal handlers of the process.

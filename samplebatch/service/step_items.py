@@ -472,7 +472,7 @@ class StepItems(Items):
         return int(np.count_nonzero(is_stored))
 
     def set_max_times(self, times: int) -> None:
-        """Change how often each step may be sampled; draws made without a limit do not count.
+        """Change how often each step may be sampled; draws made while there was no limit are not counted.
 
         Raises ArgumentError if `times` is positive and the buffer has `sample_avail`.
         """

@@ -219,7 +219,8 @@ class ReplayTable:
             The fragment. A table of steps accepts the same rows as `ReplayBuffer.extend`, and copies the rows. A table
             of fragments requires a batch and stores the columns without copying; do not modify the columns afterwards.
         writer
-            Name of the writer. `info` lists the name for blocked inserts, and tables of steps assign rings by name.
+            Name of the writer. `info` lists the name of a blocked writer, and tables of steps assign rings by writer
+            name.
         stream, number
             Name of a stream of the writer, and the fragment's sequence number in this stream; 0 for a fragment without
             a number. A fragment is ignored as a duplicate if its number is not greater than the stream's last number.
@@ -550,8 +551,9 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     text
         `NAME=KIND:CAPACITY`, followed by comma-separated options `OPTION=VALUE`. KIND is a kind of `ReplayTable` or
         `rows`. Options are the arguments of `ReplayTable` and `RateLimiter`, or for `rows` the arguments of `RowTable`.
-        Numbers may be written as `1e6`. Lists of names, declared columns and ragged columns are joined by `+`.
-        A declared column is `NAME:DTYPE[SHAPE]`, with extents joined by `x`. A ragged column is `NAME` or `NAME:DTYPE`.
+        Numbers may be written as `1e6`. The entries of a list (names, declared columns or ragged columns) are joined by
+        `+`. A declared column is `NAME:DTYPE[SHAPE]`, with extents joined by `x`. A ragged column is `NAME` or
+        `NAME:DTYPE`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Serialization of weights as an Arrow stream of one record batch with one row per array, without pickle.
 
-The record batch has four columns. `path` contains the names from the outermost dict to the array. `dtype` is a NumPy
-dtype (`"<f4"`) or a torch dtype (`"torch.bfloat16"`). `shape` is the shape of the array. `data` contains the bytes of
-the array in C order and in the machine's byte order.
+The record batch has four columns. Column `path` contains the names from the outermost dict to the array. Column `dtype`
+contains a NumPy dtype (`"<f4"`) or a torch dtype (`"torch.bfloat16"`). Column `shape` contains the shape of the array.
+Column `data` contains the bytes of the array in C order and in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
 def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
     """Validate weights, without creating arrays or importing torch.
 
-    Return the metadata, the description of each array, and the column of bytes. The number of bytes of each array
-    matches its dtype and shape.
+    Return the metadata, the path, dtype and shape of each array, and the column of bytes. In the result, the number of
+    bytes of each array matches the array's dtype and shape.
     """
     try:
         # Validated before reading: Arrow allocates the size that the prefix of a compressed buffer declares.

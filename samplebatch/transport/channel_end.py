@@ -115,7 +115,7 @@ class ChannelEnd(peers.Transferable):
 
     @property
     def capacity_nbytes(self) -> int:
-        """Size of the arena in bytes, which limits the batches that are in flight or that the consumer still uses."""
+        """Size of the arena in bytes: maximum total size of batches in flight and batches that the consumer uses."""
         return self._capacity_nbytes
 
     # -- ownership -----------------------------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 
 
 def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
-    """Encode a tree and return its structure: None for a leaf, otherwise a list of (name, structure) pairs.
+    """Encode a tree and return its structure: None for a leaf, otherwise (name, structure) pairs.
 
     Raises ColumnTypeError if a leaf cannot be sent. Raises UntrustedPickleError if a leaf must be pickled and pickles
     are not allowed. Raises DeviceError if a tensor is not in host memory.

@@ -273,7 +273,7 @@ class Poller:
         self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable if any registered descriptor is; without epoll, the first descriptor."""
+        """Return a descriptor that is readable if any of the set is readable; without epoll, the first descriptor."""
         return int(self._poll.fileno()) if _HAS_EPOLL else self._first
 
     def close(self) -> None:
@@ -385,7 +385,7 @@ def _record_run_errors() -> None:
 if sys.version_info >= (3, 13):
 
     def _record_current_run_error() -> None:
-        """Retain the exception that ends the current `run`, which started before `_record_run_errors` could wrap it."""
+        """Retain the exception that ends the current `run` if `_record_run_errors` did not wrap this call of `run`."""
         monitoring, code = sys.monitoring, getattr(multiprocessing.current_process().run, "__code__", None)
         tool = next((tool for tool in range(6) if monitoring.get_tool(tool) is None), None)
         if code is None or tool is None:

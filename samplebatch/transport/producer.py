@@ -346,7 +346,7 @@ class Producer(channel_end.ChannelEnd):
             self._say(wire.HELLO)
 
     def _say(self, kind: int) -> None:
-        """Send a message that consists only of its kind, if the pipe has space."""
+        """Send a message that has only a kind and no content, if the pipe has space."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             _write(self._pipe, wire.pack(kind))
 

@@ -232,7 +232,7 @@ class SharedQueueMemory:
         return partial(_make_parcel, size, nbytes, is_reused=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
-        """Free least recently used regions to retain `nbytes` more bytes; return the remainder of `keep_nbytes`."""
+        """Free least recently used regions until `nbytes` more bytes fit into `keep_nbytes`; return the unused part."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._retained) if parcel.is_reused)
         while self._retained and (
             room < nbytes or len(self._sent) + len(self._retained) + len(self._filling) >= MAX_PARCELS
