@@ -406,7 +406,7 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
                 size = opened.size
                 if size == (width, height):
                     images[row] = np.asarray(opened.convert(mode)).reshape(height, width, channels)
-        # Pillow raises many types for damaged images, and warns about suspiciously large ones.
+        # Pillow raises exceptions of many types for damaged images, and warns about suspiciously large images.
         except (OSError, ValueError, SyntaxError, TypeError, image.DecompressionBombError, Warning) as error:
             raise errors.FormatError(
                 f"row {row} of column {name!r} must be an embedded PNG or JPEG, got other or damaged data"
@@ -435,7 +435,7 @@ def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> n
         )
     if text:
         rows: list[str] = array.to_pylist()
-        # Each row occupies the bytes of the longest one, 4 per character.
+        # Each row occupies as many bytes as the longest row, 4 per character.
         bound.take(4 * len(rows) * max(map(len, rows), default=0), f"column {name!r}")
         return np.array(rows, np.str_)
     values = array.to_numpy(zero_copy_only=False)
@@ -634,7 +634,7 @@ def _info(steps: experience.Steps, features: Mapping[str, Any], fps: float, task
         "chunks_size": _CHUNK_FILES,
         "data_files_size_in_mb": _FILE_MIB,
         "video_files_size_in_mb": _VIDEO_MIB,
-        # Readers expect an integer if the value is one.
+        # Readers expect an integer if the value is integral.
         "fps": int(fps) if fps == int(fps) else float(fps),
         "splits": {"train": f"0:{episodes}"},
         "data_path": DATA,

@@ -329,7 +329,7 @@ def _episode_of_agents(
     }
     for steps in agents:
         indices = [t - start for t in steps.times]
-        # A running agent's last observation is stored at the end; RLlib would treat an earlier one as termination.
+        # A running agent's last observation is stored at the end; RLlib would treat an earlier one as a termination.
         after = [*indices[1:], indices[-1] + 1 if steps.terminated or steps.truncated else length]
         for row, index, following in zip(steps.rows, indices, after, strict=True):
             columns["observations"][index][steps.agent] = row[names.OBS]

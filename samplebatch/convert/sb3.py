@@ -95,7 +95,7 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
 def _replay_columns(buffer: Any) -> dict[str, Any]:
     size, pos = buffer.buffer_size, buffer.pos
     shared = buffer.optimize_memory_usage
-    # With one array for both observations, the newest observation has overwritten the oldest step's.
+    # With one array for both observations, the newest observation has overwritten the oldest step's observation.
     positions = slice(0, pos) if not buffer.full else (np.arange(pos + bool(shared), pos + size) % size)
     if buffer.full and pos == 0 and not shared:
         positions = slice(0, size)
@@ -117,7 +117,7 @@ def _rollout_columns(buffer: Any) -> dict[str, Any]:
     steps = buffer.buffer_size if buffer.full else buffer.pos
     positions = slice(0, steps)
     starts = np.vstack([buffer.episode_starts[1:steps], np.zeros((1, buffer.n_envs), np.float32)])
-    # `get` flattens these environment by environment, once.
+    # The first call of `get` flattens these arrays environment by environment.
     flat = bool(buffer.generator_ready)
     columns = {
         names.OBS: _spaced(buffer.observations, positions, buffer.observation_space, flat=flat),
@@ -307,7 +307,7 @@ def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
     theirs[:length] = rows
 
 
-# Buffers for its algorithms
+# Buffers for Stable-Baselines3's algorithms
 
 
 class SB3ReplayBuffer(CleanRLReplayBuffer):
@@ -322,7 +322,8 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
     Parameters
     ----------
     *args, **kwargs
-        As in `CleanRLReplayBuffer`. With `optimize_memory_usage`, truncations are not treated as terminations.
+        As in `CleanRLReplayBuffer`. With `optimize_memory_usage`, the buffer still distinguishes truncations from
+        terminations.
 
     Raises
     ------
@@ -365,7 +366,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
         batch_size
             Number of transitions.
         env
-            A `VecNormalize` that normalizes observations and rewards; None returns the stored values.
+            A `VecNormalize` that normalizes observations and rewards; None for the stored values.
 
         Raises
         ------
@@ -505,7 +506,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
             Number of transitions; `batch_size * n_sampled_goal / (n_sampled_goal + 1)` of them, rounded down, are
             relabelled.
         env
-            A `VecNormalize` that normalizes observations and rewards; None returns the stored values.
+            A `VecNormalize` that normalizes observations and rewards; None for the stored values.
 
         Raises
         ------
@@ -683,7 +684,7 @@ class SB3RolloutBuffer:
         action
             Actions, shape (n_envs, ...).
         reward, episode_start, value, log_prob
-            Rewards, whether the step starts an episode, value estimates and log-probabilities, shape (n_envs,).
+            Rewards, whether each step starts an episode, value estimates and log-probabilities, shape (n_envs,).
 
         Raises
         ------

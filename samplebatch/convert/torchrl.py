@@ -37,10 +37,10 @@ _SINGLE = frozenset((names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.D
 def to_tensordict(source: Source) -> TensorDict:
     """Return steps as a TensorDict with TorchRL's entry names, without a copy if torch supports the layout.
 
-    `obs` becomes `observation` and `new_obs` becomes `("next", "observation")`. With nested observations, each part is
-    an entry of the root and of `"next"`, as in TorchRL's environments. Rewards and flags have shape (n, 1), and the
-    entry `done` is added. `eps_id` becomes `("collector", "traj_ids")`. Other columns keep their names; objects become
-    non-tensor data.
+    `obs` becomes `observation` and `new_obs` becomes `("next", "observation")`. With nested observations, each part
+    becomes an entry in the root and an entry in `"next"`, as in TorchRL's environments. Rewards and flags have shape
+    (n, 1), and the entry `done` is added. `eps_id` becomes `("collector", "traj_ids")`. Other columns keep their names;
+    objects become non-tensor data.
 
     Parameters
     ----------

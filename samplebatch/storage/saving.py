@@ -128,8 +128,9 @@ def load(
     Returns
     -------
     SampleBatch, MultiAgentBatch, Batch or a replay buffer
-        An object of the saved type. For a `MultiAgentBatch` with filters, environment steps are counted by `eps_id`
-        and `t`, or as the maximum number of rows per policy if these columns are not read.
+        An object of the saved type. For a `MultiAgentBatch` with filters, environment steps are distinct pairs of
+        `eps_id` and `t`; if these columns are not read, the number of environment steps is the maximum row count of a
+        policy.
 
     Raises
     ------

@@ -194,7 +194,7 @@ def _parts(
     rows = [read(index, first_slot) for _, index, objects in prepared.columns if not objects]
     nbytes = sum(row.uncompressed_nbytes if isinstance(row, CompressedColumn) else row.nbytes for row in rows)
     step = max(1, part_nbytes // max(1, nbytes))
-    # The Arrow form of objects depends on all of them.
+    # The Arrow type of an object column depends on all rows.
     object_arrays = {
         name: arrow_field_and_array(_read_all(read, index, slots, step), name)
         for name, index, objects in prepared.columns
@@ -300,7 +300,7 @@ class _RowsBefore:
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
         """Copy the rows that a step will overwrite and that are not in the file yet."""
-        # The first entry has the table's columns, later ones have final observations.
+        # The first entry contains the table's columns; later entries contain final observations.
         for names, slots in overwritten[:1]:
             if not any(True for _ in names):
                 return
@@ -364,7 +364,7 @@ class _RowsBefore:
                         del self._saved[copy], self._left[copy]
 
     def detach(self) -> None:
-        """Stop copying overwritten rows, and free all copies."""
+        """Stop copying rows before they are overwritten, and free all copies."""
         with self._table.lock:
             if self._table.journal is self:
                 self._table.journal = None
@@ -470,7 +470,7 @@ class _Rows:
 
 
 def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> None:
-    """Check that a file has as many rows as the rings; subtract slots and objects of rows from the memory bound.
+    """Check that a file has as many rows as the rings; subtract the size of slots and objects from the memory bound.
 
     Numeric columns are not subtracted: they are views of the file, and their stores allocate memory pages on write.
     """

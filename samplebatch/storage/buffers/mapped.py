@@ -146,7 +146,7 @@ def _restore_weights(sampler: Sampler, folder: BufferFolder, table: Table) -> No
         return
     stored = table.rings.stored_slots()
     weights = folder.columns[WEIGHTS][stored]
-    # An interrupted reset may have cleared weights of rows that still exist: they get the weight of new rows.
+    # An interrupted reset may have cleared weights of rows that still exist: these rows receive the weight of new rows.
     valid = (weights > 0.0) & (weights < sampler.tree.limit)
     sampler.tree.set(stored, np.where(valid, weights, sampler.new_weight))
 

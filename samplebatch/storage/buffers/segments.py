@@ -103,7 +103,7 @@ def locked_checkpoint(folder: Path, *, exclusive: bool) -> Iterator[None]:
     """Lock a folder, so that no process removes segments that another process is about to read or reference."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Some network file systems have no locks of folders.
+        # Some network file systems do not support folder locks.
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
@@ -224,7 +224,7 @@ def _segments(folder: Path) -> list[tuple[int, str]]:
 
 
 def _digest(parts: Iterable[bytes | memoryview]) -> bytes:
-    # Cryptographic, because equal digests are taken for equal rows.
+    # The digest is cryptographic, because rows with equal digests are treated as equal.
     digest = hashlib.blake2b(digest_size=_DIGEST_NBYTES)
     for part in parts:
         digest.update(part)

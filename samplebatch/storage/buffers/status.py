@@ -106,8 +106,8 @@ class FolderStatus:
 
         always: as in `check_closed`.
 
-        Yields the file name, the size in bytes at closing, and a description of the damage, which is empty if the file
-        is intact.
+        Yields the file name, the size in bytes when the folder was closed, and a description of the damage, which is
+        empty if the file is intact.
         """
         for name, closed in self._files.items():
             path = self.folder / name
@@ -176,7 +176,7 @@ class FolderStatus:
         self.closed, self._files, self._boot = closed, files, boot
 
     def _settled(self, name: str) -> FileState | None:
-        """Return the recorded state of a file; None if the file changed too shortly before the status was written."""
+        """Return the recorded state of a file; None if the recorded change time is too recent to be reliable."""
         state = self._files.get(name)
         return state if state and self.closed and state.changed_ns < self._written_ns - _SETTLED_NS else None
 

@@ -162,7 +162,7 @@ def attributes_for(buffer: Any) -> buffer_state.State:
         part = _common_state(buffer, stop - start) | _cursors(rings, ring) | _sampler_state(sampler, part_weights)
         part["last_index"] = table.rings.last_index[ring : ring + 1] - start
         hindsight = _hindsight_state(buffer)
-        # Hindsight reads goals from the buffer of each ring.
+        # Tianshou's relabelling reads goals from the single-ring buffers.
         tree = table.columns.tree
         names = tree.keys() if hindsight else tree.keys() & {"rew", "terminated", "truncated", "done"}
         part["_meta"] = rows_for({name: tree[name] for name in names}, np.arange(start, stop))
@@ -426,7 +426,7 @@ def _class_name(cls: Any, attributes: buffer_state.State, children: Mapping[str,
 
 
 def _seed(children: Mapping[str, Any], reader: AttributeReader) -> Any:
-    """Derive a seed from the state of Tianshou's generator, because this library uses another generator type."""
+    """Derive a seed from the state of Tianshou's generator, because the libraries use different generator types."""
     data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
     return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())
 

@@ -114,7 +114,7 @@ class CommitLog:
     def read(self) -> Snapshot:
         """Read all commits of the log.
 
-        Raises FormatError if a complete line is damaged.
+        Raises FormatError if a complete line of the log is damaged.
         """
         data = self._bytes()
         while True:

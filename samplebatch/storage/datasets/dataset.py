@@ -256,7 +256,7 @@ class Dataset:
         Raises
         ------
         ArgumentError
-            If a number is out of range.
+            If a row number is out of range.
         """
         numbers = np.asarray(rows, np.int64).reshape(-1)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
@@ -332,7 +332,7 @@ class Dataset:
         Raises
         ------
         ArgumentError
-            If a number is out of range, or `floats` is not a floating-point dtype.
+            If a numeric argument is out of range, or `floats` is not a floating-point dtype.
         DeviceError
             If torch cannot use the device.
         """
@@ -351,7 +351,7 @@ class Dataset:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or sequences of steps up to an end flag."""
+        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or runs of steps up to an end flag."""
         return len(self._episodes()[1]) - 1
 
     def iter_episodes(self) -> Iterator[AnyBatch]:

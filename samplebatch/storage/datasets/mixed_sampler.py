@@ -359,10 +359,9 @@ def sample_steps(
 
     Each row represents a single step, unless the rows have the columns `returns` and `discount` of `NStepReturns`.
 
-    If `sample_size` is 0 or None, all rows of a dataset are returned in order; if the source is a batch, all rows are
-    always returned.
-    Raises ArgumentError if `n_step` exceeds 1 and rows are single steps. Raises ColumnNotFoundError if rows lack a
-    column that the computation of targets requires.
+    If `sample_size` is 0 or None, all rows of a dataset are returned in order. If the source is a batch, all rows are
+    always returned. Raises ArgumentError if `n_step` exceeds 1 and rows are single steps. Raises ColumnNotFoundError if
+    rows lack a column that the computation of targets requires.
 
     >>> import tempfile
     >>> dataset = Dataset(tempfile.mkdtemp() + "/steps")

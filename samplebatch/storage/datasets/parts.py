@@ -540,7 +540,7 @@ def _number(name: str) -> int:
 
 
 def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
-    """Convert columns of a batch to ragged columns where the dataset's schema requires it.
+    """Convert columns of a batch to ragged columns if the columns are ragged in the dataset's schema.
 
     If rows have equal shapes or no elements, a batch can have a regular column where the dataset has a ragged column.
     """

@@ -27,7 +27,7 @@ def name_file_damage(name: str, form: str) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise CapacityError(f"{name!r} must fit into memory: {error}") from error
-    # pyarrow reports damage by any of these.
+    # pyarrow reports damage by any of these exceptions.
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise FormatError(f"{name!r} must be an intact {form} file, got a damaged or truncated one: {error}") from error
 

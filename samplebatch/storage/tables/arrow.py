@@ -178,7 +178,7 @@ def _reserve(file: BinaryIO, nbytes: int) -> None:
     try:
         os.posix_fallocate(file.fileno(), 0, nbytes + BLOCK_NBYTES)
     except OSError as error:
-        # Some file systems do not support it; a full disk is reported here.
+        # Some file systems do not support preallocation; a full disk is reported here.
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
 

@@ -95,7 +95,7 @@ class ParquetTable(batches.TableFile):
             return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
 
     def matching(self, condition: batches.RowFilter) -> list[int]:
-        """List the row groups whose statistics do not exclude that a row satisfies a condition."""
+        """List the row groups that, according to their statistics, may contain rows that satisfy a condition."""
         from pyarrow import dataset
 
         form = dataset.ParquetFileFormat()
