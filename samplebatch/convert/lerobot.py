@@ -513,7 +513,7 @@ def write_lerobot(
     Raises
     ------
     ArgumentError
-        If `fps` is not positive, or there is no task.
+        If `fps` is not positive, `task` is an empty list, or `task` contains a description twice.
     ColumnNotFoundError
         If observations or actions are missing, or no column delimits episodes.
     ColumnTypeError

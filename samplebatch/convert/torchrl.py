@@ -302,7 +302,7 @@ class TorchRLReplayBuffer:
         Raises
         ------
         ArgumentError
-            If `batch_size` is not an integer of at least 1, or is None without a default.
+            If `batch_size` is not an integer of at least 1, or is None and the buffer has no default.
         EmptyBufferError
             If the buffer is empty.
         """

@@ -351,7 +351,10 @@ class Dataset:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or runs of steps up to an end flag."""
+        """Number of episodes.
+
+        All rows with the same `eps_id` and `agent_index` form an episode; without `eps_id`, end flags delimit episodes.
+        """
         return len(self._episodes()[1]) - 1
 
     def iter_episodes(self) -> Iterator[AnyBatch]:
