@@ -279,7 +279,7 @@ def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
 
 
 def first_row(value: Any) -> Any:
-    """Return the row of values with a single row; a number becomes a 0-d array, and an object is unchanged."""
+    """Extract the row from values that contain one row; a number becomes a 0-d array, an object is unchanged."""
     if KINDS[type(value)] == NODE:
         return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
     if type(value) is np.ndarray and value.dtype.kind != "O":

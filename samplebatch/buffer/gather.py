@@ -84,7 +84,7 @@ def check_gathered_nbytes(table: Table, nbytes: int) -> None:
 
 
 def check_gathered_rows(table: Table, rows: int) -> None:
-    """Raise CapacityError if the size of `rows` rows exceeds `max_gather_nbytes`; ragged columns are not counted."""
+    """Raise CapacityError if `rows` rows exceed `max_gather_nbytes`; ragged and object columns are not counted."""
     if table.max_gather_nbytes is not None:
         stores = [store for _, store in leaves_of(table.columns.tree)]
         first_slot = np.zeros(1, np.intp)

@@ -1,4 +1,4 @@
-"""Hindsight experience replay (arXiv:1707.01495), which relabels samples with goals achieved later in the episode.
+"""Hindsight experience replay (arXiv:1707.01495): relabelling of samples with goals achieved later in the episode.
 
 `relabel` modifies only sampled copies of rows; stored rows are unchanged.
 """

@@ -132,7 +132,7 @@ class MultiAgentReplayBuffer:
 
     Rows of one agent in one episode are contiguous and in time order, as n-step targets, stacked frames and sequences
     require. The columns `eps_id` and `agent_index` identify the episode and the agent of a row, and `t` identifies the
-    step. If later rows cannot be matched to the last step of a fragment, the buffers treat this step as truncated.
+    step. If later rows cannot be matched to the last step of a fragment, the buffers treat the step as truncated.
     Sampled rows contain the same flag columns as the added batches.
 
     Parameters

@@ -239,7 +239,7 @@ class ReplayBuffer:
         Parameters
         ----------
         batch
-            Values by name; or pass keyword arguments instead. Without other flags, `done` is used as `terminated`.
+            Values by name, or values as keyword arguments. Without other end flags, `done` is used as `terminated`.
         buffer_ids
             k zeros if the values have a leading axis of k successive steps; None for a single step without this axis.
 
@@ -470,7 +470,7 @@ class ReplayBuffer:
         batch_size, epochs
             Number of rows per minibatch, and number of epochs.
         shuffle, drop_last
-            Whether to shuffle rows in each epoch instead of using time order; whether to omit a smaller last minibatch.
+            Whether to shuffle rows in each epoch instead of using time order; whether to omit a partial last minibatch.
         device, floats
             As in `sample`.
         prefetch
@@ -564,7 +564,7 @@ class ReplayBuffer:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
-        """Sample steps and return the sequences that start with these steps; see `get_sequences`.
+        """Sample steps and return one sequence per step; see `get_sequences`.
 
         Steps are sampled as in `sample`: uniformly, or by priority.
 

@@ -118,8 +118,8 @@ class Rings:
         """Return each slot's frames, the frames of the next step, and whether the slot's step is the episode's last.
 
         This method is a fast path of `frames` and `next` for a single ring in which every frame has a row and no stack
-        wraps around; it returns None in other cases. Frames are as in `frames`. After the last stored step of an
-        episode, the frames of the next step repeat the last step's frame.
+        wraps around. In all other cases, the method returns None. Frames are as in `frames`. After the last stored step
+        of an episode, the frames of the next step repeat the last step's frame.
         """
         window = slots[..., None] + np.arange(1 - count, 2)
         if self.n > 1 or _count(window.view(_UINTP) >= self.size):

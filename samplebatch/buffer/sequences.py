@@ -233,7 +233,7 @@ def draw_stretches(
 def sequence_rows(
     table: Table, start_slots: Ints, length: int, burn_in: int, stack: int, per_sequence: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], Ints]:
-    """Gather the sequences that start with the steps in `start_slots`, shape (n,); see `get_sequences`.
+    """Gather one sequence per step in `start_slots`, shape (n,); see `get_sequences`.
 
     Returns: the columns, including `mask` and `burn_in`, and the slots of the steps, shape (n, length), with -1 for
     padding.

@@ -303,7 +303,7 @@ def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, Lea
 
     The curve `NAME` is the mean of a metric, and the curves `NAME/low` and `NAME/high` are the ends of its 95 %
     percentile bootstrap interval over runs. With four or more runs, `test/returns_stat/mean/iqm` is the interquartile
-    mean, whose interval is computed in the same way.
+    mean, with an interval of the same kind.
 
     >>> curves = [
     ...     LearningCurve("update_step", np.array([1, 2]), np.array([loss, 2 * loss]))

@@ -814,7 +814,7 @@ class AsyncEnvironments(Environments):
         return [answer for _, answers in self._processes.receive(len(arguments)) for _, answer in answers]
 
     def close(self) -> None:
-        """Wait for steps in flight and close the environments; kill processes that need more than ten seconds."""
+        """Wait for steps in flight and close the environments; kill processes that still run after ten seconds."""
         self._processes.close()
         self._shared.close()
 

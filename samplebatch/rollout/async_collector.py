@@ -54,8 +54,8 @@ class AsyncCollector(Collector):
 
     If an environment raises or hangs, or its process exits, then `collect` raises `WorkerError`. Steps that were
     recorded before the failure are in the buffer or, without a buffer, in the next batch. After an environment has
-    raised, the next call starts new episodes in all environments; after an environment process has exited, every later
-    call raises `WorkerError`.
+    raised, the next call of `collect` starts new episodes in all environments; after an environment process has exited,
+    every later call raises `WorkerError`.
 
     The batches have the same columns as the batches of a `Collector`. With the same seed, each environment produces the
     same trajectories as with `Collector`, independently of the other environments. Faster environments contribute more

@@ -436,14 +436,14 @@ class Collector(BaseCollector[SampleBatch]):
     A buffer receives the same columns as a batch. As with Tianshou's collector, the buffer also receives the recurrent
     state after the step as `policy.hidden_state`.
 
-    Unfinished episodes continue in the next call.
+    Unfinished episodes continue in the next call of `collect`.
 
     With `n_step`, `collect` steps all environments until `n_step` steps are stored, and may store up to `num_envs` - 1
     additional steps. With `n_episode`, an environment starts another episode while fewer than `n_episode` episodes have
-    been started. Every started episode is stored, regardless of its length. Unfinished episodes of earlier calls are
-    continued and count towards `n_episode`. Gymnasium's vector environments step all environments together, so idle
-    environments are also stepped. Steps of idle environments are discarded, and all environments are reset before the
-    next call.
+    been started. Every started episode is stored, regardless of its length. Unfinished episodes of earlier calls of
+    `collect` are continued and count towards `n_episode`. Gymnasium's vector environments step all environments
+    together, so idle environments are also stepped. Steps of idle environments are discarded, and all environments are
+    reset before the next call.
 
     Parameters
     ----------

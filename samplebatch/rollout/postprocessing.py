@@ -135,7 +135,8 @@ class TrajectoryColumns(ABC):
     Attributes
     ----------
     named_policies
-        Policy ids that the hook requires; empty by default. A collector with named policies rejects all other ids.
+        Policy ids that the hook requires; empty by default. Collectors reject ids without a policy, unless one policy
+        acts for all agents.
     """
 
     named_policies: Collection[PolicyID] = ()
@@ -319,7 +320,7 @@ class GAE(TrajectoryColumns):
     values
         Value estimates for observations: a column, or a function of observations, which is called once for all steps of
         a policy. Alternatively, a mapping from policy ids to columns or functions; batches of other policies are
-        unchanged. A collector with named policies rejects all other ids.
+        unchanged. Collectors reject ids without a policy, unless one policy acts for all agents.
     bootstrap
         Value estimates for the next observation of truncated steps and of the last steps of trajectories: a function of
         observations, or a column. The default is `values` if `values` is a function.

@@ -268,7 +268,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
-        """Wait until at least one worker has a message, and return the workers with messages."""
+        """Wait up to `timeout_s` seconds until at least one worker has a message; return the workers with messages."""
 
     def forget(self, worker: Worker) -> None:  # noqa: B027 # optional
         """Stop waiting for a failed worker."""

@@ -73,12 +73,12 @@ class RolloutWorkers(collector.Uncopied):
     copied to private memory, so that fragments never block a worker.
 
     A worker that raises an exception, dies or hangs is replaced; at most `max_restarts` workers are replaced in total.
-    The replacement collects the missing steps in environments with the same ids. A fragment that a failed worker did
-    not send completely is discarded (see `worker_stats`). If a worker fails after `max_restarts` replacements,
-    `fragments` yields every complete fragment that was sent, then raises `WorkerError`. If a worker fails after
-    `max_restarts` replacements during `collect`, `collect` raises `WorkerError` immediately, and the next call of
-    `fragments` yields the fragments that `collect` had received. Workers ignore Ctrl-C, which the parent handles, and
-    exit when the parent process exits for any reason.
+    The replacement collects the missing steps in environments with the ids of the failed worker's environments. A
+    fragment that a failed worker did not send completely is discarded (see `worker_stats`). If a worker fails after
+    `max_restarts` replacements, `fragments` yields every complete fragment that was sent, then raises `WorkerError`. If
+    a worker fails after `max_restarts` replacements during `collect`, `collect` raises `WorkerError` immediately, and
+    the next call of `fragments` yields the fragments that `collect` had received. Workers ignore Ctrl-C, which the
+    parent handles, and exit when the parent process exits for any reason.
 
     Parameters
     ----------
@@ -104,9 +104,9 @@ class RolloutWorkers(collector.Uncopied):
     env_kwargs
         Keyword arguments for the functions or ids that create environments.
     max_lag
-        Maximum number of publications since the weights of a returned fragment; unlimited by default. Fragments with
-        older weights are discarded; `worker_stats` counts their steps, and these steps count towards `n_step` of
-        `fragments`.
+        Maximum number of publications since the weights of a returned fragment; unlimited by default. Fragments whose
+        weights are older are discarded; `worker_stats` counts the discarded steps, and these steps count towards
+        `n_step` of `fragments`.
     policy_mapping
         As in `MultiAgentCollector`; functions must be importable.
     exploration_noise, map_action, infos
@@ -348,7 +348,8 @@ class RolloutWorkers(collector.Uncopied):
             If not exactly one of `n_step` and `n_episode` is positive.
         WorkerError
             If workers have not been started, an iteration over `fragments` is not exhausted, or a worker fails and
-            cannot be replaced. The next call of `fragments` yields the fragments received before the failure.
+            cannot be replaced. After a failure, the next call of `fragments` yields the fragments received before the
+            failure.
         ColumnMismatchError
             If the columns of different workers cannot be concatenated.
         """
@@ -474,7 +475,7 @@ class RolloutWorkers(collector.Uncopied):
     ) -> Iterator[Fragment]:
         """Collect in all workers asynchronously, and yield fragments in order of arrival.
 
-        A call with the same arguments while fragments are pending yields the pending fragments.
+        While fragments are pending, a call with the arguments of the previous call yields the pending fragments.
 
         Parameters
         ----------
