@@ -245,8 +245,8 @@ class Checkpoints:
         ColumnMismatchError
             If the kind, capacity or an option of a table differs from the value in the checkpoint.
         StorageError
-            If the checkpoint contains a table that is not in `tables`, because the next checkpoint would discard this
-            table's items. If another process uses the folder, or this object is closed.
+            If the checkpoint contains a table that is not in `tables`; the next checkpoint would discard this table's
+            items. If another process uses the folder, or this object is closed.
         UntrustedPickleError
             If a column is pickled and `allow_pickle` is false.
         """

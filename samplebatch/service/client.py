@@ -99,7 +99,7 @@ class Shards:
         self._owners: dict[Any, Shard] = {}
 
     def reachable(self) -> list[Shard]:
-        """Retry lost shards after `retry_s` seconds; return reachable shards. Raises ServiceError if there are none."""
+        """Retry lost shards after `retry_s` seconds; return reachable shards. Raises ServiceError if all are lost."""
         now = time.monotonic()
         for shard in self.all:
             if shard.lost_at is not None and now - shard.lost_at >= self._retry_s:
@@ -124,7 +124,7 @@ class Shards:
     def call(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
         """Call a shard's connection; mark an unreachable shard as lost.
 
-        Raises ServiceError if the service cannot be reached. Raises any other SampleBatchError of the call.
+        Raises ServiceError if the service cannot be reached. Other errors of the call are raised unchanged.
         """
         try:
             return use(shard.connection)
@@ -140,7 +140,7 @@ class Shards:
     def call_all(self, use: Callable[[TableConnection], T]) -> list[T]:
         """Call every reachable shard and return the results.
 
-        Raises ServiceError if no service can be reached. Raises any other SampleBatchError of a call.
+        Raises ServiceError if no service can be reached. The first error of a call other than ServiceError is raised.
         """
         results = []
         for shard in self.reachable():
@@ -194,7 +194,7 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
 
     Each stream is read by its own thread, one item ahead. A stream ends when it raises ServiceError. Raises
     ServiceError once all streams have ended. Raises OwnershipError in a forked child, where the threads do not exist.
-    Raises any other SampleBatchError of a stream.
+    The first error of a stream other than ServiceError is raised unchanged.
     """
     items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
     has_stopped = threading.Event()
@@ -274,12 +274,12 @@ class ReplayClient:
 
     With several addresses, the table is sharded over the services. A hash assigns each environment (or each episode, if
     there are no environment ids) to one service, in proportion to `shares`. A trajectory is split between services only
-    if a service becomes unreachable or returns. Each sample comes from one service, which is drawn in proportion to its
-    table's weight: the number of items, or the sum of their priorities. Each row is therefore sampled with the same
-    probability as from a single table. The client requests table weights at most once per second. An unreachable
-    service is skipped and retried later; meanwhile, the reachable services receive the steps of the unreachable
-    service's environments. Unacknowledged fragments of an unreachable service are retained, and resent after a
-    reconnection; `written` reports how many fragments are acknowledged.
+    if a service becomes unreachable or reachable again. Each sample is drawn from one service. The service is selected
+    with probability proportional to the weight of the service's table: the number of items, or the sum of the items'
+    priorities. Each row is therefore sampled with the same probability as from a single table. The client requests
+    table weights at most once per second. An unreachable service is skipped and retried later; meanwhile, the reachable
+    services receive the steps of the unreachable service's environments. Unacknowledged fragments of an unreachable
+    service are retained, and resent after a reconnection; `written` reports how many fragments are acknowledged.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ class ReplayClient:
         Name of the writer, at most 256 bytes in UTF-8; a random name by default. The service reports the name and
         assigns rings to the writer's environments.
     prefetch
-        Number of prefetched samples.
+        Number of samples to prefetch; with 0, each sample is drawn when it is requested.
     max_unacknowledged
         Maximum number of unacknowledged fragments per service; further inserts block.
     timeout_s
@@ -703,7 +703,7 @@ class ReplayClient:
         batch_size
             As in `sample`.
         prefetch
-            Number of prefetched samples.
+            Number of samples to prefetch.
         **options
             Further arguments of `sample`, or of `sample_sequences` or `sample_episodes` if `mode` is `"sequences"` or
             `"episodes"`.

@@ -414,7 +414,7 @@ class TableConnection:
         return session
 
     def _drop_sessions(self) -> None:
-        """Close the sessions of a lost connection and discard the nonce; a restarted service has another nonce."""
+        """Close the sessions of a lost connection and discard the nonce; a restarted service has a different nonce."""
         self._close_sessions()
         self._nonce_is_read = not self._shared_memory
         self._nonce = None
@@ -441,7 +441,7 @@ class TableConnection:
     ) -> Generator[Sample[Any, Any], None, None]:
         """Yield the samples of a separate session; open another session if the connection is lost.
 
-        The session has its own connection, because another thread may hold the client's lock while a limit blocks its
+        The session has its own connection. Another thread may hold the client's lock while a limit blocks the thread's
         fragments until this session draws samples.
         """
         draw = self._find_draw(batch_size, mode, options)

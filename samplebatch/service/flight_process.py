@@ -44,7 +44,7 @@ class FlightProcess:
         self._objects.update(objects)
 
     def register_client(self, client: Any) -> None:
-        """Register a client; forked children replace its `_lock`, because the thread that holds the lock is missing."""
+        """Register a client; forked children replace its `_lock`, because the holding thread does not exist."""
         self._clients.add(client)
 
     def _enter_child(self) -> None:

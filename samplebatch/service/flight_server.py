@@ -381,7 +381,7 @@ class _Session:
     """Session that answers, in order, the requests of one learner.
 
     If the learner prefetches, a separate thread sends a large sample while the next sample is drawn. The next large
-    sample waits until the thread has sent the current sample. Small samples of one request share a message.
+    sample waits until the thread has sent the current sample. Small samples of one request are sent in one message.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns:
 
 
 def as_record_batch(table: pa.Table) -> pa.RecordBatch:
-    """Convert a table to one record batch; only columns of several chunks are copied."""
+    """Convert an Arrow table to one record batch; only columns of several chunks are copied."""
     chunks = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(chunks, schema=table.schema)
 

@@ -50,7 +50,7 @@ class Sample(samplers.Sample[Any, Any]):
     batch
         Sampled rows. A table of steps returns a `Batch`, as replay buffers do. Columns have shape (n, ...) for steps
         and concatenated episodes, and (n, length, ...) for sequences. A table of fragments returns the concatenated
-        fragments, in the inserted type.
+        fragments as a batch of the inserted type.
     indices
         Indices for `update_weight`. Steps and episodes: slots, shape (n,). Sequences: slots, shape (n, length), with -1
         for padding. Fragments: sequence numbers, shape (k,).

@@ -382,7 +382,7 @@ def write_error(error: BaseException) -> bytes:
 
 
 def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
-    """Recreate an error from the result of `describe_error`; classes outside the library become ServiceError.
+    """Recreate an error from the result of `describe_error`; errors of unknown classes become ServiceError.
 
     TableClosedError becomes LostError, so that clients reconnect: a service closes its tables when it shuts down.
 

@@ -122,7 +122,7 @@ class RemoteActors:
         return count.report(time.perf_counter() - start_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and the statistics of open episodes; the buffer and the actors are not included."""
+        """Return counts of discarded fragments and statistics of open episodes, without the state of the buffer."""
         return {
             "stale": (self.stale_fragments, self.stale_steps),
             "rings": self._writer.state_dict(),

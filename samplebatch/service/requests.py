@@ -42,8 +42,8 @@ class Bounds:
     """Maximum sizes of requests and answers.
 
     - `message_nbytes`: maximum size of a fragment, of a sample, of a priority update, or of weights, in bytes.
-    - `shared_nbytes`: maximum shared memory for the samples of one client, in bytes; samples beyond this size are sent
-      in messages.
+    - `shared_nbytes`: maximum shared memory for the samples of one client, in bytes; samples that exceed this total
+      size are sent in messages.
     """
 
     message_nbytes: int = 1 << 30

@@ -1,8 +1,9 @@
 """Conversion between samples and Arrow record batches; numeric columns are viewed, not copied.
 
-The record batch of a sample has the columns of `SampleBatch.to_arrow` under the table's names. Column `batch_indexes`
-contains the row indices, and column `generation` contains the slot generations that `update_weight` requires. A row is
-a step, a sequence or an episode; in the row of an episode, each column is a list with one element per step.
+The record batch of a sample has the columns of `SampleBatch.to_arrow`, with the table's column names. Column
+`batch_indexes` contains the row indices, and column `generation` contains the slot generations that `update_weight`
+requires. A row is a step, a sequence or an episode; in the row of an episode, each column is a list with one element
+per step.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ _MAX_UPDATES: Final = 64
 
 
 class SampleSession:
-    """Session of a learner with a service: repeats one sample request, prefetches samples and sends priority updates.
+    """Session of a learner with a service, for repetitions of one sample request, prefetching and priority updates.
 
     The service answers requests in order. A thread receives the answers, so samples are prefetched while the learner
     computes. If an interrupt ends a wait for a sample, the next call returns this sample.

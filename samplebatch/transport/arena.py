@@ -73,7 +73,7 @@ class ReturnPipe:
         self.descriptor = descriptor
 
     def on_deleted(self, reference: LeaseRef) -> None:
-        """Return the block of a deleted lease; this method is the callback of the lease's weak reference."""
+        """Return a deleted lease's block to the producer; this method is the callback of the lease's weak reference."""
         self.give(reference.ident)
 
     def give(self, ident: int) -> None:
@@ -109,7 +109,7 @@ class ReturnPipe:
         return bool(self._pending)
 
     def recover(self) -> None:
-        """Return the blocks of deleted leases if a signal interrupted their return."""
+        """Repeat interrupted returns of blocks whose leases were deleted."""
         for ident, reference in list(self.lent.items()):
             if reference() is None:
                 self.give(ident)
@@ -302,7 +302,7 @@ class Blocks:
     def take(self, nbytes: int) -> Block | None:
         """Allocate a block of at least `nbytes` bytes; return None if there is not enough contiguous free memory.
 
-        The caller sets `is_settled` after adding the block to `lent` or `reserved`.
+        The caller sets `is_settled` to True after adding the block to `lent` or `reserved`.
         """
         if not self.is_settled:
             self.settle()

@@ -222,7 +222,7 @@ class Publisher(peers.Transferable):
         )
 
     def _describe(self, frame: Frame, kind: int) -> bytes:
-        """Serialize the description of a publication, or reuse the previous description if it is identical."""
+        """Serialize the description of a publication, or reuse the previous result if the description is unchanged."""
         key = (frame.schema, frame.rows, kind, frame.metadata)
         if key != self._described[0]:
             described = {**frame.metadata, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
@@ -675,7 +675,7 @@ class Board:
         return self._block(version)
 
     def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
-        """Commit the written block as the newest publication, wake waiting readers, and return its number.
+        """Commit the written block as the newest publication, wake waiting readers, and return the new version.
 
         - `values_nbytes`: size in bytes of the values, which are at the start of the block.
         - `head_nbytes`: size in bytes of the description, which is at the next aligned offset after the values.

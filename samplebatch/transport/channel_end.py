@@ -6,10 +6,9 @@ The memory of a channel starts with a header, in which each end records its proc
       |                                                                  ^
       +--closed by its creator, unused--> LEFT                           +--used by any process-- FREE, GIVEN, LEFT
 
-If the descriptors of an end are closed but the header does not record a close, the end's process has died, even if it
-had not bound the end yet. End of file on a pipe is not a reliable sign that a process has died, because children of the
-process and other forked processes may still have the descriptors open. Therefore each end also watches the process of
-the other end.
+If the descriptors of an end are closed but the header does not record a close, the end's process has died, possibly
+before it bound the end. A dead process does not always cause an end of file on its pipe, because forked processes may
+still have the pipe's descriptors open. Therefore each channel end also watches the process of the other end.
 """
 
 from __future__ import annotations
@@ -329,7 +328,7 @@ class ChannelEnd(peers.Transferable):
         return not self._is_held() and self._words[self._side + STATE] != FREE
 
     def _leave(self) -> None:
-        """Record that the process that created this end closed the end without using it or sending it to a process."""
+        """Record that the creating process closed this end without using or sending it."""
         region, words, side = self._region, self._words, self._side
         if region is not None:
             with _claim(region, side):
@@ -394,7 +393,7 @@ def pack_failure(reason: str, details: str) -> bytes:
 
 @contextlib.contextmanager
 def _claim(region: Region, side: int) -> Iterator[None]:
-    """Prevent other processes from claiming an end; the system releases the lock if this process dies."""
+    """Acquire the lock for claiming an end; the system releases the lock if this process dies."""
     try:
         descriptor = region.fileno()
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, side)

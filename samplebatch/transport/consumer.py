@@ -172,8 +172,8 @@ class Consumer(channel_end.ChannelEnd):
         """Return a descriptor that is readable if `recv` would return or raise without waiting.
 
         For `multiprocessing.connection.wait`, `select` and asyncio. The descriptor may also become readable without a
-        batch, if a producer binds its end or waits for a block. If the descriptor is readable without a batch, and
-        after an interrupted `recv`, call `recv(timeout_s=0)`.
+        batch, if a producer binds its end or waits for a block. Call `recv(timeout_s=0)` if the descriptor is readable
+        without a batch or a call of `recv` was interrupted.
         """
         self._acquire()
         self._look()

@@ -191,7 +191,7 @@ def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gatheri
         Consumers of the producers' channels; all must belong to this process.
     raise_lost
         Whether to raise `WorkerError` at the end of all streams if a producer failed or died. The error is raised after
-        all other batches have been received.
+        the batches of all producers have been received.
 
     Returns
     -------

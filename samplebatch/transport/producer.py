@@ -500,7 +500,7 @@ class Producer(channel_end.ChannelEnd):
         buffers: list[npt.NDArray[np.uint8]],
         timeout_s: float | None,
     ) -> None:
-        """Send the filled block of a reservation, which retains the block if sending fails."""
+        """Send the filled block of a reservation; the reservation retains the block if an error is raised."""
         deadline = None if timeout_s is None else deadline_of(timeout_s)
         self._blocks.settle()
         text = wire.write_metadata(schema, (rows,), (room,), metadata)

@@ -82,7 +82,7 @@ class Fixed(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """Name of a variable column, which each message describes."""
+    """Schema entry of a variable column: only its name, because each message describes the column."""
 
     name: str
 
@@ -93,8 +93,8 @@ class Part(NamedTuple):
     - `label`: policy id in a `MultiAgentBatch`, otherwise empty.
     - `columns`: columns in order.
     - `structure`: nesting of the columns. For a `SampleBatch`, the structure is the JSON of its nested columns. For a
-      `Batch`, the structure consists of pairs of a name and a substructure, which is None for a leaf (the next column)
-      or nested pairs.
+      `Batch`, the structure consists of (name, substructure) pairs; a substructure is None for a leaf (the next
+      column), otherwise nested pairs.
     - `nested`: decoded structure of a `SampleBatch`'s nested columns.
     - `has_variable`: whether any column is variable.
     - `flags`: flags of the batch, including the action unit; a message may override the flags.
@@ -175,7 +175,7 @@ class Schema:
     """Description of a message: the kind of batch and its parts.
 
     - `kind`: `SAMPLE_BATCH`, `MULTI_AGENT_BATCH` or `NESTED_BATCH`.
-    - `parts`: descriptions of the columns, one per policy of a `MultiAgentBatch`, otherwise a single one.
+    - `parts`: descriptions of the columns, one per policy of a `MultiAgentBatch`, otherwise one description.
     - `number`: number by which messages refer to the schema after the other process has received it.
     - `is_plain`: whether the message is a `SampleBatch` of arrays without sequences.
     """

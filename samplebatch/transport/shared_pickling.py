@@ -40,11 +40,11 @@ _lingering_process = 0
 def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = LINGER_S) -> None:
     """Enable shared memory for batches that are sent through `multiprocessing` queues and pipes.
 
-    After this call, each `SampleBatch`, `MultiAgentBatch` and `Batch` that this process sends is copied once, to shared
-    memory, from which the receiving process reads the batch. The call affects `multiprocessing.Queue` and `Pipe`, and
-    the results of `Pool` and `ProcessPoolExecutor`; batches inside other objects are also sent through shared memory.
-    Batches of less than 128 KiB remain in the pickle. A received batch is writable and belongs to the receiver; the
-    batch's memory is freed when the last array that views the memory is deleted.
+    After this call, this process copies each sent `SampleBatch`, `MultiAgentBatch` and `Batch` once, to shared memory.
+    The receiving process reads the batch from the shared memory. The call affects `multiprocessing.Queue` and `Pipe`,
+    and the results of `Pool` and `ProcessPoolExecutor`; batches inside other objects are also sent through shared
+    memory. Batches of less than 128 KiB remain in the pickle. A received batch is writable and belongs to the receiver;
+    the batch's memory is freed when the last array that views the memory is deleted.
 
     Every sending process must call this function; receiving processes need not call it. A further call replaces the
     settings of the previous call.

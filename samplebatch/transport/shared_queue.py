@@ -145,7 +145,8 @@ class SharedQueueMemory:
         """Send a parcel with one buffer that a function fills.
 
         - `nbytes`: size of the buffer in bytes.
-        - `write`: function that fills the memory, shape (nbytes,). If the function raises, the parcel is not sent.
+        - `write`: function that fills the memory, shape (nbytes,). If the function raises an error, the parcel is not
+          sent.
 
         Returns
         -------
