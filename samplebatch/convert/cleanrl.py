@@ -54,7 +54,7 @@ class TransitionSamples(NamedTuple):
 
 
 class CleanRLReplayBuffer:
-    """Replay buffer for CleanRL's scripts, which stores steps of all environments and samples transitions as tensors.
+    """Replay buffer for CleanRL's scripts; stores steps of all environments and samples transitions as tensors.
 
     `CleanRLReplayBuffer` replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform sampling makes the same
     calls to NumPy's global generator as the replaced class, so a seeded script samples the same transitions. Rows are

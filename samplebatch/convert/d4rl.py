@@ -91,7 +91,7 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     source
         A batch, a buffer, or an iterable of fragments. Observations and actions must each be a single array.
     path
-        Path of the file, whose name should end in `.hdf5`.
+        Path of the file; the name should end in `.hdf5`.
 
     Raises
     ------

@@ -361,9 +361,9 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any
 def open_source(source: Any) -> Any:
     """Open a path as a dataset or buffer; other sources are returned unchanged.
 
-    - `source`: path of a dataset folder, or of Parquet files with RLlib's or Tianshou's column names that another
-      library wrote. The rows of Parquet files are loaded into a replay buffer. A replay buffer, `Dataset` or
-      `MixedSampler` is returned unchanged.
+    - `source`: path of a dataset folder, or of another library's Parquet files with RLlib's or Tianshou's column names.
+      The rows of Parquet files are loaded into a replay buffer. A replay buffer, `Dataset` or `MixedSampler` is
+      returned unchanged.
 
     Raises ArgumentError if the source is neither a path nor an object with `sample`. Raises FormatError if a folder has
     no Parquet files, or a file is damaged. Raises the same errors as `ReplayBuffer.extend` if the rows cannot be added.

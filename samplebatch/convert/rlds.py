@@ -1,4 +1,4 @@
-"""Conversion of RLDS episodes: dicts of steps, whose last step contains only the final observation."""
+"""Conversion of RLDS episodes: dicts of steps in which the last step contains only the final observation."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def from_rllib_episodes(
     Returns
     -------
     SampleBatch or MultiAgentBatch
-        For multi-agent episodes, one batch per module, whose columns `agent_id` and `t` (environment time) identify
-        the rows. An action is omitted if its agent has not observed the outcome yet.
+        For multi-agent episodes, one batch per module; the columns `agent_id` and `t` (environment time) identify the
+        rows. An action is omitted if its agent has not observed the outcome yet.
 
     Raises
     ------
@@ -469,8 +469,8 @@ def write_rllib_json(
     path
         Path of the file; RLlib reads files whose names end in `.json`.
     compress_columns
-        Columns to pack as RLlib does, which preserves their dtypes. Other columns become lists of numbers, except
-        nested columns, which are always packed.
+        Columns to pack as RLlib does; packing preserves dtypes. Nested columns are always packed. Other columns become
+        lists of numbers.
 
     Raises
     ------

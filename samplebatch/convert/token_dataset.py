@@ -87,7 +87,7 @@ def to_token_dataset(batch: SampleBatch[Any]) -> Any:
 
 
 def _short_lists(lists: pa.Array) -> pa.Array:
-    """Cast lists to 32-bit offsets, which other libraries expect, if the offsets fit into 32 bits."""
+    """Cast lists to 32-bit offsets if the offsets fit into 32 bits, because other libraries expect 32-bit offsets."""
     if not pa.types.is_large_list(lists.type) or len(lists.values) > np.iinfo(np.int32).max:
         return lists
     return lists.cast(pa.list_(lists.type.value_type))

@@ -55,8 +55,7 @@ def to_hdf5(x: Mapping[str, Any] | Batch, y: h5py.Group, compression: str | None
     Parameters
     ----------
     x
-        Values by name, which can be arrays, tensors, numbers, strings, None, nested dicts and batches, and picklable
-        objects.
+        Values by name: arrays, tensors, numbers, strings, None, nested dicts and batches, and picklable objects.
     y
         Group, such as an open `h5py.File`.
     compression

@@ -634,7 +634,7 @@ def _item(value: Any) -> Any:
 
 
 def _plain_steps(state: Mapping[str, Any]) -> buffer_state.State:
-    """Convert arrays to lists and dtype names, which JSON supports."""
+    """Convert arrays to lists and dtype names, because JSON does not support arrays."""
     plain_state: buffer_state.State = json.loads(
         json.dumps(state, default=lambda array: {"dtype": array.dtype.str, "values": array.tolist()})
     )

@@ -33,7 +33,7 @@ _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 
 
 def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
-    """Attach a new folder to an empty buffer, which then stores its rows in the folder.
+    """Attach a new folder to an empty buffer; rows that are added later are stored in the folder.
 
     Raises StorageError if the folder is not empty, or the buffer has columns or attributes that folders cannot store.
     """

@@ -518,7 +518,7 @@ def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Genera
 
 
 def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
-    """Create a buffer without rows; its class is the described class, which must be `cls` or a subclass."""
+    """Create a buffer of the described class without rows; the class must be `cls` or a subclass."""
     check_description(described)
     name = described["class"]
     kind = buffer_class(name, cls)

@@ -106,8 +106,8 @@ class FolderStatus:
 
         always: as in `check_closed`.
 
-        Yields the file name, the size in bytes when the folder was closed, and a description of the damage, which is
-        empty if the file is intact.
+        Yields the file name, the size in bytes when the folder was closed, and a description of the damage (empty if
+        the file is intact).
         """
         for name, closed in self._files.items():
             path = self.folder / name

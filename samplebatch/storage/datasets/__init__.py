@@ -1,1 +1,1 @@
-"""Datasets, which are folders of Parquet files with a commit log, and samplers of several datasets and buffers."""
+"""Datasets in folders of Parquet files with a commit log, and samplers of several datasets and buffers."""

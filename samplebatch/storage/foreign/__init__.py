@@ -1,4 +1,4 @@
-"""Readers of untrusted files, which validate declared sizes before pyarrow or HDF5 allocates memory.
+"""Readers of untrusted files; declared sizes are validated before pyarrow or HDF5 allocates memory.
 
 A small file can declare columns of any size, because pyarrow and HDF5 do not verify the declared sizes. Damaged
 metadata can also terminate the process. The readers of this package therefore first compare the metadata with the bytes

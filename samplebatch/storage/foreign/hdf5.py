@@ -224,7 +224,7 @@ class Hdf5Reader:
 
 
 def _check_unfolded(value: Any, name: str) -> None:
-    """Reject recursive and repeatedly shared values, whose expansion could be unlimited."""
+    """Reject recursive and repeatedly shared values, because their expanded size could be unlimited."""
     sizes: dict[int, int] = {}
     stored = 0
     pending: list[tuple[Any, bool]] = [(value, False)]

@@ -2,8 +2,8 @@
 
 The metadata of a file may declare incorrect sizes. The sizes are therefore computed from the page headers: Parquet
 readers allocate only the decompressed size that each page header declares. The metadata consists of structs in Thrift's
-compact protocol, which this module parses itself: pyarrow terminates the process on some damaged metadata, and does not
-expose page sizes.
+compact protocol. This module parses the metadata itself, because pyarrow terminates the process on some damaged
+metadata and does not expose page sizes.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def write_arrow(
     Parameters
     ----------
     batch
-        The batch, whose columns are written without copies as one record batch. A column with more than 2^31 - 1
-        elements requires several record batches, which readers concatenate with one copy.
+        The batch; its columns are written without copies as one record batch. A column with more than 2^31 - 1 elements
+        requires several record batches, which readers concatenate with one copy.
     path
         Path of the file in an existing folder.
     compression
