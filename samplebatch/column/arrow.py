@@ -25,9 +25,9 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Bounded cache of recently created values.
+    """Bounded cache of values with first-in, first-out eviction.
 
-    limit: maximum number of values; the oldest value is evicted first.
+    limit: maximum number of values; the value that was cached first is evicted first.
 
     >>> squares = Recent[int, int](limit=2)
     >>> squares.get(3, lambda: 9), squares.get(3, lambda: 10)
@@ -75,9 +75,9 @@ def holds_objects(field: pa.Field) -> bool:
 
 
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
-    """Validate chunks that are decoded to objects or longer text, and subtract the decoded size from a memory bound.
+    """Validate chunks whose decoded values need new memory, and subtract the decoded size from a memory bound.
 
-    Strings in dictionaries and views are included, because decoded strings may be larger than the Arrow array. Chunks
+    The validated chunks contain objects, or strings in dictionaries or views, which may be larger once decoded. Chunks
     of other columns are not validated here; the sizes of their buffers must have been validated before. Raises
     CapacityError if the bound is exceeded. Raises pyarrow.ArrowException if a chunk is damaged.
     """
@@ -93,7 +93,7 @@ def _expands(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
 
 
 class FixedRows(NamedTuple):
-    """Location of a tensor column in Arrow's buffers, from which rows are viewed without creating Arrow arrays.
+    """Location of a tensor column in Arrow's buffers; rows are viewed without creating Arrow arrays.
 
     values: values per row of each nested array, outermost first; only the innermost array has a data buffer.
     """
@@ -104,9 +104,9 @@ class FixedRows(NamedTuple):
 
 
 class FieldReader:
-    """Reader that converts the arrays of one field to columns, and inspects the field's type and metadata only once.
+    """Reader that converts a field's arrays to columns; the field's type and metadata are inspected only once.
 
-    arrow: type of the arrays; None for the field's type.
+    arrow: Arrow type of the arrays; None for the field's type.
 
     Raises FormatError if the field's metadata is invalid.
 
@@ -169,7 +169,7 @@ class FieldReader:
         return TensorColumn(values)
 
     def fixed_rows(self) -> FixedRows | None:
-        """Return the layout of rows in Arrow's buffers; None if rows are not read as a view of the buffers."""
+        """Return the layout of rows in Arrow's buffers; None if rows cannot be read as a view of the buffers."""
         if self._holds_objects or self._is_text or self._is_ragged or self._torch_name is not None:
             return None
         arrow, values = self._arrow, [1]
@@ -206,7 +206,7 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = 
 
 
 def _from_bits(read: Callable[[Any, str], Column], bits: Any, torch_name: str, name: str) -> Column:
-    """View bits as a torch column; raises FormatError if the field specifies another dtype."""
+    """View an array's bytes as a torch column; raises FormatError if the field specifies another dtype."""
     try:
         return read(bits, torch_name)
     except ColumnTypeError as error:

@@ -2,8 +2,8 @@
 
 Arrow allocates as much memory as the first eight bytes of a compressed buffer declare. The library compresses buffers
 only on request, but rewritten files may be compressed. pyarrow does not expose the buffer layout of a file, so this
-module reads the footer and the record batch messages. Both are FlatBuffers tables; Arrow's format specifies the field
-numbers.
+module reads the footer and the record batch messages. The footer and the messages are FlatBuffers tables; Arrow's
+format specifies the field numbers.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _NO_FOOTER = "an Arrow file must have a footer that locates its batches: {}"
 class Body(NamedTuple):
     """Buffer layout of a record batch, read from its message.
 
-    nodes: numbers of rows and nulls of each array, depth first.
-    buffers: offset in the body and size of each buffer.
-    start: offset of the body in the file.
+    nodes: number of rows and number of nulls of each array, depth first.
+    buffers: offset in the body and size in bytes of each buffer.
+    start: offset of the body in the file, in bytes.
     nbytes: size of the body in bytes.
     """
 
@@ -157,7 +157,7 @@ def _footer(view: memoryview) -> _Table:
 
 
 class _Message:
-    """Message with a record batch or dictionary, and the location of its body."""
+    """Message with a record batch or dictionary, and the location of the message body."""
 
     __slots__ = ("_batch", "_is_dictionary", "_nbytes", "_start", "_view")
 
@@ -236,7 +236,7 @@ class _Table:
         return form.iter_unpack(self._view[start:stop])
 
     def bytes_without(self, field: int, form: struct.Struct) -> bytes:
-        """Return the bytes of the memory that contains this table, without the structs of one vector of the table."""
+        """Return the bytes of the underlying memory, without the structs of one vector of this table."""
         start, stop = self._vector(field, form)
         return bytes(self._view[:start]) + bytes(self._view[stop:])
 

@@ -17,7 +17,7 @@ _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
 def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Cast an array to a dtype of the same or a wider kind; None if a value would change.
+    """Cast an array to a dtype of the same or a wider kind; return None if a value would change.
 
     >>> (
     ...     cast_exactly(np.array([1, 2]), np.dtype("f4")),
@@ -56,7 +56,7 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Pair the real parts of two arrays and, if the arrays are complex, their imaginary parts."""
+    """Pair the real parts of two arrays and, if the old array is complex, the imaginary parts."""
     pairs = [(new.real, old.real)]
     return [*pairs, (new.imag, old.imag)] if old.dtype.kind == "c" else pairs
 
@@ -231,7 +231,7 @@ def _rounds(values: Any, array: npt.NDArray[Any]) -> bool:
 
 
 def _in_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Cast numbers exactly or keep a wider float dtype; None if a number would change."""
+    """Cast numbers exactly, or keep a wider float dtype; return None if a number would change."""
     source = array.dtype
     if source == dtype or (source.kind == "f" == dtype.kind and not holds(dtype, source) and source.itemsize <= 8):
         return array
@@ -248,7 +248,7 @@ def _in_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
 
 
 def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Round floats, or cast other numbers exactly; None if a float overflows or another number would change."""
+    """Round floats, and cast all other numbers exactly; return None if a float overflows or an exact cast fails."""
     if not array.dtype.kind == "f" == dtype.kind:
         return _in_dtype(array, dtype)
     with np.errstate(over="ignore"):
@@ -274,7 +274,7 @@ def _row_by_row(
 
 
 def _fault(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], convert: Callable[..., Any]) -> str | None:
-    """Return the requirement that a row violates, or None."""
+    """Return the requirement that a row violates; None if the row is valid."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError):

@@ -1,10 +1,10 @@
 """Checksums at memory speed.
 
-CRC-32 processes one to four gigabytes per second, which is slower than reading a file from the page cache. Therefore
-bytes are arranged as a grid of 64-bit words, 512 per row, and CRC-32 is computed over the sums of the grid's rows and
-columns, modulo 2**64: addition processes more than 10 GB/s. The sum of a row or column changes if a byte is changed, a
-word is moved, or a page is zeroed or misplaced. Two random contents have equal checksums with probability 2**-32.
-Deliberate manipulation is not detected.
+CRC-32 processes one to four gigabytes per second, less than a read from the page cache. Therefore bytes are arranged as
+a grid of 64-bit words, 512 per row, and CRC-32 is computed over the sums of the grid's rows and columns, modulo 2**64:
+addition processes more than 10 GB/s. The sum of a row or column changes if a byte is changed, a word is moved, or a
+page is zeroed or misplaced. Two random contents have equal checksums with probability 2**-32. Deliberate manipulation
+is not detected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROW_NBYTES = 8 * _ROW_WORDS
 def checksum(data: Any) -> int:
     """Compute a 32-bit checksum of memory.
 
-    data: contiguous bytes: `bytes`, a `memoryview`, a C-contiguous array.
+    data: contiguous bytes, for example `bytes`, a `memoryview` or a C-contiguous array.
 
     >>> checksum(b"123456789") == zlib.crc32(b"123456789")
     True
@@ -49,9 +49,9 @@ def checksum(data: Any) -> int:
 
 
 def block_checksums(data: Any, checksums: Mapping[int, int] = MappingProxyType({})) -> list[int]:
-    """Compute one checksum per block of `BLOCK_NBYTES` bytes; two cores process large memory.
+    """Compute one checksum per block of `BLOCK_NBYTES` bytes; two threads process large memory.
 
-    checksums: precomputed checksums by block number.
+    checksums: known checksums by block number; known checksums are not recomputed.
 
     >>> len(block_checksums(bytes(BLOCK_NBYTES + 1)))
     2

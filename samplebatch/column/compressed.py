@@ -36,21 +36,21 @@ _ndarray = np.ndarray
 class CompressedColumn(Column):
     """Rows of equal shape in LZ4 raw blocks, decompressed when read.
 
-    Each block contains complete rows. A slice is a view with only the blocks in its range; it may start and end within
-    a block.
+    Each block contains complete rows. A slice is a view with only the blocks in the slice's range; a slice may start
+    and end within a block.
 
     Parameters
     ----------
     blocks
         Compressed blocks in order.
     rows, skips
-        Number of rows in each block, and number of rows at the block's start that do not belong to this column.
+        Number of rows in each block, and number of rows at each block's start that do not belong to this column.
     bounds
-        Start of each block's rows in this column, and the column's length.
+        Row of this column at which each block's rows start, and the column's length in rows.
     dtype, row_shape
         Dtype and shape of a row.
     trusted
-        Whether `compress` created the blocks in this process. Other blocks are decompressed with length checks.
+        Whether `compress` created the blocks in this process. If false, blocks are decompressed with length checks.
 
     Examples
     --------
@@ -237,7 +237,7 @@ class CompressedColumn(Column):
 
     @classmethod
     def concat(cls, columns: Sequence[CompressedColumn], name: str) -> Column:
-        """Concatenate the block lists of columns; columns of different dtypes are decompressed first.
+        """Concatenate columns by their block lists; columns of different dtypes are decompressed first.
 
         Raises ColumnMismatchError if row shapes differ, or no column's dtype represents all other dtypes exactly.
         """
@@ -304,7 +304,7 @@ class CompressedColumn(Column):
         return column
 
     def _fits(self) -> bool:
-        """Return whether an untrusted header is consistent and matches the number and sizes of the blocks."""
+        """Return whether an untrusted header is consistent, and matches the blocks' number and sizes."""
         numbers = [*self._row_shape, *self.rows, *self.skips, *self.bounds]
         if not all(type(number) is int and number >= 0 for number in numbers):
             return False
@@ -332,7 +332,7 @@ class CompressedColumn(Column):
         return nbytes
 
     def _visible(self, i: int) -> npt.NDArray[Any]:
-        """Decompress block i, and view its rows in this column."""
+        """Decompress block i, and view the block's rows that belong to this column."""
         row_count = self.rows[i]
         nbytes = row_count * self._row_nbytes()
         block = self.blocks[i]

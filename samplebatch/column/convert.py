@@ -109,7 +109,7 @@ def as_column(values: Any, name: str) -> Column:
 
 
 def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> VaryingRows:
-    """Convert a user's value to a ragged column, even if its rows have equal shapes.
+    """Convert a user's value to a ragged column, even if all rows have equal shapes.
 
     Raises ColumnTypeError if the rows are not numeric arrays, have no dimensions, or differ in their number of
     dimensions. Raises ColumnMismatchError if the dtype cannot represent the rows exactly.
@@ -160,11 +160,11 @@ def is_of_arrays(rows: Any) -> bool:
 
 
 def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
-    """Convert rows of equal shape, or rows without elements, to a ragged column if they match a declared column.
+    """Convert rows of equal shape, or rows without elements, to a ragged column if the rows match a declared column.
 
     dtype, ndim: dtype of the elements and number of dimensions per row of the declared ragged column.
 
-    Returns: the ragged column, or `column` itself if its rows do not match.
+    Returns: the ragged column, or `column` itself if the rows do not match.
 
     >>> match_ragged(as_column([[1, 2]], "ids"), np.dtype("int64"), 1, "ids")
     RaggedColumn(1 rows of int64, row shape (None,))
@@ -183,7 +183,7 @@ Ragged = str | Collection[str] | Mapping[str, npt.DTypeLike]
 
 
 def ragged_dtypes(ragged: Ragged) -> dict[str, np.dtype[Any] | None]:
-    """Return the names of ragged columns with their element dtypes; None without a declared dtype.
+    """Return element dtypes by name of the ragged column; an undeclared dtype is None.
 
     Raises ArgumentError if a name is not a string, or a dtype is invalid.
 

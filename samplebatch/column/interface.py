@@ -1,12 +1,12 @@
 """Interface of all columns.
 
-A column is `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedColumn` (rows of varying shape),
+A column stores `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedColumn` (rows of varying shape),
 `TextColumn` (strings or bytes), `ObjectColumn` (Python objects) or `CompressedColumn` (LZ4 blocks of a tensor column).
 `TorchColumn` (rows of equal shape) and `RaggedTorchColumn` (rows of varying shape) store rows in a torch tensor.
 
 Length and dtype of a column are fixed. Values can be overwritten through views, except in text, compressed rows and
 read-only memory. `slice` returns a view; `take`, `copy`, `concat` and `spread` return copies. Callers must ensure that
-indices are in `[0, n)`, and that `start` is at most `stop`.
+row indices are in `[0, n)`, and that `start` is at most `stop`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """Value that a batch returns for the column: its array or tensor if possible, otherwise the column."""
+        """Value that a batch returns for the column: an array or a tensor if possible, otherwise the column itself."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Size of the rows in bytes; for Python objects, the shallow sizes are included."""
+        """Size of the rows in bytes; for Python objects, the objects' shallow sizes are included."""
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> Column:
@@ -120,7 +120,8 @@ class Column(ABC):
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         """Return the rows as an Arrow array, and the field metadata from which they are restored exactly.
 
-        The array has n values and shares memory if the layout permits. Only missing text and None are nulls.
+        The Arrow array has n values, and shares the column's memory if the layout permits. Only missing text and None
+        are nulls.
         """
 
     def to_arrow(self) -> pa.Array:
@@ -144,7 +145,7 @@ class Column(ABC):
     @classmethod
     @abstractmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
-        """Create a column from the output of `dump`, as a view if possible; header and lengths are validated first.
+        """Create a column from the output of `dump`, as a view if possible, after validating header and lengths.
 
         Raises FormatError if header and buffers are inconsistent. Raises UntrustedPickleError if the rows are pickled
         and `allow_pickle` is false.

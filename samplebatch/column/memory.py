@@ -1,6 +1,6 @@
 """Memory of columns: allocation from one pool, byte views, and limits on allocation for untrusted data.
 
-Columns are allocated from Arrow's memory pool: the memory is 64-byte aligned, and pages are reused. mimalloc is
+Columns are allocated from Arrow's memory pool. The pool's memory is 64-byte aligned, and pages are reused. mimalloc is
 preferred if pyarrow has it, because mimalloc reuses blocks of every size (before pyarrow 21, only blocks below 32 MiB).
 malloc and jemalloc return large blocks to the system. The page faults of the next allocation then take two to seven
 times as long as the copy (`benchmarks/bench_memory.py`).
@@ -50,7 +50,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Allocate an array of zeros like `empty`."""
+    """Allocate an array of zeros; same parameters as `empty`."""
     array = empty(shape, dtype)
     # Not fill(0): that converts the number for strings ("0") and dates.
     if array.nbytes:
@@ -87,7 +87,7 @@ def as_bytes(array: npt.NDArray[Any]) -> memoryview:
 
 
 def as_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
-    """View a C-contiguous array as an Arrow buffer, which keeps the array alive."""
+    """View a C-contiguous array as an Arrow buffer; the buffer keeps the array alive."""
     return pa.py_buffer(as_bytes(array))
 
 
@@ -118,7 +118,10 @@ _ROWS_PER_BYTE = 8
 
 
 def check_rows(rows: int, nbytes: int, subject: str) -> None:
-    """Raise FormatError if untrusted data has too many rows for its size; lists of fixed size 0 occupy no bytes."""
+    """Raise FormatError if untrusted data has too many rows for the data's size in bytes.
+
+    The limit is required because lists of fixed size 0 occupy no bytes.
+    """
     max_rows = max(_FREE_ROWS, _ROWS_PER_BYTE * nbytes)
     if rows > max_rows:
         raise FormatError(f"{subject} must have at most {max_rows} rows in {nbytes} bytes, got {rows}")
@@ -134,7 +137,7 @@ class MemoryBound:
     nbytes
         Size of the source in bytes.
     max_nbytes
-        Maximum number of allocated bytes; None for the larger of 256 MiB and 1024 times `nbytes`.
+        Maximum number of allocated bytes; None selects 256 MiB or 1024 times `nbytes`, whichever is larger.
 
     Raises
     ------

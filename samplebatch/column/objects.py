@@ -151,7 +151,7 @@ class ObjectColumn(Column):
         return type(self)(copy.deepcopy(values))
 
     def spread(self, length: int, positions: Indices) -> ObjectColumn:
-        """Return a column of `length` rows with these rows at `positions`, and None in the other rows."""
+        """Return a column of `length` rows with these rows at `positions`, and None in all other rows."""
         out = np.full(length, None, object)
         out[positions] = self.values
         return ObjectColumn(out)
@@ -304,10 +304,10 @@ _LIST_VIEWS = (pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id)
 
 
 def object_nbytes(array: pa.Array) -> int:
-    """Estimate the bytes of the objects that an array decodes to.
+    """Estimate the size in bytes of the objects that an array decodes to.
 
-    Objects that occupy no bytes of their own in Arrow are also counted: nulls, empty structs and shared values. The
-    caller must have validated the buffer sizes, for example with `Array.validate`.
+    The estimate includes objects without their own bytes in Arrow: nulls, empty structs and shared values. The caller
+    must have validated the buffer sizes, for example with `Array.validate`.
 
     >>> object_nbytes(pa.nulls(1000)), object_nbytes(pa.array(["abc"] * 10).dictionary_encode())
     (64000, 670)
@@ -463,7 +463,7 @@ class Node:
 
 
 class _NotUniform(Exception):
-    """The values have no single form that Arrow supports."""
+    """Error that the values have no common form that Arrow supports."""
 
 
 def encode(values: npt.NDArray[Any]) -> tuple[pa.Array, str]:
@@ -547,7 +547,7 @@ def _encode_dicts(values: list[dict[Any, Any]], depth: int) -> tuple[Node, pa.Ar
 
 
 def _merge(key_sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return an order of all keys that is consistent with every dict."""
+    """Return one order of all keys that is consistent with the key order of every dict."""
     key_sets = list(key_sets)
     if len(key_sets) > _MAX_KEY_SETS:
         raise _NotUniform
@@ -706,7 +706,7 @@ def _node(plain: dict[str, Any]) -> Node:
 
 
 class _Decoder:
-    """Decoder of one column's values; applies the permission to unpickle at every depth."""
+    """Decoder of one column's values; `allow_pickle` applies to values at every depth."""
 
     def __init__(self, name: str, *, allow_pickle: bool = False) -> None:
         self._name = name

@@ -1,8 +1,8 @@
 """Plan: cached layout of the numeric columns of an Arrow schema, for files, fragments and samples.
 
-Arrow creates an array for each column and each level of nested lists, and inspects each type again; for a few rows,
-this takes longer than copying the rows. A plan inspects the fields of a schema once. A plan accepts only the layout
-that the library writes; Arrow reads and validates all other layouts.
+Arrow creates an array for each column and each level of nested lists, and inspects each type again. For a few rows,
+these operations take longer than a copy of the rows. A plan inspects the fields of a schema once. A plan accepts only
+the layout that the library writes; Arrow reads and validates every other layout.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Plan:
 
     @classmethod
     def of_numbers(cls, schema: pa.Schema) -> Plan:
-        """Return a plan of the columns that can be read as views; callers may only use its method `read`."""
+        """Return a plan of the columns that can be read as views; callers may only use the plan's method `read`."""
         columns: dict[str, _Column] = {}
         values: list[int] = []
         buffers = 0
@@ -108,9 +108,9 @@ class Plan:
     # Reading
 
     def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
-        """View columns of a record batch in the bytes of a file; None if the layout of the batch differs from the plan.
+        """View columns of a record batch in a file's bytes; return None if the batch's layout differs from the plan.
 
-        Raises FormatError if the batch has implausibly many rows for its size in bytes.
+        Raises FormatError if the batch has too many rows for the batch's size in bytes.
         """
         rows, nodes, buffers, start, nbytes = body
         if rows <= 0 or nodes != [(rows * count, 0) for count in self._values]:
@@ -127,7 +127,7 @@ class Plan:
         return arrays
 
     def read(self, rows: pa.RecordBatch) -> Arrays | None:
-        """View the columns of a record batch; None if the schema or the layout of the batch differs from the plan.
+        """View the columns of a record batch; return None if the batch's schema or layout differs from the plan.
 
         Misaligned arrays are copied; the other arrays are read-only views.
         """
@@ -155,7 +155,7 @@ class Plan:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Return whether arrays match all columns of the schema in order, and have an equal, positive length."""
+        """Return whether arrays match all columns of the schema in order, and all have the same positive length."""
         if len(columns) != len(self._columns):
             return False
         count = -1
@@ -203,11 +203,11 @@ class Place(NamedTuple):
 class StreamLayout:
     """Layout of Arrow streams that contain one record batch with a fixed schema and number of rows.
 
-    A stream consists of a head, with the schema and the offsets of the record batch's buffers, and these buffers. A
+    A stream consists of a head and the record batch's buffers; the head contains the schema and the buffers' offsets. A
     stream is viewed without Arrow if all bytes outside its columns are equal to the same bytes of a stream that Arrow
     has read.
 
-    places: location of each column by name.
+    places: location of each column in the stream, by column name.
     stream: a stream with this layout, shape (nbytes,).
     head: bytes before the buffers.
     nbytes: size of a stream in bytes.
@@ -277,7 +277,7 @@ class StreamLayout:
         copy_all(targets, list(columns.values()), self.nbytes)
 
     def _write_beside(self, out: Bytes) -> None:
-        """Write to memory, shape (nbytes,), all bytes of a stream that are outside its columns."""
+        """Write all bytes of a stream outside the columns to memory, shape (nbytes,)."""
         view = out.data
         if self._blank is not None:
             view[:] = self._blank
@@ -289,7 +289,7 @@ class StreamLayout:
     # Reading
 
     def matches(self, stream: Bytes) -> bool:
-        """Return whether a stream that starts with `head`, shape (m,), has the layout's bytes outside the columns."""
+        """Return whether a stream, shape (m,), that starts with `head` has the layout's bytes outside the columns."""
         if stream.nbytes < self.nbytes:
             return False
         return all(stream[start : start + len(part)].tobytes() == part for start, part in self._beside)
@@ -318,7 +318,7 @@ def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> lis
 
 
 def head_of(stream: Bytes) -> bytes | None:
-    """Return the first two messages of a stream, without the buffers of the second; None if a message is missing.
+    """Return a stream's first two messages, without the second message's buffers; None if a message is missing.
 
     The first message is the schema, and the second message is the record batch.
 
@@ -337,5 +337,5 @@ def head_of(stream: Bytes) -> bytes | None:
 
 
 def schema_of(head: bytes) -> bytes:
-    """Return the first message, the schema, in the result of `head_of`."""
+    """Return the schema, which is the first message in the result of `head_of`."""
     return head[: _PREFIX.size + _PREFIX.unpack_from(head)[1]]

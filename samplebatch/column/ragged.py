@@ -30,9 +30,9 @@ WRITES_ANY_OFFSETS = int(pa.__version__.partition(".")[0]) >= 21
 class RaggedColumn(RaggedRows):
     """Rows of one dtype and one number of dimensions, with varying shape.
 
-    The elements of all rows are contiguous in one array, with 64-bit row offsets, which is the layout of an Arrow
-    `large_list`. Rows of two or more dimensions have an additional array of shapes. A slice is a view of elements and
-    offsets; its first offset need not be 0.
+    The elements of all rows are contiguous in one array, with 64-bit row offsets, as in an Arrow `large_list`. Rows of
+    two or more dimensions have an additional array of shapes. A slice is a view of elements and offsets; a slice's
+    first offset need not be 0.
 
     Parameters
     ----------
@@ -156,7 +156,9 @@ class RaggedColumn(RaggedRows):
 
     @staticmethod
     def reads(arrow: pa.DataType) -> bool:
-        """Return whether an Arrow type is a list of numbers, dates or fixed-width bytes, or the struct of `to_arrow`.
+        """Return whether an Arrow type is a list of numbers, dates or fixed-width bytes.
+
+        A struct of such a list and the row shapes, as `to_arrow` returns, is also accepted.
 
         >>> RaggedColumn.reads(pa.list_(pa.float32())), RaggedColumn.reads(pa.list_(pa.string()))
         (True, False)
@@ -317,7 +319,7 @@ def _row_array(row: Any, i: int, name: str) -> npt.NDArray[Any]:
 
 
 def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
-    """Return the dtype that represents every row exactly; empty lists are ignored."""
+    """Return a dtype that represents every row exactly; empty lists are ignored."""
     voting = [i for i, row in enumerate(rows) if arrays[i].size or not isinstance(row, list | tuple)]
     dtypes = list(dict.fromkeys(arrays[i].dtype.newbyteorder("=") for i in voting))
     if not dtypes:

@@ -24,7 +24,7 @@ _UFUNCS: dict[str, Any] = {"sum": np.add, "min": np.minimum, "max": np.maximum, 
 
 
 def repeat(values: Any, rows: VaryingRows) -> Any:
-    """Repeat one value per row, shape (n,), for each element of the row, shape (m,).
+    """Repeat each row's value once per element of the row: shape (n,) becomes (m,).
 
     >>> from samplebatch.column import RaggedColumn
     >>> repeat(np.array([5, 7]), RaggedColumn.from_rows([[1, 2], [3]], "x"))
@@ -40,10 +40,10 @@ def repeat(values: Any, rows: VaryingRows) -> Any:
 
 
 def operand(rows: VaryingRows, other: Any) -> Any:
-    """Align the elements of an operand with ragged rows; a single number is returned unchanged.
+    """Return an operand with one value per element of the ragged rows; a single number is returned unchanged.
 
-    Raises ColumnLengthError if the row lengths of two ragged columns differ, or an array does not have one value per
-    row. Raises ColumnMismatchError if one operand has arrays and the other has tensors.
+    Raises ColumnLengthError if the row lengths of two ragged columns differ, or an array operand does not have one
+    value per row. Raises ColumnMismatchError if one operand has arrays and the other has tensors.
     """
     if isinstance(other, VaryingRows):
         check_alike(rows, other)
@@ -71,7 +71,7 @@ def operand(rows: VaryingRows, other: Any) -> Any:
 def check_alike(rows: VaryingRows, other: VaryingRows, what: str = "an operand") -> None:
     """Check that two ragged columns have rows of equal shapes.
 
-    Raises ColumnLengthError if the shapes of a row differ; the message contains the first such row. Raises
+    Raises ColumnLengthError if the shapes of a row differ; the message contains the first row that differs. Raises
     ColumnMismatchError if one column has arrays and the other has tensors.
     """
     if isinstance(rows.elements, np.ndarray) != isinstance(other.elements, np.ndarray):
@@ -186,7 +186,7 @@ def argmax(rows: VaryingRows) -> Any:
 
 
 def accumulate(rows: VaryingRows, *, reverse: bool) -> Any:
-    """Return, for each element, the sum of its row up to this element, or from this element to the end; shape (m,)."""
+    """Return the cumulative sums of each row, shape (m,): from the row's start, or from the row's end if `reverse`."""
     flat = rows.flat
     offsets = rows.layout[0]
     if not isinstance(flat, np.ndarray):
@@ -206,7 +206,7 @@ def accumulate(rows: VaryingRows, *, reverse: bool) -> Any:
 def accumulate_floats(
     flat: npt.NDArray[Any], offsets: Offsets, initial: npt.NDArray[Any], decay: float, *, backwards: bool
 ) -> npt.NDArray[np.float64]:
-    """Return cumulative sums of each row from its first or last element, in float64; see `kernels.accumulate_rows`."""
+    """Compute discounted cumulative sums of each row, in float64; see `kernels.accumulate_rows`."""
     from samplebatch import kernels
 
     sums = memory.empty(flat.shape, np.dtype(np.float64))
@@ -253,7 +253,7 @@ def apply_ufunc(rows: VaryingRows, ufunc: Any, method: str, inputs: tuple[Any, .
 
 
 def with_elements(rows: VaryingRows, elements: Any) -> Any:
-    """Return a column with the row shapes of `rows` and the given elements."""
+    """Return a column with the row shapes of `rows` and the elements in `elements`."""
     return type(rows)(elements, *rows.layout)
 
 

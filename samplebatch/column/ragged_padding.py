@@ -1,4 +1,4 @@
-"""Padding of ragged rows to one array or tensor."""
+"""Padding of ragged rows to equal length in one array or tensor."""
 
 from __future__ import annotations
 

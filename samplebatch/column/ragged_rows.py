@@ -62,7 +62,7 @@ class RaggedRows(VaryingRows):
 
     @property
     def seq_lens(self) -> npt.NDArray[np.int64]:
-        """First extent of each row, shape (n,), such as its number of tokens or steps."""
+        """First extent of each row, shape (n,), such as the row's number of tokens or steps."""
         return self.extents[:, 0]
 
     @property
@@ -87,7 +87,7 @@ class RaggedRows(VaryingRows):
         return self._beside(offsets.astype(np.int32))
 
     def _beside(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array unchanged, or as a tensor on the device of the elements."""
+        """Return an array unchanged if the elements are an array, otherwise as a tensor on the elements' device."""
         if isinstance(self.elements, np.ndarray):
             return array
         import torch
@@ -211,7 +211,7 @@ class RaggedRows(VaryingRows):
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def sum(self, *, mask: Self | None = None) -> Any:
-        """Sum the elements of each row; 0 for rows without elements. Integers and flags are summed in 64 bits.
+        """Sum the elements of each row; a row without elements has sum 0. Integers and flags are summed in 64 bits.
 
         >>> from samplebatch.column import RaggedColumn
         >>> ids = RaggedColumn.from_rows([[1, 2], [], [4]], "ids")
@@ -221,7 +221,7 @@ class RaggedRows(VaryingRows):
         return ragged_math.reduce("sum", self if mask is None else self._blank(mask))
 
     def mean(self, *, mask: Self | None = None) -> Any:
-        """Average the elements of each row; NaN for rows without elements.
+        """Average the elements of each row; the average is NaN for rows without elements.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [4]], "ids").mean()
@@ -235,7 +235,7 @@ class RaggedRows(VaryingRows):
     def min(self, *, initial: Any = None, mask: Self | None = None) -> Any:
         """Return the smallest element of each row.
 
-        Raises ArgumentError if a row has no elements, and `initial` is not passed.
+        Raises ArgumentError if a row has no elements and `initial` is not passed.
 
         Parameters
         ----------
@@ -301,7 +301,7 @@ class RaggedRows(VaryingRows):
     # -- by element ----------------------------------------------------------------------------------------------------
 
     def clip(self, low: Any = None, high: Any = None) -> Self:
-        """Limit the elements to bounds: numbers, arrays of one value per row, or ragged columns.
+        """Limit the elements to bounds, which are numbers, arrays of one value per row, or ragged columns.
 
         >>> from samplebatch.column import RaggedColumn
         >>> list(RaggedColumn.from_rows([[1, 2], [5]], "ids").clip(2, np.array([3, 4])))
@@ -329,7 +329,7 @@ class RaggedRows(VaryingRows):
         return cast("Self", ragged_math.map_elements(self, function))
 
     def astype(self, dtype: Any) -> Self:
-        """Cast the elements to a NumPy or torch dtype, with that library's rounding rules."""
+        """Cast the elements to a NumPy or torch dtype, with the rounding rules of the dtype's library."""
         flat = self.flat
         return cast(
             "Self", ragged_math.with_elements(self, flat.to(dtype) if hasattr(flat, "to") else flat.astype(dtype))
@@ -348,7 +348,7 @@ class RaggedRows(VaryingRows):
         return self._where(mask)
 
     def _flags(self, mask: Self) -> VaryingRows:
-        """Validate a mask; return it as a column of flags."""
+        """Validate a mask, and return the mask as a column of flags."""
         if not isinstance(mask, VaryingRows):
             raise ColumnTypeError(f"mask must be a ragged column of flags, got {type(mask).__name__}")
         ragged_math.check_alike(self, mask, "mask")
@@ -447,7 +447,8 @@ class RaggedRows(VaryingRows):
         Parameters
         ----------
         positions
-            Number of elements of the first parts: a number, or one per row; negative positions count from the end.
+            Number of elements of the first parts: a number, or an array of one number per row; negative numbers count
+            from the row's end.
 
         Examples
         --------
@@ -473,9 +474,9 @@ class RaggedRows(VaryingRows):
         Parameters
         ----------
         length
-            Maximum number of elements: a number, or one per row.
+            Maximum number of elements per row: a number, or an array of one number per row.
         side
-            Side to truncate.
+            Side at which elements are removed.
 
         Examples
         --------
@@ -562,7 +563,7 @@ class RaggedRows(VaryingRows):
         return np.broadcast_to(numbers, len(self)).astype(np.int64)
 
     def _part(self, firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Self:
-        """Copy `counts` elements of each row along its first axis, starting at `firsts`."""
+        """Copy `counts` elements of each row along the row's first axis, starting at position `firsts`."""
         extents = self.extents
         sizes = extents[:, 1:].prod(1)
         shapes = None if self.shapes is None else np.concatenate([counts[:, None], extents[:, 1:]], 1)
@@ -576,7 +577,7 @@ class RaggedRows(VaryingRows):
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Raise ArgumentError, because a comparison returns flags per element and no single truth value."""
+        """Raise ArgumentError, because comparing columns returns one flag per element and no single truth value."""
         raise ArgumentError(
             "a ragged column has no truth value, got one as a condition; use .any() or .all() for each row, equals() "
             "for entire columns, or len()"

@@ -25,15 +25,15 @@ _MODE: Final = "clip"
 
 
 class TensorColumn(Column):
-    """Rows of equal shape, C-contiguous and in native byte order, which is the layout of an Arrow buffer.
+    """Rows of equal shape in the layout of an Arrow buffer: C-contiguous and in native byte order.
 
     The NumPy array, the Arrow array and the torch tensor are views of the same bytes, created on demand.
 
     Parameters
     ----------
     values
-        C-contiguous array of shape (n, ...) in native byte order. It is stored without a copy or validation;
-        `as_column` validates.
+        C-contiguous array of shape (n, ...) in native byte order. The array is stored without a copy or validation;
+        `as_column` validates arrays.
     """
 
     __slots__ = ("values",)
@@ -181,7 +181,7 @@ class TensorColumn(Column):
 
     @classmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
-        """View the buffer as rows; fixed-width strings of earlier versions become a text column."""
+        """View the buffer as rows; fixed-width strings that earlier versions wrote become a text column."""
         try:
             _, dtype_name, shape = header
             (buffer,) = buffers
@@ -196,7 +196,7 @@ def _flat_arrow(values: npt.NDArray[Any], arrow: pa.DataType, count: int) -> pa.
 
 
 def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -> np.dtype[Any]:
-    """Return the dtype that the field's metadata specifies, validated against the storage type."""
+    """Return the dtype that the field's metadata specifies, after comparing the dtype with the storage type."""
     try:
         renamed = types.named_dtype(dtype_name)
     except ColumnTypeError as error:
@@ -211,7 +211,7 @@ def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -
 
 
 def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any]) -> list[threads.Job]:
-    """Split the gathering of rows into jobs."""
+    """Split a gather of rows into jobs for `threads.share`."""
     parts = [(indices[part], out[part]) for part in threads.pieces(len(indices), out.nbytes)]
     return [(target.nbytes, partial(values.take, part_indices, 0, target, _MODE)) for part_indices, target in parts]
 
@@ -219,7 +219,7 @@ def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any])
 def joining(
     arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"] = "no"
 ) -> list[threads.Job]:
-    """Split the concatenation of arrays into jobs of a few arrays each."""
+    """Split a concatenation into jobs for `threads.share`; each job copies a few arrays."""
     jobs: list[threads.Job] = []
     first = start = stop = 0
     for last, array in enumerate(arrays, 1):

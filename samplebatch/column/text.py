@@ -45,8 +45,8 @@ _PLAIN: Final = (TEXT, BYTES, pa.string(), pa.binary())
 class TextColumn(Column):
     r"""Strings or bytes of varying length with optional missing values: an Arrow `large_string` or `large_binary`.
 
-    The UTF-8 text (or the bytes) of all rows is contiguous, with 64-bit row offsets. The memory is never written to:
-    `values` is a read-only array that NumPy creates from the rows on first access.
+    The UTF-8 text (or the bytes) of all rows is contiguous, with 64-bit row offsets. The column never modifies this
+    memory: `values` is a read-only array that NumPy creates from the rows on first access.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class TextColumn(Column):
 
     @classmethod
     def unite(cls, columns: Sequence[Column]) -> list[TextColumn] | None:
-        """Convert text and object columns to text columns; return None if objects are not strings, bytes or None.
+        """Convert text and object columns to text columns; return None if an object is not a string, bytes or None.
 
         >>> from samplebatch.column.convert import as_column
         >>> [
@@ -244,7 +244,7 @@ class TextColumn(Column):
 
     @staticmethod
     def expands(arrow: pa.DataType) -> bool:
-        """Return whether arrays of a type that `reads` accepts may be smaller than columns read from these arrays."""
+        """Return whether an array of a type that `reads` accepts may be smaller than the column read from the array."""
         while pa.types.is_fixed_size_list(arrow):
             arrow = arrow.value_type
         return arrow not in _PLAIN
@@ -302,7 +302,7 @@ class TextColumn(Column):
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """Rows as a read-only array: of dtype `StringDType` for strings, of objects for bytes; shape (n, ...).
+        """Rows as a read-only array, shape (n, ...): of dtype `StringDType` for strings, and of dtype object for bytes.
 
         Raises FormatError if the text is no longer UTF-8, because another process has modified the memory.
         """
@@ -331,7 +331,10 @@ class TextColumn(Column):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """`StringDType` for strings, with None or NaN as the missing value if strings are missing; object for bytes."""
+        """Dtype of `values`: object for bytes, `StringDType` for strings.
+
+        If strings are missing, the `StringDType` has the missing value None or NaN.
+        """
         if not self.is_text:
             return _OBJECT
         if self.missing == "":
@@ -372,7 +375,7 @@ class TextColumn(Column):
         return self._with(_array(self.array.type, offsets_of(lengths), text, validity), length)
 
     def _places(self, rows: Indices) -> Indices:
-        """Return the positions of the selected rows' strings among all strings."""
+        """Return the indices of the selected rows' strings in the Arrow array."""
         width = prod(self.row_shape)
         return rows if width == 1 else (rows[:, None] * width + np.arange(width)).reshape(-1)
 
@@ -464,7 +467,7 @@ def _is_nan(missing: Any) -> bool:
 
 
 def _text_type(arrow: pa.DataType) -> pa.DataType | None:
-    """Return the type of a column's array for an Arrow type of strings or bytes; None for other types."""
+    """Return the Arrow type in which a column stores strings or bytes of another type; None for other types."""
     if pa.types.is_dictionary(arrow):
         arrow = arrow.value_type
     if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):

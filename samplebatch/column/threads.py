@@ -1,9 +1,9 @@
 """Threads: large copies shared between the calling thread and one helper thread.
 
-NumPy releases the interpreter lock while it copies, and one core does not saturate the memory bandwidth. A copy is
-split into a few shares in a queue that both threads consume, so a helper whose core is busy causes little delay. The
-number of shares is small because a thread may wait for the interpreter lock after each copy. The helper starts on first
-use and persists, because starting a thread takes longer than most copies.
+NumPy releases the interpreter lock during a copy, and one core does not saturate the memory bandwidth. A copy is split
+into a few shares in a queue that both threads consume, so a helper whose core is busy causes little delay. The number
+of shares is small because a thread may wait for the interpreter lock after each copy. The helper starts on first use
+and persists, because starting a thread takes longer than most copies.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def share(jobs: Sequence[Job]) -> None:
-    """Run jobs on the calling thread and the helper; return when all have finished.
+    """Run jobs on the calling thread and the helper thread; return when all jobs have finished.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def _run_all(calls: list[Callable[[], object]]) -> None:
 
 
 def pieces(rows: int, nbytes: int) -> Iterator[slice]:
-    """Yield slices of about `PIECE_NBYTES` bytes of rows with `nbytes` bytes in total.
+    """Yield slices of rows, each with about `PIECE_NBYTES` bytes; all rows have `nbytes` bytes in total.
 
     >>> list(pieces(10, 2 << 20))
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
@@ -164,7 +164,7 @@ def pieces(rows: int, nbytes: int) -> Iterator[slice]:
 def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
     """Copy each source to its target of equal dtype and shape.
 
-    targets, sources: arrays, equal in number.
+    targets, sources: equally many arrays.
     nbytes: approximate total bytes.
 
     >>> targets = [np.zeros(2), np.zeros(1, int)]

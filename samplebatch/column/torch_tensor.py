@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TorchColumn(Column):
-    """Rows of equal shape in a torch tensor that a user passed, or that was moved to a device.
+    """Rows of equal shape in a torch tensor that a user passed or that the library moved to a device.
 
     On the host, the column shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is
     stored in Arrow as uint16 with the dtype in the field's metadata.
@@ -34,7 +34,7 @@ class TorchColumn(Column):
     Parameters
     ----------
     values
-        Contiguous tensor of shape (n, ...) without gradient. It is neither copied nor validated.
+        Contiguous tensor of shape (n, ...) without gradient. The tensor is neither copied nor validated.
     """
 
     __slots__ = ("values",)
@@ -146,7 +146,7 @@ class TorchColumn(Column):
             raise FormatError(f"a torch column's header {header!r} must match its buffers: {error}") from error
 
     def _bits(self) -> npt.NDArray[Any]:
-        """View the tensor's bytes as an array of the equivalent NumPy dtype, or of integers if NumPy has none."""
+        """View the bytes as an array of the equivalent NumPy dtype, or of integers if NumPy lacks the dtype."""
         values = self.values
         if values.device.type != "cpu":
             raise DeviceError(

@@ -1,8 +1,8 @@
 """Table of dtypes in NumPy, Arrow and torch.
 
-Every entry defines how elements of a NumPy dtype are stored unchanged in an Arrow buffer. If the Arrow type does not
-determine the dtype (complex numbers, fixed-width strings, dates in days, multi-dimensional bool), the field's metadata
-contains the dtype's name under `DTYPE_KEY`.
+Every entry defines how elements of a NumPy dtype are stored unchanged in an Arrow buffer. For dtypes that the Arrow
+type does not determine (complex numbers, fixed-width strings, dates in days, multi-dimensional bool), the field's
+metadata contains the dtype's name under `DTYPE_KEY`.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
 
 
 def common_dtype(dtypes: list[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """Return the element of `dtypes` that represents all other elements exactly; None if there is none."""
+    """Return the dtype in `dtypes` that represents all other dtypes exactly; None if no dtype in `dtypes` does."""
     distinct = list(dict.fromkeys(dtypes))
     for wide in distinct:
         if all(holds(wide, narrow) for narrow in distinct):

@@ -20,7 +20,7 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
 
     pickles: one pickle per object. Permission is required even for an empty iterable; without permission, pickles are
         not inspected.
-    subject: column or file that contains the pickles, for errors.
+    subject: column or file that contains the pickles, for error messages.
     allow_pickle: whether to unpickle, which can execute code of the writer.
 
     >>> unpickle([pickle.dumps({1, 2})], "column 'infos'", allow_pickle=True)

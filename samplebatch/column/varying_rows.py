@@ -53,7 +53,7 @@ def gather(
 
 
 def row_views(elements: Any, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Iterator[Any]:
-    """View each row of a flat array or tensor by its start and stop offsets."""
+    """View each row of a flat array or tensor between the row's start and stop offsets."""
     return map(elements.__getitem__, map(slice, starts.tolist(), stops.tolist()))
 
 
@@ -128,7 +128,7 @@ class VaryingRows(Column):
     @property
     @abstractmethod
     def flat_column(self) -> Any:
-        """Elements of the rows as a column of m rows, which shares memory with the ragged column."""
+        """Elements of the rows as a column of m rows that shares memory with the ragged column."""
 
     @property
     def values(self) -> Self:
@@ -177,7 +177,7 @@ class VaryingRows(Column):
         return (self.offsets - first if first else self.offsets), self.shapes
 
     def __getitem__(self, key: Any) -> Any:
-        """Return one row as an array or a tensor that shares memory, or several rows as a column.
+        """Return one row as an array or a tensor that shares memory with the column, or several rows as a column.
 
         Raises RowIndexError if a row is out of range.
         """
@@ -194,7 +194,7 @@ class VaryingRows(Column):
 
         Raises ColumnLengthError if the number of rows differs from the number of selected rows. Raises
         ColumnMismatchError if the shape of a row differs from the shape of the replaced row, or the dtype cannot
-        represent its elements. Raises RowIndexError if a row is out of range.
+        represent the row's elements. Raises RowIndexError if a row is out of range.
         """
         targets = resolve(key, len(self))
         if isinstance(targets, int):
@@ -211,7 +211,7 @@ class VaryingRows(Column):
             target[...] = row
 
     def _fit(self, position: int, row: Any) -> Any:
-        """Convert a row to the column's dtype, after comparing its shape with the stored row's shape."""
+        """Convert a row to the column's dtype, after comparing the row's shape with the stored row's shape."""
         shape = tuple(self.extents[position].tolist())
         array = self._convert_row(row)
         if array.ndim and tuple(array.shape) != shape:
@@ -223,7 +223,7 @@ class VaryingRows(Column):
 
     @abstractmethod
     def _convert_row(self, row: Any) -> Any:
-        """Convert a row, or a number for all its elements, to the column's dtype.
+        """Convert a row, or one number for all elements of a row, to the column's dtype.
 
         Raises ColumnMismatchError if the dtype cannot represent the values exactly.
         """
@@ -260,7 +260,7 @@ class VaryingRows(Column):
         return lists
 
     def _flat_array(self) -> npt.NDArray[Any]:
-        """Return the elements as an array, in a dtype that NumPy supports."""
+        """Return the elements as an array; a dtype that NumPy lacks becomes float32."""
         flat: npt.NDArray[Any] = self.flat
         return flat
 
@@ -330,7 +330,7 @@ class VaryingRows(Column):
         return np.array_equal(self.lengths, other.lengths) and bool(self.flat_column.equals(other.flat_column))
 
     def to_torch(self) -> torch.Tensor:
-        """Return the rows as a nested tensor in torch's jagged layout, which shares memory with the elements.
+        """Return the rows as a nested tensor in torch's jagged layout; the tensor shares memory with the elements.
 
         Raises ColumnTypeError if torch has no dtype for the elements, or an extent after the first varies.
         """

@@ -109,7 +109,7 @@ _OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
 
 
 def _children(nodes: Sequence[Node], name: str, path: str) -> list[Any]:
-    """Return the values of one name in several batches.
+    """Return the value of one name in each batch.
 
     Raises ColumnMismatchError if only some values are nested batches, unless the first batch only reserves the name.
     """
@@ -185,7 +185,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
 
 
 def _on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of arrays so that it also accepts ragged columns of equal row shapes."""
+    """Wrap a function of arrays so that the function also accepts ragged columns with equal row shapes."""
 
     def compute(*leaves: Any) -> Any:
         ragged = [leaf for leaf in leaves if KINDS[type(leaf)] == RAGGED]
@@ -216,7 +216,7 @@ def _differing_rows(first: npt.NDArray[Any], other: npt.NDArray[Any]) -> str:
 
 
 def _operand(value: Any, rule: str = "the other operand of a Batch must be a number or a Batch") -> Any:
-    """Validate an operand, which must be a batch or a number; the error message starts with `rule`."""
+    """Require an operand to be a batch or a number; the error message starts with `rule`."""
     if KINDS[type(value)] in (NODE, NUMBER):
         return value
     if type(value) is np.ndarray and value.ndim == 0:
@@ -405,7 +405,7 @@ _OTHER_NAMES: Final = {
 
 
 class Batch(Node):
-    """Named values in a tree: arrays, tensors, distributions, objects and further batches.
+    """Tree of named values: arrays, tensors, distributions, objects and nested batches.
 
     Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other NumPy index
     selects rows of all values at once. An empty `Batch()` as a value reserves a name for a later value.
@@ -419,7 +419,7 @@ class Batch(Node):
     copy
         Whether to copy all values, including objects.
     **kwargs
-        Further values by name.
+        Additional values by name.
 
     Raises
     ------
@@ -635,7 +635,7 @@ class Batch(Node):
         batches
             Batches or dicts.
         axis
-            Position of the new axis. Missing names can only be padded along axis 0.
+            Position of the new axis. Batches that lack a name can be padded only if `axis` is 0.
         missing
             Padding for a name that a batch lacks or only reserves: `"zero"` pads with zeros, False or None; `"nan"`
             pads with NaN, NaT or None (other dtypes raise); `"error"` raises.
@@ -665,7 +665,7 @@ class Batch(Node):
 
     @staticmethod
     def cat(batches: Iterable[Mapping[str, Any] | Batch], *others: Never, missing: Missing = "zero") -> Batch:
-        """Concatenate batches: leaves of shape (n_i, ...) become (sum of n_i, ...).
+        """Concatenate batches along the first axis: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
         Raises ColumnMismatchError if row shapes differ, a value has no rows, a name is a nested batch in only some
         batches, or if `missing="error"` and a batch lacks a name. Raises ColumnTypeError if a name has both tensors and
@@ -714,9 +714,9 @@ class Batch(Node):
         shuffle
             Whether to copy the rows in random order. Without shuffling, the batches are views.
         merge_last
-            Whether to merge a shorter last batch into the previous one.
+            Whether to merge a shorter last batch into the previous batch.
         rng
-            Random generator of the order; None for NumPy's global generator.
+            Random generator of the order; None selects NumPy's global generator.
 
         Examples
         --------
@@ -1030,7 +1030,7 @@ class Batch(Node):
     def set_array_at_key(
         self, arr: npt.NDArray[Any], key: str, index: Any = None, default_value: float | None = None
     ) -> None:
-        """Set a column, or some of its rows.
+        """Assign an array to a column, or to some rows of a column.
 
         Raises ColumnLengthError if `index` is None and the array's length differs from the length of the batch. Raises
         ColumnMismatchError if the value of `key` is a nested batch. Raises ColumnTypeError if a new column needs a
@@ -1084,7 +1084,7 @@ def _make_with_unit(cls: type[Batch], unit: ActionUnit | None) -> Batch:
 
 
 def _with_common_unit(batch: Batch, parts: Sequence[Any]) -> Batch:
-    """Set the common action unit of the concatenated parts; raises the same errors as `common_unit`."""
+    """Set a batch's action unit to the common unit of its parts; raises the same errors as `common_unit`."""
     units = [unit for part in parts if (unit := getattr(part, "_action_unit", None)) is not None]
     if units:
         set_unit(batch, cast("ActionUnit", common_unit(units)))

@@ -50,7 +50,7 @@ def to_dict(source: Node) -> dict[str, Any]:
 
 
 def summary_lines(source: Node, prefix: str) -> list[summary.Line]:
-    """Summarize the leaves of a tree; the line of a leaf without rows contains only its name and type."""
+    """Summarize the leaves of a tree, one line per leaf; a leaf without rows has only a name and a type."""
     lines: list[summary.Line] = []
     for name, value in source.__dict__.items():
         path, kind = prefix + name, KINDS[type(value)]
@@ -146,7 +146,7 @@ def drop_null_rows(source: Node, length: int) -> Node:
 
 
 def set_array(target: Node, arr: npt.NDArray[Any], key: str, index: Any, default_value: float | None) -> None:
-    """Set a column, or some of its rows; see `Batch.set_array_at_key`."""
+    """Assign an array to a column, or to some rows of a column; see `Batch.set_array_at_key`."""
     columns = target.__dict__
     length = shortest({name: value for name, value in columns.items() if name != key or index is not None}) or 0
     if index is None:

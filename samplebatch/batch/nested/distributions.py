@@ -91,7 +91,7 @@ def slice_distribution(dist: D, selection: Selection) -> D:
 
 
 def get_len_of_dist(dist: Distribution) -> int:
-    """Return the number of rows of a distribution: its first batch dimension.
+    """Return the number of rows of a distribution: the extent of the first batch dimension.
 
     Raises
     ------

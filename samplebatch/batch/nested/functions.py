@@ -30,7 +30,7 @@ def _parse(value: Any) -> tuple[Any, int]:
 def to_numpy(x: Any) -> Any:
     """Convert a value to an array; dicts, batches and lists of dicts become a batch of arrays.
 
-    Tensors on the host share their memory with the array.
+    If the value is a tensor on the host, the array shares the tensor's memory.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch
     dtype
         Dtype of all tensors; None keeps each leaf's dtype.
     device
-        Device of all tensors. A tensor that is already on the device is returned without a copy.
+        Device of all tensors. A tensor that already has the target device and dtype is not copied.
 
     Raises
     ------

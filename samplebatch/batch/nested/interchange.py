@@ -40,7 +40,7 @@ def _register_with(module: str, cls: type[Any]) -> None:
 
 
 class _Registrar:
-    """Import finder that registers classes with a library after its import."""
+    """Import finder that registers classes with a library after the library's import."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[type[Any]]] = {}
@@ -49,7 +49,7 @@ class _Registrar:
         """Thread and module of each active search; prevents recursion through other finders."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec from the other finders, with a loader that registers pending classes after loading."""
+        """Return the module spec from the other finders, with a loader that registers pending classes after loading."""
         search = (threading.get_ident(), name)
         if name not in self.waiting or search in self._searches:
             return None
@@ -194,7 +194,7 @@ LIBRARIES = frozenset(_LIBRARIES)
 class _PickledTensor:
     """Pickled form of a tensor: only the viewed elements, as an array that supports out-of-band buffers.
 
-    torch itself pickles the entire storage of a view, and always in band.
+    torch itself pickles the entire storage of a view, and never uses out-of-band buffers.
     """
 
     __slots__ = ("requires_grad", "values")
@@ -216,7 +216,7 @@ def _restore_tensor(values: npt.NDArray[Any], requires_grad: bool) -> Any:
 
 
 def values_to_pickle(source: Node) -> dict[str, Any]:
-    """Return the values of one node for pickling; tensors on the host are converted to arrays."""
+    """Return the values of one node in picklable form; tensors on the host are converted to arrays."""
     columns = source.__dict__
     if all(KINDS[type(value)] in (ARRAY, NODE) for value in columns.values()):
         return columns

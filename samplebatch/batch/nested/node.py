@@ -1,7 +1,7 @@
-"""Tree nodes of nested batches: kinds of values, copies, text and row indices.
+"""Tree nodes of nested batches: kinds of values, copies, text form and row indices.
 
-A node stores its values in `__dict__`. Functions on trees never look up a method through an instance, because a column
-may be named `keys` or `items`.
+A node stores its values in `__dict__`. Functions on trees call methods through the class and not the instance, because
+a column may be named `keys` or `items`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _values_of_record(value: Any) -> dict[str, Any]:
 
 
 def is_reserved(value: Any) -> bool:
-    """Return whether a value reserves its name: an empty nested batch or dict."""
+    """Return whether a value only reserves a name, as an empty nested batch or dict does."""
     names = values_of(value)
     return names is not None and not names
 
@@ -260,7 +260,7 @@ class Selection:
 
     rows: row numbers, shape (k,), if the index is an array or mask of rows; otherwise None.
     masked: length of the mask, which every leaf must match; -1 without a mask.
-    scalar: whether the index selects everything, including scalars.
+    scalar: whether the index selects all elements and is valid for scalars.
     """
 
     __slots__ = ("index", "masked", "rows", "scalar", "torch_index")
@@ -287,7 +287,7 @@ class Selection:
 
     @property
     def of_rows(self) -> Any:
-        """Index for ragged columns, which selects along rows only."""
+        """Index along the rows, for ragged columns; indices of other dimensions are omitted."""
         if self.rows is not None:
             return self.rows
         index = self.index
@@ -297,14 +297,14 @@ class Selection:
 
     @property
     def picks_rows(self) -> bool:
-        """Whether the index applies only to rows."""
+        """Whether the index applies to rows and to no other dimension."""
         index = self.index
         if isinstance(index, tuple):
             return not index or (len(index) == 1 and index[0] is not None)
         return index is not None and (not isinstance(index, _ndarray) or index.ndim <= 1)
 
     def of_tensor(self, tensor: Any) -> Any:
-        """Return the index for torch, which does not support slices with a negative step."""
+        """Return an equivalent index without negative steps, which torch does not support."""
         if self.torch_index is None:
             self.torch_index = self._for_torch()
         if self.torch_index is not _DESCENDING:

@@ -1,7 +1,7 @@
 """Rows of nested batches: count, index, assign, zero, iterate, split, stack and concatenate.
 
-Batches that are stacked or concatenated need not have the same names: names that a batch lacks or only reserves are
-padded with zeros, False or None. A name that is a nested batch in only some batches raises an error.
+Batches that are stacked or concatenated may have different names. A name that a batch lacks or only reserves is padded
+with zeros, False or None. A name that is a nested batch in only some batches raises an error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _new = object.__new__
 
 
 def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
-    """Return the length of the shortest leaf, ignoring None and reserved names; None if there are no leaves.
+    """Return the length of the shortest leaf, without None and reserved names; return None if no leaves remain.
 
     Raises ColumnTypeError if a leaf is a scalar.
     """
@@ -86,7 +86,7 @@ def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
 
 
 def shape_of(source: Node) -> list[int]:
-    """Return the smallest extent of every dimension common to all leaves; a reserved name has no dimensions."""
+    """Return, for every dimension common to all leaves, the smallest extent; a reserved name has no dimensions."""
     shapes = list(_shapes(source))
     return [min(extents) for extents in zip(*shapes, strict=False)]
 
@@ -334,7 +334,7 @@ def stack_nodes(
     """Stack n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
     Raises ColumnMismatchError if names or structures differ and cannot be padded. Raises ColumnTypeError if a name has
-    both tensors and arrays, or tensors of different shapes. Each message contains the name of the leaf.
+    both tensors and arrays, or tensors of different shapes. The message of each error contains the name of the leaf.
     """
     _check_missing(missing)
 
@@ -356,7 +356,7 @@ def stack_nodes(
 
 
 def concatenate_nodes(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> Node:
-    """Concatenate batches or dicts: leaves of shape (n_i, ...) become (sum of n_i, ...).
+    """Concatenate batches or dicts along the first axis: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
     Raises ColumnMismatchError if row shapes differ, a value has no rows, or a batch lacks a name and `missing` does not
     permit padding. Raises ColumnTypeError if a name has both tensors and arrays.
@@ -545,7 +545,7 @@ def _mixed_kinds(path: str) -> ColumnTypeError:
 
 
 def _make_padding(block: Any, length: int, missing: Missing, path: str) -> Any:
-    """Return `length` rows of padding with the block's dtype and row shape."""
+    """Return `length` padding rows with the dtype and row shape of `block`."""
     shape = (length, *block.shape[1:])
     if KINDS[type(block)] == TENSOR:
         if missing == "nan":

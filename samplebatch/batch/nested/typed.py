@@ -1,6 +1,6 @@
 """Protocols of common nested batches, for type checkers and editors.
 
-A `Batch` matches every protocol without a cast. Protocols are generic in the array type, as in
+Type checkers accept a `Batch` for every protocol without a cast. Protocols are generic in the array type, as in
 `RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. Protocols are not checked at run time.
 """
 
@@ -124,7 +124,7 @@ class ActBatch(AnyBatch, Protocol[A]):
 
 
 class ModelOutputBatch(ActBatch[A], Protocol[A]):
-    """Actions, the model outputs from which the actions were computed, and the next hidden state."""
+    """Actions, the model outputs that determine the actions, and the next hidden state."""
 
     state: Any
     logits: A

@@ -61,7 +61,7 @@ The type numbers of bool, integer, floating-point (except float16) and complex d
 
 
 def parse(value: Any, make: type[Node], path: str) -> Any:
-    """Convert a value to its stored form; see the table above.
+    """Convert a value to the form in which batches store the value; see the module's table.
 
     Raises ColumnTypeError if names are not strings, or tensors or arrays cannot be stacked.
 
@@ -86,7 +86,7 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
 
 
 def parse_items(values: Mapping[Any, Any], make: type[Node], prefix: str) -> dict[str, Any]:
-    """Convert the items of a dict to their stored form.
+    """Convert the items of a dict to the form in which batches store values.
 
     Raises ColumnTypeError if a name is not a string, or no column can store a value.
     """
@@ -265,7 +265,7 @@ def _leaves_equal(value: Any, other: Any) -> bool:
 
 
 def _same_shape(value: Any, other: Any) -> bool:
-    """Return whether shapes are equal; () and (1,) count as equal."""
+    """Return whether two shapes are equal, or one is () and the other is (1,)."""
     return bool(value.shape == other.shape) or {value.shape, other.shape} == _SHAPES_OF_ONE
 
 
@@ -321,7 +321,7 @@ def _as_host(flags: Any) -> npt.NDArray[Any]:
 def missing_value(dtype: Any, path: str) -> Any:
     """Return the missing value of a dtype: NaN, False or None.
 
-    Raises ColumnTypeError if the dtype has no such value.
+    Raises ColumnTypeError if the dtype has no missing value.
     """
     if dtype.kind not in _MISSING:
         raise ColumnTypeError(
@@ -351,7 +351,7 @@ def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def nulls(source: Node) -> Node:
-    """Return a tree of `leaf_nulls` for every leaf."""
+    """Return a tree in which `leaf_nulls` replaces every leaf."""
     marks = {
         name: nulls(value) if KINDS[type(value)] == NODE else leaf_nulls(value)
         for name, value in source.__dict__.items()
