@@ -334,7 +334,7 @@ def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, a
 
 
 def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
-    """Compare the columns of two files for each policy, and return the exit status."""
+    """Print a comparison of the columns of two files, with one table per policy; return the exit status."""
     sides = [read_any(path, allow_pickle=allow_pickle) for path in (first, second)]
     policies = [side.as_multi_agent().policy_batches for side in sides]
     for path, side in zip((first, second), sides, strict=True):

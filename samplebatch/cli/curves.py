@@ -113,7 +113,7 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
 
 
 def draw_curves(log: SampleBatch, path: str | os.PathLike[str]) -> None:
-    """Plot the learning curves of a log: test and training returns, and update metrics of all policies."""
+    """Write a plot of a log's learning curves to a file: test and training returns, and update metrics per policy."""
     _figure(learning_curves(newest_metrics(log))).savefig(path)
 
 

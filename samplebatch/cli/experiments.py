@@ -85,7 +85,7 @@ def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: boo
     allow_imports(training, allow_pickle=allow_pickle)
     if plot is not None:
         check_picture(plot)
-    # An unsuitable environment is one error here, and would be one per seed there.
+    # Report an unsuitable environment once here, instead of once per seed in the child processes.
     check_environment(training)
     experiment = Experiment(training, folder, allow_pickle=allow_pickle)
     if is_resumed:
@@ -289,7 +289,7 @@ def _processors() -> int:
 
 
 def write_combined(runs: Sequence[Path], folder: Path) -> None:
-    """Write the log of an experiment, which contains the mean and interval of each learning metric over all runs."""
+    """Write the log of an experiment, which contains the mean and interval of each learning metric over runs."""
     log = TrainingLog(folder / LOG)
     for name, curve in combine_curves([learning_curves(run / LOG) for run in runs]).items():
         scope, _, metric = name.partition("/")

@@ -171,7 +171,7 @@ def show_settings(algorithm: str | None) -> int:
 
 
 def new_folder(training: Training, folder: Path | None, content: str) -> Path:
-    """Return the folder of a new run; by default, its name contains the names of algorithm and source.
+    """Return the folder of a new run; the default folder name contains the names of the algorithm and the source.
 
     Raises ArgumentError if the folder contains a file or folder named `content`.
     """
@@ -423,7 +423,7 @@ def _spaces_of(env: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
-    """Open training data: a file is loaded into a buffer, and a dataset is read on demand."""
+    """Open training data: folders and Parquet files are read on demand, all other files are loaded into a buffer."""
     path = Path(source)
     if not path.exists():
         raise FileNotFoundError(2, "No such file or folder to learn from", source)
@@ -438,7 +438,7 @@ def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
 
 
 def infer_spaces(rows: Any) -> tuple[Any, Any]:
-    """Infer the observation space and the action space from data; integer actions have a Discrete space."""
+    """Infer the observation space and the action space from data; scalar integer actions have a Discrete space."""
     import gymnasium
 
     data, _ = rows.sample(0) if isinstance(rows, ReplayBuffer) else (rows.read(), None)

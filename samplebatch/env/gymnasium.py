@@ -122,7 +122,7 @@ class EnvironmentList(Environments):
         return obs, 0.0, False, False, info
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
-        """Reset environments whose episodes ended; the collector has stored the last steps of these episodes."""
+        """Reset environments whose episodes ended; return the observations and infos for the next action."""
         new_obs, _, terminateds, truncateds, infos_of_step, _ = step
         if self.resets_later:
             return new_obs, infos_of_step

@@ -219,7 +219,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
             unit of the collector's actions differs from the unit of the actions in the buffer (see
             `SampleBatch.action_unit`).
         ServiceError
-            If a request to the service of `weights` has failed since the last call.
+            If a request to the service of `weights` has failed since the last call of `collect`.
         """
         if not (type(n_step) is int and n_step > 0 and n_episode is None):
             check_amounts(n_step, n_episode)

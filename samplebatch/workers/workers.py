@@ -523,7 +523,7 @@ class RolloutWorkers(collector.Uncopied):
         self._iterated = None
 
     def _finish_collect(self) -> None:
-        """Receive the remaining fragments of an interrupted `collect`, or of a request without `collect`."""
+        """Receive the remaining fragments of an interrupted `collect`, or of a request not received by `collect`."""
         self._requested = None
         self._leftover += [fragment for _, fragment in self._receive()]
 
