@@ -288,7 +288,7 @@ class ReplayClient:
     table
         Name of the table, which must be the same on every service.
     token
-        Access token of the service, if it requires one.
+        Access token of the service; None if the service requires no token.
     tls_root_certs
         Path of a PEM file with the certificates that verify the service's certificate; the system's certificates by
         default.
@@ -694,9 +694,10 @@ class ReplayClient:
         With a table of kind `"queue"`, a stream is the receiving end of a channel between machines: each fragment is
         delivered to exactly one reader. Prefetched fragments are lost if the reader stops.
 
-        If the service becomes unreachable and returns within `reconnect_s` seconds, the stream first yields the samples
-        received before the failure and then continues. Fragments in transit are lost, unless the service was restored
-        from a checkpoint that contains these fragments. A restored service sends the fragments of its checkpoint again.
+        If the service becomes unreachable and is reachable again within `reconnect_s` seconds, the stream first yields
+        the samples received before the failure and then continues. Fragments in transit are lost, unless the service
+        was restored from a checkpoint that contains these fragments. A restored service sends the fragments of its
+        checkpoint again.
 
         Parameters
         ----------
@@ -834,7 +835,7 @@ class ReplayClient:
         return version
 
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
-        """Return the newest weights if they are newer than `newer_than`.
+        """Return the newest weights if they are newer than version `newer_than`.
 
         A service that is restored from a checkpoint continues its version numbering; a service without a checkpoint
         restarts at version 1. This client receives the next publication after any restart, because weights that another
@@ -936,7 +937,7 @@ def _close(connection: TableConnection) -> None:
 
 
 def _number(indices: Any, shard: Shard) -> Any:
-    """Store a shard's number in the high bits of its table's indices."""
+    """Store a shard's number in the high bits of the indices of the shard's table."""
     if isinstance(indices, list):
         return [_number(array, shard) for array in indices]
     # Padding of sequences, index -1, is unchanged.

@@ -89,7 +89,7 @@ class OpenSteps:
         return sorted({*full, *self._ended}, key=str)
 
     def groups(self) -> list[list[Environment]]:
-        """Return all environments, as one group per fragment: numbered environments share a fragment."""
+        """Return all environments, grouped by fragment; all environments with an id share one fragment."""
         single: list[Environment] = [None] if None in self._rows else []
         numbered: list[Environment] = [environment for environment in self._rows if environment is not None]
         return [group for group in (single, numbered) if group]

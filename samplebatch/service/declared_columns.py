@@ -141,7 +141,7 @@ class DeclaredColumns:
         return hash(str(self))
 
     def for_steps(self) -> DeclaredColumns:
-        """Return the declarations under RLlib's column names, which tables of steps use.
+        """Return the declarations under RLlib's column names, as required for tables of steps.
 
         Raises ArgumentError if columns are declared separately for each policy, because all policies share the columns
         of steps. Raises ArgumentError if two declared names correspond to the same RLlib name.
@@ -200,7 +200,7 @@ class DeclaredColumns:
         return _match(rows, self.flat, _is_info, _IDS, rename=_step_name)
 
     def check_stored(self, rows: SampleBatch[Any], *, last_frames: bool = False) -> None:
-        """Check a stored row of a replay buffer, except its flags and rewards, whose dtypes the buffer determines.
+        """Check a stored row of a replay buffer, except flags and rewards, because the buffer determines their dtypes.
 
         - `rows`: batch of the stored row, with RLlib's column names.
         - `last_frames`: whether the buffer stores only the last frame of each observation; observations are then not

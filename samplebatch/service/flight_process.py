@@ -44,7 +44,7 @@ class FlightProcess:
         self._objects.update(objects)
 
     def register_client(self, client: Any) -> None:
-        """Register a client; forked children replace its `_lock`, because the holding thread does not exist."""
+        """Register a client; forked children replace `_lock`, because the lock's thread does not exist in the child."""
         self._clients.add(client)
 
     def _enter_child(self) -> None:

@@ -281,7 +281,7 @@ class FragmentItems(Items):
         return (portion.items, np.array(weights) / max(weights) if weights else None), len(portion.items)
 
     def _pick(self, request: Request, rng: np.random.Generator) -> tuple[Item, float | None]:
-        """Draw a fragment; return the fragment and its importance weight, which is None without priorities."""
+        """Draw a fragment; return the fragment and its importance weight (None without priorities)."""
         assert self._sampler is not None
         item = self._sampler.pick(rng)
         if not isinstance(self._sampler, ByPriority):
@@ -453,7 +453,7 @@ def _schema_of(fragment: Fragment) -> _Schema:
 
 
 def _ragged_hint(form: Any, previous: Any) -> str:
-    """Return a hint for rows of varying shape after fragments with rows of equal shape, else an empty string."""
+    """Return a hint if a column's row shape may vary between fragments, else an empty string."""
     was_array = isinstance(previous, tuple) and previous[0] in ("tensor", "torch") and bool(previous[2])
     is_array = isinstance(form, tuple) and form[0] in ("tensor", "torch", "ragged", "ragged_torch") and bool(form[2])
     return "; rows of varying shape are declared in every fragment: ragged=" if was_array and is_array else ""
@@ -512,7 +512,7 @@ def _match_columns(batch: SampleBatch[Any], forms: _Schema) -> SampleBatch[Any]:
 
 
 def _check_alike(schema: _Schema, previous: _Schema) -> None:
-    """Check that a fragment has the columns of earlier fragments."""
+    """Check that a fragment has the same columns as earlier fragments."""
     if ("flat" in schema) != ("flat" in previous):
         actual = "a flat one after" if "flat" in schema else "one with policies after"
         raise errors.ColumnMismatchError(

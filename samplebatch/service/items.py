@@ -1,4 +1,4 @@
-"""Items: interface of a replay table's content, which is either steps or fragments."""
+"""Items: interface of a replay table's content, either steps or fragments."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Sample(samplers.Sample[Any, Any]):
         Generations of the slots, shape (n,). For sequences, the generation of the first step after burn-in. For
         fragments, zeros of shape (k,).
     weights
-        Importance weights, in the shape of `generation`; None if the table does not use priorities.
+        Importance weights, with the same shape as `generation`; None if the table does not use priorities.
     lengths
         Number of rows of each episode or fragment, shape (k,); None for steps and sequences.
     held_s

@@ -123,7 +123,8 @@ class RequestHandler:
         - `writer`: name of the writer, which determines the rings of the fragment's steps.
         - `stream`: name of the writer's stream; each stream numbers its fragments separately.
         - `rows`, `fragment`: rows and metadata of the fragment.
-        - `is_cancelled`: returns whether the writer has disconnected; a blocked fragment is then discarded.
+        - `is_cancelled`: function that returns whether the writer has disconnected; a blocked fragment is then
+          discarded.
         - `decoder`: decoder of the stream's fragments; None for a new decoder.
 
         Raises SampleBatchError if the rows are not a fragment, are too large, or are rejected by the table. Raises

@@ -1,4 +1,4 @@
-"""RowStore: storage of keyed rows, whose columns are written separately."""
+"""RowStore: storage of keyed rows with separately written columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class _Block:
 class SelectionColumns:
     """Names of the columns by which `RowTable` selects rows, and names and element dtypes of the ragged columns.
 
-    - `group`: column of integers or text; rows with equal values form a group. None if the table has no groups.
+    - `group`: column of integers or text, where equal values identify the rows of a group; None if the table has no
+      groups.
     - `version`: integer column, the version of the weights that generated each row; None if rows have no version.
     - `length`: ragged column, or column of one token count per row; None if tokens are not counted.
     - `ragged`: element dtype of each column that is always stored as ragged; None to keep the dtype of the column.
@@ -78,7 +79,7 @@ class Write:
 
 
 class RowStore:
-    """Storage of keyed rows in insertion order; the caller must hold its lock for all methods except `prepare`.
+    """Storage of keyed rows in insertion order; the caller must hold the store's lock for all methods except `prepare`.
 
     A write stores its columns as one block without copying. Each row stores, per column, a block number and a position
     within the block, so that columns of a row may originate from different writes.

@@ -131,7 +131,7 @@ class RowTable:
     capacity
         Maximum number of rows.
     consumers
-        Names of the consumers. If empty, rows remain in the table until they are removed explicitly.
+        Names of the consumers. If `consumers` is empty, rows remain in the table until they are removed explicitly.
     max_nbytes
         Maximum size in bytes. Additional columns of existing rows may increase the size up to twice this limit.
     remover
@@ -140,7 +140,8 @@ class RowTable:
     group
         Name of a column of integers or text that identifies the group of each row, for `by_group`.
     group_size
-        Number of rows in a complete group. If None, a group is complete once all of its existing rows are complete.
+        Number of rows in a complete group. If `group_size` is None, a group is complete once all existing rows of the
+        group are complete.
     version
         Name of an integer column: the version of the weights that generated each row, for `max_lag`.
     max_lag
@@ -269,7 +270,7 @@ class RowTable:
         timeout_s
             Maximum waiting time in seconds while the put is blocked; None to wait without limit, 0 not to wait.
         is_cancelled
-            Function that returns whether the caller has cancelled a blocked put, which then raises AbandonedError.
+            Function that returns whether the caller has cancelled a blocked put; a cancelled put raises AbandonedError.
 
         Returns
         -------
@@ -847,7 +848,7 @@ class RowTable:
             }
 
     def freeze(self) -> dict[str, Any]:
-        """Return a snapshot for `Checkpoints`, which gathers the columns without the lock.
+        """Return a snapshot for `Checkpoints`; the snapshot's columns are gathered without the lock.
 
         In the snapshot, leased rows are marked as not taken.
         """

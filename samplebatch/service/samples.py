@@ -246,7 +246,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
-    """Split a metadata message into its JSON and its stream bytes, which are empty if there are no streams.
+    """Split a metadata message into its JSON and its stream bytes (empty if there are no streams).
 
     >>> cut_inline(b'{"updated":3}')
     (b'{"updated":3}', array([], dtype=uint8))

@@ -285,7 +285,7 @@ _servers: Final[weakref.WeakSet[ReplayServer]] = weakref.WeakSet()
 
 
 def _leave_sockets_to_parent() -> None:
-    """Close inherited sockets, which would otherwise accept connections after the parent process has exited."""
+    """Close inherited sockets, because they would otherwise accept connections after the parent process exits."""
     ports = {server.port for server in list(_servers)}
     for descriptor, port, _ in _sockets() if ports else ():
         if port in ports:

@@ -66,8 +66,8 @@ class DrawsLeft:
     def draw(self, buffer: ReplayBuffer, n: int) -> Iterator[Slots]:
         """Draw n slots from a buffer; at the end of the `with` block, remove exhausted slots from the sampler.
 
-        Gather the rows within the block, because exhausted slots lose their sampling weights at its end. At least n
-        draws must remain in total. An exception within the block restores the remaining draws.
+        Gather the rows within the block, because exhausted slots lose their sampling weights at the end of the block.
+        At least n draws must remain in total. An exception within the block restores the remaining draws.
         """
         sampler = buffer._sampler if isinstance(buffer._sampler, Prioritized) else None
         slots = np.zeros(0, np.intp)
@@ -539,7 +539,7 @@ class StepItems(Items):
         return {"buffer": self.buffer.state_dict(), "streams": self.streams(), "left": left}
 
     def freeze(self) -> dict[str, Any]:
-        """Return the state with the buffer as a `LiveBuffer`, which the caller must close."""
+        """Return the state with the buffer as a `LiveBuffer`; the caller must close the `LiveBuffer`."""
         left = None if self.left is None else self.left.counts.copy()
         return {"buffer": LiveBuffer(self.buffer), "streams": self.streams(), "left": left}
 

@@ -31,7 +31,7 @@ class WriteCounts:
     Attributes
     ----------
     sent
-        Number of fragments sent, including fragments in flight, which are neither acknowledged nor rejected yet.
+        Number of sent fragments, including fragments in flight (neither acknowledged nor rejected yet).
     fragments, rows
         Number of acknowledged fragments and number of their rows, each inserted exactly once.
     refused

@@ -66,7 +66,7 @@ class ReplayTable:
     columns
         Required columns of fragments: a mapping of column names to dtypes or (dtype, row shape) pairs, such as
         `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}`, or
-        the same as text, `"obs:float32[4]+actions:int64"`. Fragments of several policies require one mapping per
+        equivalent text such as `"obs:float32[4]+actions:int64"`. Fragments of several policies require one mapping per
         policy. Fragments are rejected if a column is missing, undeclared, or has another dtype or row shape. Tables of
         steps also accept fragments without infos, or with undeclared columns `eps_id`, `env_id`, `agent_index`, `t`,
         `unroll_id` and `weights_version` (int64) and `eps_done` (bool). By default, the first fragment determines the
@@ -291,8 +291,8 @@ class ReplayTable:
     ) -> Sample:
         """Sample steps, sequences, episodes or fragments.
 
-        Items are drawn with replacement, except in fifo and lifo tables, which return the oldest or newest fragments.
-        For the limiter, each step or fragment of a sample counts as one sample.
+        Items are drawn with replacement, except in fifo tables (the oldest fragments) and lifo tables (the newest
+        fragments). The limiter counts each step or fragment of a sample as one sample.
 
         Parameters
         ----------
@@ -444,10 +444,10 @@ class ReplayTable:
         -------
         dict
             `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`, `limits` and `closed`, and these entries:
-            `weight` is the sum of all sampling weights. `inserted` and `sampled` count items. `columns` maps names, or
-            policies and names, to declared dtypes and row shapes; it is None if no columns are declared. `held_back`
-            lists blocked requests with the client's name (`who`), `action`, reason (`why`) and start (`since`, in Unix
-            seconds).
+            Entry `weight` is the sum of all sampling weights. Entries `inserted` and `sampled` count items. Entry
+            `columns` maps names, or policies and names, to declared dtypes and row shapes, or is None if no columns are
+            declared. Entry `held_back` lists blocked requests with the client's name (`who`), `action`, reason (`why`)
+            and start (`since`, in Unix seconds).
         """
         with self._lock:
             return {
@@ -485,7 +485,7 @@ class ReplayTable:
             return self._own_state() | self._items.state_dict()
 
     def freeze(self) -> dict[str, Any]:
-        """Return the current state without copying the rows, which `Checkpoints` reads in parts."""
+        """Return the current state without copying the rows; `Checkpoints` reads the rows in parts."""
         with self._lock:
             return self._own_state() | self._items.freeze()
 

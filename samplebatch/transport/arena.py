@@ -262,7 +262,7 @@ class Arena:
 
 
 class Blocks:
-    """Producer-side allocator of blocks, which tracks blocks that are lent to the consumer or reserved.
+    """Producer-side allocator of blocks, with records of the blocks that are lent to the consumer or reserved.
 
     `lent` and `reserved` contain all allocated blocks. Each change of `lent` or `reserved` is a single operation, and
     `arena` can be rebuilt from these two dicts. A signal handler may raise between any two calls, so `is_settled` is

@@ -278,7 +278,7 @@ class BlockColumns:
 
     @classmethod
     def batch(cls, root: npt.NDArray[np.uint8], places: Mapping[str, Place], rows: int, part: Part) -> SampleBatch:
-        """Create a batch of arrays without sequences, whose columns are created on first use."""
+        """Create a batch of arrays without sequences; the batch's columns are created on first use."""
         batch = _new(SampleBatch)
         batch._columns = {}
         batch.count = rows

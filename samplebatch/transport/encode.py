@@ -157,7 +157,7 @@ def bytes_of(buffer: Any) -> npt.NDArray[np.uint8]:
 
 
 class Encoder:
-    """Encoder of batches, which caches the schemas of encoded batches."""
+    """Encoder of batches, with a cache for the schemas of encoded batches."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle

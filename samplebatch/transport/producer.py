@@ -131,8 +131,8 @@ class Reservation:
         rows_used
             Number of rows to send, counted from the first row; None sends all rows.
         extra
-            Additional columns by name, which are copied, for example columns that cannot be filled in place, such as
-            Python objects, text and rows of varying shape.
+            Additional columns by name, copied into the message's blocks. Pass columns that cannot be filled in place,
+            such as Python objects, text and rows of varying shape, in `extra`.
         timeout_s
             Maximum time in seconds to wait for a block for the extra columns, and for space in the pipe.
 

@@ -84,8 +84,8 @@ class Region:
     """Anonymous shared memory, identified by a descriptor.
 
     A region can be sent to child processes like the ends of a `multiprocessing.Pipe`: as an argument under every start
-    method, and through the queues and pipes of `multiprocessing`. The system frees the pages when every process with a
-    mapping or descriptor of the region has closed it or died, so no memory leaks.
+    method, and through the queues and pipes of `multiprocessing`. The system frees the pages after every process with a
+    mapping or descriptor of the region has closed the region or died, so no memory leaks.
 
     `create` reserves every page, so that a lack of memory raises an error immediately, instead of causing a fatal
     signal later.
@@ -234,7 +234,7 @@ class Region:
             self._close(descriptor)
 
     def close(self) -> None:
-        """Release the memory, which remains mapped while arrays or views of the memory exist. Safe to call twice."""
+        """Release the memory, but keep it mapped while arrays or views of the memory exist; idempotent."""
         self._mapping = None
         self.close_descriptor()
 

@@ -106,7 +106,7 @@ def disable_shared_pickling() -> None:
 
 
 def _forget_queue_memory() -> None:
-    """Create new memory in a forked child, which does not own its parent's messages."""
+    """Create new memory in a forked child, because the child does not own its parent's messages."""
     global _queue_memory
     _queue_memory = SharedQueueMemory(_queue_memory.keep_nbytes)
 

@@ -266,7 +266,7 @@ def _make_parcel(nbytes: int, used_nbytes: int, *, is_reused: bool) -> _Parcel:
 
 
 class _Hold:
-    """Parcel in the receiving process, which is released when the last array that views the parcel is deleted."""
+    """Parcel in the receiving process; the parcel is released when the last array that views the parcel is deleted."""
 
     def __init__(self, region: Region, address: Address) -> None:
         words = SharedCounters(region.array, _WORDS)
