@@ -69,11 +69,11 @@ class AsyncCollector(Collector):
     policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, worker_index, weights
         As in `Collector`.
     env
-        A list of functions or ids that each create a `gymnasium.Env`, or one function or id for all environments. On
-        platforms that do not fork, functions are pickled by value if cloudpickle is installed, which Gymnasium
-        requires; otherwise, functions must be importable. Numeric observations are returned through shared memory. If
-        `env` is a vector environment of Tianshou, its environment functions are called, and its `wait_num` and
-        `timeout` become the defaults of `wait_num` and `timeout_s`.
+        A list of functions or ids that each create a `gymnasium.Env`, or one function or id for all environments.
+        Unless the start method is `"fork"`, functions are pickled. With cloudpickle, a dependency of Gymnasium,
+        functions are pickled by value; otherwise, functions must be importable. Numeric observations are returned
+        through shared memory. If `env` is a vector environment of Tianshou, its environment functions are called, and
+        its `wait_num` and `timeout` become the defaults of `wait_num` and `timeout_s`.
     buffer
         A `VectorReplayBuffer` with one ring per environment.
     num_envs

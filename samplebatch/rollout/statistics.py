@@ -215,7 +215,7 @@ class RunningStatistics:
         return ended
 
     def advance(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Return statistics of the episodes that end in a new fragment, without adding them to the totals."""
+        """Update unfinished episodes with a fragment; return statistics of the episodes that end in the fragment."""
         policies = policies_of(fragment)
         ends = _ends_of(policies)
         if ends is None:

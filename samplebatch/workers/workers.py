@@ -94,8 +94,8 @@ class RolloutWorkers(collector.Uncopied):
     buffer
         Buffer to which steps are added as they arrive: a single-agent buffer with one ring per environment of all
         workers, in which ring k stores `env_id` k; or a `MultiAgentReplayBuffer`. Unfinished episodes of a failed
-        worker are truncated. Alternatively, a `ReplayClient`: each worker then writes to the service from its own
-        process, returned fragments contain only rewards, flags and ids, and `collect` returns when all steps are in the
+        worker are truncated. Alternatively, a `ReplayClient`, with which each worker writes to the service from its own
+        process. Returned fragments contain only rewards, flags and ids; `collect` returns when all steps are in the
         service's table.
     num_workers
         Number of processes.
@@ -911,7 +911,7 @@ class WorkerRollouts(Rollouts):
             self.buffer.reset()
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
-        """Publish the policy's weights and start collecting; workers queue fragments in shared memory."""
+        """Publish the policy's weights and start collecting; workers queue fragments until `collect` receives them."""
         self._source.publish(self._policy.state_dict())
         self._source.request(n_step, n_episode)
         self._pending_amounts = n_step, n_episode
