@@ -105,7 +105,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
         self.actor = actor
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None, **unused: Any) -> Batch:
-        """Return a batch of `act` and the new `state`; `model`, if passed, is evaluated instead of `self.actor`.
+        """Return actions as `act`, and the new `state`; `model`, if passed, is evaluated instead of `self.actor`.
 
         Additional keyword arguments, which Tianshou's algorithms pass, are ignored.
         """
@@ -121,9 +121,9 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
 
     .. math:: y = \sum_{i<k} \gamma^i r_i + \gamma^k (1 - d_k) Q'(s_k, a')
 
-    with k steps up to `n_step_return_horizon`, termination d_k, a target critic Q' and an action a' chosen by the
-    algorithm. Rewards and s_k are read from the buffer for each sample, so a hindsight buffer replaces the goals in s_k
-    and recomputes the rewards.
+    where k is the number of summed rewards, at most `n_step_return_horizon`; d_k is the termination flag; Q' is a
+    target critic; and a' is an action that the algorithm chooses. Rewards and s_k are read from the buffer for each
+    sample, so a hindsight buffer replaces the goals in s_k and recomputes the rewards.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         Network from observations and actions to values, shape (n, 1), and its optimizer factory. For discrete
         actions, a network from observations to the value of each action, shape (n, actions).
     tau
-        Weight of the source in updates of target networks, from 0 to 1.
+        Weight of the source networks in updates of target networks, from 0 to 1.
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     max_grad_norm
@@ -207,8 +207,8 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
     def _update_critics(self, batch: Batch) -> list[float]:
         """Perform one gradient step per critic, and return the losses.
 
-        Importance weights in the column `weight` multiply the squared errors. The column is then replaced by
-        priorities: for each row, the absolute value of the critics' mean error.
+        Importance weights in the column `weight` multiply the squared errors. Afterwards, the column `weight` contains
+        each row's priority: the absolute value of the row's mean error over the critics.
         """
         weight = batch.get("weight")
         errors, losses = [], []

@@ -62,12 +62,12 @@ _NOT_METRICS = ("train_time", "smoothed_loss", "gradient_steps")
 
 @dataclass(kw_only=True)
 class TrainingStats(PrintedAsDict):
-    """Base class of the statistics of an update, which trainers and loggers read; subclasses add losses.
+    """Base class of update statistics for trainers and loggers; subclasses add losses.
 
     Attributes
     ----------
     train_time, smoothed_loss
-        Duration of the update in seconds; and moving averages of losses, which trainers set.
+        Duration of the update in seconds; and moving averages of losses, set by trainers.
     gradient_steps
         Number of gradient steps of all policies.
     """
@@ -77,7 +77,7 @@ class TrainingStats(PrintedAsDict):
     gradient_steps: int = 1
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Return the algorithm's metrics by name; summaries are replaced by their means, and None is omitted.
+        """Return the algorithm's metrics by name: summaries as their means, without values of None.
 
         Examples
         --------
@@ -108,10 +108,10 @@ def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummarySt
 class Algorithm(nn.Module, Generic[PolicyT], ABC):
     """Base class of algorithms: the update rules that trainers apply to policies.
 
-    An update samples a batch as tensors on the device of the parameters. Then `_preprocess_batch` adds targets,
-    `_update_with_batch` performs gradient steps, and `_postprocess_batch` updates priorities. `_create_optimizer`
-    creates optimizers, and `_add_lagged_network` creates target networks; `state_dict` contains the optimizers and the
-    target networks.
+    An update samples a batch as tensors on the device of the parameters. For each sampled batch, `_preprocess_batch`
+    adds targets, `_update_with_batch` performs gradient steps, and `_postprocess_batch` updates priorities.
+    `_create_optimizer` creates optimizers, and `_add_lagged_network` creates target networks; `state_dict` contains the
+    optimizers and the target networks.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     """Class of the policies that the algorithm trains."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Reject unknown arguments and suggest near names."""
+        """Reject unknown keyword arguments; the error suggests similar names."""
         check_names(cls, args, options, _RENAMED)
         return super().__new__(cls)
 
@@ -233,7 +233,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
         """Copy priorities from the column `weight`, where `_update_with_batch` stored them, to a prioritized buffer.
 
-        Skips rows that have been overwritten since sampling, and non-finite priorities if `allow_nonfinite`.
+        Rows that have been overwritten since they were sampled are skipped, as are non-finite priorities if
+        `allow_nonfinite` is true.
         """
         # Looked up on the class: attribute access on a buffer searches its columns.
         if WEIGHT in batch and hasattr(type(buffer), "update_weight"):
@@ -269,7 +270,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._run_update(update)
 
     def _require_finite(self, update: Callable[[], StatsT], batch: Any) -> StatsT:
-        """Perform an update; unless `allow_nonfinite`, raise NonFiniteLossError at the first non-finite loss.
+        """Perform an update; if `allow_nonfinite` is false, raise NonFiniteLossError at the first non-finite loss.
 
         Losses on the host are checked before their gradient step; losses on a device are checked at the end of the
         update.
@@ -301,11 +302,11 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     @abstractmethod
     def create_trainer(self, params: Any) -> trainer.Trainer[Any]:
-        """Create a trainer of the algorithm with its `TrainerParams`."""
+        """Create a trainer of the algorithm; `params` are the trainer's `TrainerParams`."""
 
     @suggest_names(**dict.fromkeys(("max_epochs", "max_epoch", "training_collector"), "params=...TrainerParams(...)"))
     def run_training(self, params: Any) -> trainer.InfoStats:
-        """Create a trainer, run it, and return its summary."""
+        """Create and run a trainer of the algorithm; return the summary of the training run."""
         return self.create_trainer(params).run()
 
     # State

@@ -45,14 +45,14 @@ _SEGMENTS_FROM_NBYTES = 1 << 20
 
 
 def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
-    """Write the state of a trainer to a folder, and return the path of the file.
+    """Write the state of a trainer to a folder, and return the path of the checkpoint file.
 
     The previous checkpoint is replaced atomically: after a crash, the folder contains either the old or the new
     checkpoint. Call this function between two training steps. The folder is created if it does not exist.
 
     If the rows of a buffer occupy at least 1 MiB, they are written to files `rows-<n>.bin` in the folder. The next call
     writes only the groups of rows (16 to 64 KiB each) that have changed; for unchanged groups, the new checkpoint
-    references earlier files. Together, these files are at most about twice as large as the rows.
+    references earlier files. Together, the files `rows-<n>.bin` are at most about twice as large as the rows.
 
     Raises
     ------
@@ -133,7 +133,7 @@ class _ErrorRecordingFile:
 def write_torch(value: Any, path: str | os.PathLike[str]) -> None:
     """Write a file atomically with `torch.save`.
 
-    Raises OSError if the file cannot be written; `filename` is the path.
+    Raises OSError if the file cannot be written; the error's `filename` is the path.
     """
     with replacing(path) as file:
         recorder = _ErrorRecordingFile(file)

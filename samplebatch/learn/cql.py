@@ -71,7 +71,8 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     cql_alpha_lr, alpha_min, alpha_max
         Learning rate and bounds of the Lagrange multiplier.
     min_action, max_action, num_repeat_actions
-        Bounds of the uniform actions, and number of sampled actions per source and step.
+        Bounds of the uniform actions, and number of actions per step that are sampled from each of three sources: the
+        uniform distribution, the policy at s, and the policy at s'.
     calibrated
         Whether the discounted return of the data is a lower bound of the values of policy actions in the penalty
         (Cal-QL, Nakamoto et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`:
@@ -173,7 +174,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         return CQLTrainingStats(critic1_loss=losses[0], critic2_loss=losses[1], **metrics)
 
     def _sample_penalty_actions(self, batch: Batch) -> PenaltyActions:
-        """Sample k actions per row and source: uniform actions, policy actions at s, policy actions at s'.
+        """Sample k actions per row from each source: uniform actions, policy actions at s, and policy actions at s'.
 
         Actions have shape (n * k, ...), grouped by row; log-densities have shape (n, k).
         """

@@ -29,7 +29,8 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
     imitator
         Network from observations to the logits of the actions in the data.
     unlikely_action_threshold
-        Minimum probability of an action relative to the most likely action, from 0 (all actions) to below 1.
+        Minimum ratio of an action's probability to the probability of the most likely action, from 0 (all actions are
+        allowed) to below 1.
     **options
         See `DiscreteQLearningPolicy`: `action_space`, `observation_space` and `eps_inference`.
 

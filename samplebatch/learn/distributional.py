@@ -84,7 +84,7 @@ class C51Policy(DiscreteQLearningPolicy):
         return _by_action(output, self.action_count, self.num_atoms), mask, state
 
     def log_probabilities(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities of the atoms for a network's output, in the shape of the output."""
+        """Return the log-probabilities of the atoms for a network's output, with the same shape as the output."""
         if getattr(self.model, "softmax_output", False):
             return (output + _TINY).log()
         return output.log_softmax(-1)
@@ -98,11 +98,10 @@ class C51(QLearningOffPolicyAlgorithm[C51Policy]):
     r"""Categorical deep Q-learning, for discrete actions (Bellemare et al., arXiv:1707.06887, algorithm 1).
 
     The atoms z of the bootstrap distribution, scaled by the discount and shifted by the n-step return, are projected
-    onto the atoms of the support (equation 7). The loss of a row is the cross-entropy to the projected distribution
+    onto the atoms of the support (equation 7). The loss of a row is the cross-entropy to the projected distribution m
+    of the chosen next action. The priority of the row is the KL divergence (Rainbow, arXiv:1710.02298, section 4).
 
     .. math:: m_i = \sum_j \left[1 - \frac{|[r + \gamma^k z_j]_{v_{min}}^{v_{max}} - z_i|}{\Delta z}\right]_0^1 p_j
-
-    of the chosen next action; the priority of the row is the KL divergence (Rainbow, arXiv:1710.02298, section 4).
 
     Parameters
     ----------

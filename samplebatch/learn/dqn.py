@@ -1,7 +1,7 @@
 """DQN: Q-learning with a target network (Mnih et al., Nature 518, 2015).
 
-Supports double Q-learning (van Hasselt et al., arXiv:1509.06461), n-step returns, prioritized buffers (Schaul et al.,
-arXiv:1511.05952) and dueling networks (`DuelingCritic`).
+The classes support double Q-learning (van Hasselt et al., arXiv:1509.06461), n-step returns, prioritized buffers
+(Schaul et al., arXiv:1511.05952) and dueling networks (`DuelingCritic`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class DiscreteQLearningPolicy(Policy):
     action_space, observation_space
         Spaces of a single environment; the action space is Discrete.
     eps_training, eps_inference
-        Probability of a random action within and outside training steps. `eps_training` may be a schedule over
-        collected steps, such as a `LinearSchedule`.
+        Probability of a random action within training steps, and outside training steps. `eps_training` may be a
+        schedule over collected steps, such as a `LinearSchedule`.
 
     Raises
     ------
@@ -110,7 +110,7 @@ class DiscreteQLearningPolicy(Policy):
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
         """Compute action values from the output of the network; overridden by distributional policies.
 
-        Actions that the boolean mask, shape (n, actions), forbids are assigned a value below the values of all allowed
+        Actions that are False in the mask, shape (n, actions), are assigned a value below the values of all allowed
         actions.
         """
         if mask is None:

@@ -78,7 +78,7 @@ class GaussianNoise(BaseNoise):
 
 
 class OUNoise(BaseNoise):
-    r"""Ornstein-Uhlenbeck noise: each draw depends on the previous one (Lillicrap et al., arXiv:1509.02971).
+    r"""Ornstein-Uhlenbeck noise: each draw depends on the previous draw (Lillicrap et al., arXiv:1509.02971).
 
     .. math:: x \leftarrow x + \theta (\mu - x)\,dt + \sigma \sqrt{dt}\, \mathcal{N}(0, 1)
 

@@ -43,7 +43,7 @@ class DiscreteActor(VectorOutput):
     preprocess_net
         Network from observations to features of width `output_dim`.
     action_shape
-        Number of actions, or a shape whose product is that number.
+        Number of actions, or a shape whose product is the number of actions.
     hidden_sizes
         Widths of the hidden layers between the features and the output.
     softmax_output
@@ -96,7 +96,7 @@ class ContinuousActorProbabilistic(VectorOutput):
     preprocess_net, action_shape, hidden_sizes
         See `DiscreteActor`; `action_shape` is the shape of an action.
     max_action, unbounded
-        Bound of the absolute mean, applied by tanh, and whether means are unbounded instead.
+        Bound of the means' absolute values, applied by tanh; and whether the means are unbounded instead.
     conditioned_sigma
         Whether standard deviations are computed from the observation, as in SAC, instead of being parameters.
 
@@ -201,7 +201,7 @@ class ContinuousActorDeterministic(VectorOutput):
 
 
 class DiscreteCritic(VectorOutput):
-    """Critic V(s), or Q(s, a) of each discrete action, with Tianshou's arguments.
+    """Critic V(s), or Q(s, a) for each discrete action, with Tianshou's arguments.
 
     Parameters
     ----------

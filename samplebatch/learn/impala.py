@@ -60,7 +60,7 @@ class IMPALA(A2C):
     policy, critic, optim, **options
         See `A2C`.
     gae_lambda
-        Decay of the V-trace traces (remark 2 of the paper).
+        Decay of the traces in V-trace, lambda in remark 2 of the paper.
     rho_clip, c_clip, advantage_rho_clip
         Upper bounds of the importance ratios in temporal differences, in traces and in advantages; None for no bound.
 

@@ -109,7 +109,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         return Batch(act=acts)
 
     def add_exploration_noise(self, act: npt.NDArray[Any], batch: Batch) -> npt.NDArray[Any]:
-        """Add to each action the exploration noise of its agent's policy; `act` is modified in place."""
+        """Add the exploration noise of each agent's policy to the agent's action; `act` is modified in place."""
         for policy_id, rows in _turns(batch, self._policies).items():
             policy = self._policies[policy_id]
             act[rows] = policy.add_exploration_noise(act[rows], _own_rows(batch, rows))
@@ -248,8 +248,8 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     """Independent off-policy learners: each policy learns from samples of its own steps in a buffer.
 
     With a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent acts, and
-    only from the rewards of this agent. The n steps of n-step targets include the turns of all agents. Priorities are
-    not updated.
+    only from the rewards of this agent. The n steps of an n-step target are consecutive turns, including the turns of
+    other agents. Priorities are not updated.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
 
 @dataclass
 class _TurnRows:
-    """Sampled rows in which one agent acts, with its own observations and rewards."""
+    """Sampled rows in which one agent acts, with this agent's observations and rewards."""
 
     batch: Batch
     indices: npt.NDArray[np.intp]
@@ -342,7 +342,7 @@ class _TurnRows:
         return len(self.indices)
 
     def update(self, algorithm: Any) -> Any:
-        """Update an algorithm of this library or of Tianshou; the algorithms of both libraries have the same stages."""
+        """Update an algorithm of this library or of Tianshou; an update has the same stages in both libraries."""
         stages: Any = algorithm
         if isinstance(algorithm, Algorithm):
             return stages.update(self.batch)
@@ -378,7 +378,7 @@ def _own_rows(batch: Batch, rows: npt.NDArray[np.intp]) -> Batch:
 
 
 class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
-    """Independent on-policy learners: each policy learns from all its steps.
+    """Independent on-policy learners: each policy learns from all steps of its agents.
 
     With a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent. The reward of a
     turn is the sum of the agent's rewards until its next turn; the next observation is the observation at the agent's
@@ -406,7 +406,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         batch_size: int | None = None,
         repeat: int = 1,
     ) -> MultiAgentTrainingStats:
-        """Update each policy with all its steps.
+        """Update each policy with all steps of its agents.
 
         Parameters
         ----------

@@ -34,8 +34,8 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
     r"""Implicit Q-learning from data, for continuous and discrete actions (Kostrikov et al., arXiv:2110.06169).
 
     A network V(s) learns an expectile of the minimum of both target critics for the actions in the data (equation 5).
-    The critics learn from V of the next observation (equation 6). The policy imitates actions weighted by advantages
-    (equation 7):
+    The critics' targets bootstrap from V of the next observation (equation 6). The policy imitates actions weighted by
+    advantages (equation 7):
 
     .. math:: L_V = E[|\tau - 1_{u < 0}|\, u^2], \quad u = \min(Q_1'(s, a), Q_2'(s, a)) - V(s)
 
@@ -47,7 +47,7 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
         See `TwinCritics`. The policy has a Box or Discrete action space.
     value, value_optim
         Network from observations to V(s), shape (n, 1), such as a `ValueCritic`, and its optimizer factory. By default,
-        the factory is `critic_optim`.
+        `critic_optim` creates the optimizer of `value`.
     expectile
         :math:`\tau`, above 0 and below 1: at 0.5, V evaluates the behaviour policy; near 1, V approaches the value of
         the best action in the data.

@@ -23,10 +23,10 @@ JOINT_SPACES = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tu
 class JointActions:
     """Factory of joint distributions of independent action parts, parameterized by the outputs of a network.
 
-    The parts are the leaves of the space in order. A Discrete leaf has one output per choice, a MultiDiscrete leaf one
-    output per choice of each number, and a MultiBinary leaf one output per bit; these outputs are logits. The outputs
-    of a Box leaf are the means followed by the logarithms of the standard deviations. Actions are in the environment's
-    unit, but Box leaves may exceed the bounds until `clip` clips them.
+    The parts of an action are the leaves of the space, in the same order as in the space. A Discrete leaf has one
+    output per choice, a MultiDiscrete leaf one output per choice of each number, and a MultiBinary leaf one output per
+    bit; these outputs are logits. The outputs of a Box leaf are the means followed by the logarithms of the standard
+    deviations. Actions are in the environment's unit, but Box leaves may exceed the bounds until `clip` clips them.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class JointDistribution(Distribution):
         return self.joint.pack([[_mode(part) for part in leaf] for leaf in self._parts])
 
     def log_prob(self, value: Any) -> torch.Tensor:
-        """Return the log-probability of each row's action, shape (n,): the sum over its parts."""
+        """Return the log-probability of each row's action, shape (n,): the sum over the action's parts."""
         values = self.joint.unpack(value)
         terms = [
             part.log_prob(part_value)
@@ -186,7 +186,7 @@ class JointDistribution(Distribution):
         return torch.stack(terms).sum(0)
 
     def entropy(self) -> torch.Tensor:
-        """Return the entropy of each row's action, shape (n,): the sum over its parts."""
+        """Return the entropy of each row's action distribution, shape (n,): the sum over the action's parts."""
         return torch.stack([part.entropy() for leaf in self._parts for part in leaf]).sum(0)
 
 

@@ -65,7 +65,7 @@ def first_parameter(module: nn.Module) -> torch.Tensor | None:
 
 
 def tensors_of(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the distinct parameters and buffers of a module; the order is equal for all copies of the module.
+    """Return the distinct parameters and buffers of a module, in the same order for all copies of the module.
 
     >>> parameters, buffers = tensors_of(nn.BatchNorm1d(2))
     >>> len(parameters), len(buffers)
@@ -182,7 +182,7 @@ _PEER_MODULES = tuple(f"tianshou.utils.net.{name}" for name in ("common", "discr
 
 
 def _peer_class(kind: type[Any]) -> type[Any]:
-    """Return the Tianshou class with the name of a network's class if Tianshou is loaded, or the network's class."""
+    """Return Tianshou's class with the same name as a network's class; without such a class, the network's class."""
     if kind.__module__.startswith("samplebatch."):
         for name in _PEER_MODULES:
             peer: type[Any] | None = getattr(sys.modules.get(name), kind.__name__, None)
@@ -564,8 +564,8 @@ class RecurrentBody(VectorOutput):
     def forward(self, obs: Any, state: Any = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the features of each step, and the state after the last step as a dict of tensors.
 
-        `obs` contains n observations, or n sequences with an additional time axis. `state` has n rows; None is a state
-        of zeros.
+        `obs` contains n observations, or n sequences with an additional time axis. The argument `state` has n rows;
+        None represents a state of zeros.
         """
         rows = self.flatten(obs)
         steps = rows[:, None] if rows.ndim == 2 else rows
@@ -668,7 +668,7 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
 
 
 class LaggedNetwork(nn.Module):
-    """Target network: a copy (`module`) of a source network, updated from the source and never trained itself.
+    """Target network: a copy (`module`) of a source network, updated only from the source network.
 
     A target network is always in evaluation mode, and its parameters require no gradients.
 
@@ -784,7 +784,7 @@ def as_rows(values: Any, width: int, module: nn.Module) -> torch.Tensor:
 
 
 def _per_layer(name: str, value: Any, layers: int) -> list[Any]:
-    """Return one value per hidden layer. A tuple or dict of arguments is shared by all layers."""
+    """Expand an argument to one value per hidden layer; a tuple or dict of arguments is shared by all layers."""
     if not isinstance(value, list) and not (isinstance(value, tuple) and name in ("norm_layer", "activation")):
         return [value] * layers
     if len(value) != layers:

@@ -101,7 +101,7 @@ class RunningMeanStd(nn.Module):
         self._add(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
 
     def merge(self, other: RunningMeanStd) -> Self:
-        """Add the rows of other statistics in place, and return `self`.
+        """Merge other statistics into these statistics in place, and return `self`.
 
         Examples
         --------
@@ -138,7 +138,7 @@ class RunningMeanStd(nn.Module):
         self.count.copy_(total)
 
     def norm(self, data_array: ArrayT) -> ArrayT:
-        """Subtract the mean, divide by the standard deviation and clip; returns rows unchanged before the first update.
+        """Subtract the mean, divide by the standard deviation and clip; before the first update, rows are unchanged.
 
         Arrays and tensors have shape (..., *shape). Results have the shape and dtype of the rows; integers become
         float64 arrays and float32 tensors.
@@ -163,7 +163,7 @@ class RunningMeanStd(nn.Module):
 
 
 class AddedRows:
-    """Position up to which the statistics include the rows of a buffer, so that each row is included once.
+    """Tracker of the buffer rows that running statistics already include, so that each row is included once.
 
     Examples
     --------
@@ -199,7 +199,7 @@ class AddedRows:
         return None if self._writes is None else self._writes.tolist()
 
     def load_state_dict(self, state: list[int] | None) -> None:
-        """Restore the row counts of a buffer."""
+        """Restore the number of rows written to each ring from the result of `state_dict`."""
         self._buffer, self._writes = None, None if state is None else np.array(state, np.intp)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def onpolicy_trainer(
     repeat_per_collect, batch_size
         Number of passes of an update over the collected steps, and number of rows per gradient step.
     collect_per_step, episode_per_collect
-        Episodes collected before each update; version 0.2 used the first name.
+        Episodes collected before each update; `collect_per_step` is the name in version 0.2.
     step_per_collect
         Environment steps collected before each update, instead of episodes.
     **options
@@ -96,8 +96,8 @@ def offpolicy_trainer(
     max_epoch, step_per_epoch, episode_per_test
         Epochs, environment steps per epoch, and episodes per test.
     collect_per_step, step_per_collect
-        Environment steps collected before each update; the first name is from version 0.2, in which an epoch had
-        `step_per_epoch` updates.
+        Environment steps collected before each update. In version 0.2, this argument is `collect_per_step`, and an
+        epoch has `step_per_epoch` updates.
     batch_size
         Rows per gradient step.
     update_per_step

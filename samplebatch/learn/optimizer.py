@@ -108,8 +108,8 @@ class TorchOptimizerFactory(OptimizerFactory):
     Parameters
     ----------
     optim_class, **kwargs
-        The class of the optimizer, or a function that receives parameters and returns an optimizer, and its further
-        arguments.
+        The optimizer's class, or a function that receives parameters and returns an optimizer; and further arguments of
+        the class or function.
 
     Examples
     --------
@@ -203,7 +203,7 @@ class Optimizer:
     def step(self, loss: torch.Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> None:
         """Perform a gradient step; only the optimizer's parameters receive gradients.
 
-        A policy's loss may also depend on a critic. Omitting the critic's gradients then saves a third of the time of
+        If a policy's loss also depends on a critic, omitting the critic's gradients saves a third of the duration of
         the backward pass.
 
         See `torch.Tensor.backward` for arguments.

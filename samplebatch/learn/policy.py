@@ -64,7 +64,7 @@ class Policy(nn.Module, ABC):
     ----------
     is_within_training_step
         Whether the policy collects training steps or is updated; false during evaluation. Trainers, `Algorithm.update`
-        and `policy_within_training_step` set it.
+        and `policy_within_training_step` set this flag.
     obs_rms
         Running statistics of observations, see `normalize_observations`; None without normalization.
 
@@ -91,7 +91,7 @@ class Policy(nn.Module, ABC):
     """Layout of actions with several parts, None for other actions."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Reject unknown arguments and suggest near names."""
+        """Reject unknown keyword arguments; the error suggests similar names."""
         check_names(cls, args, options, _RENAMED)
         return super().__new__(cls)
 
@@ -122,7 +122,7 @@ class Policy(nn.Module, ABC):
         return {name: value for name, value in vars(self).items() if name != "_learner"}
 
     def attach_learner(self, algorithm: Any) -> None:
-        """Set the algorithm for `learn_on_batch`; copies and pickles of the policy do not contain it."""
+        """Set the algorithm for `learn_on_batch`; copies and pickles of the policy do not contain the algorithm."""
         # The tuple prevents torch from registering the algorithm as a submodule of the policy.
         self._learner = (algorithm,)
 
@@ -383,7 +383,7 @@ class Policy(nn.Module, ABC):
     def map_action_inverse(self, act: Any) -> Any:
         """Convert actions, for example random actions of collectors, from the environment's unit to the policy's unit.
 
-        Actions at a bound, which `"tanh"` never reaches, become large but finite.
+        For `"tanh"`, which never reaches the bounds, actions at a bound become large but finite.
         """
         if self._joint is not None:
             return act
@@ -461,8 +461,8 @@ class Policy(nn.Module, ABC):
     def get_exploration_state(self) -> dict[str, Any]:
         """Return the exploration state that is not in parameters or buffers; empty in the base class.
 
-        The exploration state is part of `Algorithm.state_dict`, but not of the weights for workers, whose copies of the
-        policy explore independently.
+        The exploration state is part of `Algorithm.state_dict`, but not of the weights for workers: each worker's copy
+        of the policy explores independently.
         """
         return {}
 
@@ -578,10 +578,10 @@ class ProbabilisticActorPolicy(Policy):
         Network that returns the parameters of a distribution for observations, and a new state if the network is
         recurrent.
     dist_fn
-        Function from these parameters to a torch distribution. By default, a categorical distribution for discrete
-        actions (of probabilities if the actor's `softmax_output` is true, of logits otherwise), normal distributions
-        for a Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. If the distribution returns
-        one log-probability per action dimension, the log-probabilities are summed.
+        Function from the parameters that the actor returns to a torch distribution. By default, a categorical
+        distribution for discrete actions (of probabilities if the actor's `softmax_output` is true, of logits
+        otherwise), normal distributions for a Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple
+        spaces. If the distribution returns one log-probability per action dimension, the log-probabilities are summed.
     deterministic_eval
         Whether the most likely action is chosen outside training steps.
     action_space, observation_space, action_scaling, action_bound_method

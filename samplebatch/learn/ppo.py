@@ -84,7 +84,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         no early stopping.
     compile
         Whether networks and loss are compiled with `torch.compile`, which requires a C++ compiler. Results agree within
-        rounding. Each process compiles in its first update and, if minibatches differ in size, a second time; a
+        rounding. Each process compiles in its first update, and a second time if minibatches differ in size. Each
         compilation takes several seconds. Observations must be tensors, and the policy must not be recurrent.
 
     Raises

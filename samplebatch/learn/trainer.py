@@ -69,16 +69,17 @@ class TrainerParams:
     test_collector, test_step_num_episodes
         Collector of test episodes (not `RolloutWorkers`; None for no tests), and number of episodes per test.
     training_fn, test_fn
-        Called with epoch and environment steps before each collection and each test, for example to set exploration.
+        Functions that are called with epoch and environment steps: `training_fn` before each collection, and `test_fn`
+        before each test, for example to set exploration.
     stop_fn
-        Called with the best test score; training stops when it returns True.
+        Function of the best test score; training stops when the function returns True.
     compute_score_fn
-        Computes the score of a test from its statistics; by default the mean return.
+        Function from the statistics of a test to the test score; by default, the mean return.
     save_best_fn
-        Called with the algorithm when a test improves the best score.
+        Function that is called with the algorithm when a test improves the best score.
     save_checkpoint_fn
-        Called with epoch, environment steps and update steps after an epoch's steps: after every epoch, or at the
-        `save_interval` of the first logger.
+        Function that is called with epoch, environment steps and update steps after the last training step of an epoch:
+        after every epoch, or at the `save_interval` of the first logger.
     resume_from_log
         Whether epochs, environment steps and update steps continue from the values that the first logger recorded at
         the last `save_checkpoint_fn`. The caller restores all other state; checkpoints in `checkpoint_dir` contain the
@@ -125,7 +126,7 @@ class TrainerParams:
     show_progress: bool = True
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Reject unknown parameters and suggest near names."""
+        """Reject unknown parameters; the error suggests similar names."""
         check_names(cls, args, options, _RENAMED)
         return object.__new__(cls)
 
@@ -166,7 +167,7 @@ class OnlineTrainerParams(TrainerParams):
         Number of environment steps, counted as in `collect(n_step=...)`, or of episodes to collect before each update.
     test_in_training
         Whether to test immediately if the collected episodes satisfy `stop_fn`, and to stop training if the test also
-        satisfies it.
+        satisfies `stop_fn`.
     overlap
         Whether workers collect the next steps during an update, with the weights of the previous update. Requires
         `RolloutWorkers`.
@@ -179,8 +180,8 @@ class OnlineTrainerParams(TrainerParams):
     ------
     ArgumentError
         If both or neither of the two collection amounts are passed, the collector has no buffer, `test_in_training` is
-        true without `test_collector` or `stop_fn`, `overlap` or `asynchronous` is true without workers, both are true,
-        or `asynchronous` is combined with a number of episodes.
+        true without `test_collector` or `stop_fn`, `overlap` or `asynchronous` is true without workers, `overlap` and
+        `asynchronous` are both true, or `asynchronous` is combined with a number of episodes.
     """
 
     training_collector: Any
@@ -249,7 +250,7 @@ class OffPolicyTrainerParams(OnlineTrainerParams):
     batch_size
         Rows sampled from the buffer per gradient step.
     update_step_num_gradient_steps_per_sample
-        Gradient steps per collected environment step; the number per collection is rounded.
+        Number of gradient steps per collected environment step; the number of gradient steps per collection is rounded.
     """
 
     batch_size: int = 64
@@ -320,7 +321,7 @@ class InfoStats(PrintedAsDict):
     Attributes
     ----------
     update_step
-        Training steps. A training step is a collection and its update, or an update of an `OfflineTrainer`.
+        Training steps. A training step consists of a collection and an update; for an `OfflineTrainer`, of an update.
     gradient_step
         Gradient steps of all updates.
     best_score, best_reward, best_reward_std
@@ -362,7 +363,7 @@ class EpochStats(PrintedAsDict):
 
 @dataclass
 class TrainingCounters:
-    """Counters of a training run, part of its checkpoints.
+    """Counters of a training run, which are part of the run's checkpoints.
 
     epoch, epoch_steps: epochs started, and steps of the current epoch; None between epochs.
     env_step, env_episode, update_step, gradient_step: environment steps (offline: sampled rows), episodes, training
@@ -479,13 +480,13 @@ class Trainer(ABC, Generic[ParamsT]):
     def run(self, reset_collectors: bool = True, reset_collector_buffers: bool = False) -> InfoStats:
         """Train for `max_epochs` epochs, or until `stop_fn` returns True or a stop is requested; return a summary.
 
-        Continues from a loaded state. If no state was loaded, calls `reset` with the arguments first.
+        Continues from a loaded state. If no state was loaded, `reset` is called first, with the arguments of `run`.
 
         Raises
         ------
         NonFiniteLossError
-            If a loss is NaN or infinite, unless `allow_nonfinite`. The newest checkpoint then precedes the current
-            epoch.
+            If a loss is NaN or infinite, and `allow_nonfinite` is false. The newest checkpoint is older than the
+            current epoch.
         """
         self._last_time_s = time.monotonic()
         try:
@@ -516,7 +517,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def request_stop(self) -> None:
         """Request that `run` returns after the current training step; safe to call from signal handlers.
 
-        The next `run` resumes after that step; so does a trainer that loads the state or checkpoint.
+        The next call of `run` resumes after this training step, as does a trainer that loads the state or checkpoint.
         """
         self._stop_requested = True
 
@@ -659,7 +660,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 getattr(logger, method)(metrics, step)
 
     def _record_returns(self, stats: CollectStats[Any]) -> None:
-        """Add returns of completed episodes to a moving average; with several policies, to one average per policy."""
+        """Add returns of completed episodes to a moving average, or to one average per policy if there are several."""
         by_name = {"return": stats.returns}
         if len(stats.policies) > 1 and not self.params.multi_agent_return_reduction:
             labels = label_policies(stats.policies)
@@ -671,7 +672,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 self._returns.add({name: value})
 
     def _record_update(self, stats: Any) -> None:
-        """Check losses unless `allow_nonfinite`, smooth the losses, and log an update's statistics and duration."""
+        """Check losses unless `allow_nonfinite` is true; smooth the losses, and log an update's statistics."""
         metrics = stats.get_loss_stats_dict()
         if not (self.params.allow_nonfinite or getattr(self.algorithm, "allow_nonfinite", False)):
             require_finite_losses(metrics)
