@@ -71,7 +71,7 @@ def unit_of_actions(policy: Any, map_action: ActionMap | None, space: Any) -> Ac
 
 
 def unit_of_space(space: Any) -> ActionUnit | None:
-    """Return the environment's unit; None for discrete spaces that start at 0.
+    """Return the unit of actions in the environment; None for discrete spaces that start at 0.
 
     >>> from gymnasium import spaces
     >>> unit_of_space(spaces.Dict(gear=spaces.Discrete(5), steer=spaces.Box(-1, 1)))
@@ -110,7 +110,7 @@ _FUNCTION = ActionUnit("function")
 
 
 def random_action_map(map_action: ActionMap | None) -> Literal["scale"] | None:
-    """Return the value of `map_action` for random actions, which can only be scaled.
+    """Return the value of `map_action` for random actions: `"scale"` if `map_action` is `"scale"`, otherwise None.
 
     Raises PolicySpecError if `map_action` has an invalid value.
     """
@@ -119,9 +119,9 @@ def random_action_map(map_action: ActionMap | None) -> Literal["scale"] | None:
 
 
 def space_to_draw(map_action: ActionMap | None, space: Any) -> Any:
-    """Return the space that random actions are sampled from, such that mapped actions cover the action space.
+    """Return the space from which random actions are sampled, so that the mapped actions cover the action space.
 
-    With `"scale"`, the space has the range -1 to 1, so recorded random actions have the same unit as the policy's
+    With `"scale"`, the bounds of the space are -1 and 1, so recorded random actions have the same unit as the policy's
     actions.
 
     Raises PolicySpecError in the same cases as `make_action_map`.

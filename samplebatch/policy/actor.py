@@ -28,12 +28,13 @@ _new_tuple = tuple.__new__
 
 
 class ActResult(NamedTuple):
-    """Actions of n environments, and the columns to record.
+    """Actions of n environments, with the columns to record for each step.
 
-    - `columns`: columns that are known before the step: observations, actions and further columns of the policy.
+    - `columns`: columns with values from before the environments' step: observations, actions and further columns of
+      the policy.
     - `actions`: leaves of the actions in the unit of the environments.
-    - `state`: recurrent state for the next step; None if the policy has no state.
-    - `decision`: complete result of the policy.
+    - `state`: recurrent state for the next step; None if the policy has no state. - `decision`: the policy's complete
+    result, a `Decision`.
     """
 
     columns: Columns
@@ -62,11 +63,11 @@ class Actor:
       None for no such column. The state before each step is always stored, in `state_in_0`, `state_in_1`, ...
 
     Attributes of the actor:
-    - `action_unit`, `random_unit`: units of recorded actions: of the policy's actions and of random actions.
+    - `action_unit`, `random_unit`: units of the policy's recorded actions, and of recorded random actions.
     - `unmaps_random`: whether random actions are converted to the policy's unit before they are recorded (see `unmap`).
 
     Raises PolicySpecError if the type of the policy is not supported, exploration noise is enabled but the policy has
-    none, or the action space does not support `map_action`.
+    no exploration noise, or the action space does not support `map_action`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Policies of multi-agent collectors; each step, every policy is called once for its agents in all environments."""
+"""Policies of multi-agent collectors; in each step, every policy is called once for its agents in all environments."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ class AgentActor(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return a picklable state for `load_state_dict`: random generators and recurrent states."""
+        """Return the actor's picklable state for `load_state_dict`: its random generators and recurrent states."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict` of an actor with an equivalent policy."""
+        """Restore random generators and recurrent states from `state_dict` of an actor with an equivalent policy."""
 
 
 class RandomAgents(AgentActor):
     """Random actions for agents of multi-agent collectors, with one random generator per agent.
 
-    An `action_mask` in a dict observation or, if the observation has none, in the info restricts the actions.
+    Actions are restricted by an `action_mask` in the agent's dict observation, or else in the agent's info.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ _OF_DECISIONS = frozenset({"exploration_noise"})
 def check_options(name: str, options: Any, policy: Any) -> Any:
     """Validate a collector option, which may be a mapping from policy ids to values.
 
-    Raises PolicyNotFoundError if the option has a policy id that does not exist in the collector. Raises
+    Raises PolicyNotFoundError if the mapping contains a policy id that does not exist in the collector. Raises
     PolicySpecError if the value is not supported, or exploration noise is enabled for a random policy.
     """
     by_id = isinstance(options, Mapping)
@@ -304,7 +304,7 @@ class PolicyActors:
 
 
 class _States:
-    """Recurrent states of agents; the state of each agent is one row of a state that the policy returned."""
+    """Recurrent states of agents; each agent's state is one row of a state that the policy returned."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, Any], tuple[Any, int]] = {}
@@ -337,7 +337,7 @@ class _States:
         return {key: detach(take(state, np.array([row]))) for key, (state, row) in self._rows.items()}
 
     def load_state_dict(self, state: Mapping[tuple[int, Any], Any]) -> None:
-        """Replace all states with the result of `state_dict`."""
+        """Replace the states of all agents with the result of `state_dict`."""
         self._rows = {key: (agent_state, 0) for key, agent_state in state.items()}
 
     def drop(self, keys: Iterable[tuple[int, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Adapters to a uniform call signature for functions, torch modules, action spaces and policies of other libraries.
+"""Adapters that give functions, torch modules, action spaces and other libraries' policies a uniform call signature.
 
 The first parameter of a function receives the observations; a first parameter named `batch` receives a `Batch` with
 `obs` and `info`. A parameter `info` receives the infos, and a parameter `state` the state that the previous call
@@ -286,7 +286,7 @@ class PolicyAdapter:
             ) from error
 
     def _greedy(self, actions: Any) -> Any:
-        """Replace scores of discrete actions by the action with the highest score; return other arrays unchanged."""
+        """Replace each row of scores by the discrete action with the highest score; return other arrays unchanged."""
         choices = None if self._layout is None else self._layout.choices
         if choices is None or actions.ndim != 2 or actions.dtype.kind != "f" or actions.shape[1] != choices[1]:
             return actions
@@ -300,7 +300,7 @@ class PolicyAdapter:
 
 
 class TorchPolicy(PolicyAdapter):
-    """Adapter for a torch module or a function of tensors, which is called without gradients."""
+    """Adapter that calls a torch module or a function of tensors without computing gradients."""
 
     def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:
         super().__init__(policy, signature, layout)
@@ -433,7 +433,7 @@ def is_random(policy: Any) -> bool:
 
 
 def unwrap_policy(policy: Any) -> Any:
-    """Return the policy that an adapter wraps; its methods load weights, map actions and add noise."""
+    """Return the policy that an adapter wraps; the policy's methods load weights, map actions and add noise."""
     return policy.policy if isinstance(policy, PolicyAdapter) else wrap_peer(policy_of(policy))
 
 

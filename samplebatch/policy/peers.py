@@ -41,7 +41,7 @@ def is_module(policy: Any) -> bool:
 
 
 class PeerPolicy(ABC):
-    """Policy of another library as a function of observations.
+    """Adapter from a policy of another library to a function of observations.
 
     - `policy`: object of the other library.
     - `map_action`, `map_action_inverse`: conversion of recorded actions to environment actions and its inverse; None if
@@ -74,9 +74,9 @@ class PeerPolicy(ABC):
 class StableBaselinesPolicy(PeerPolicy):
     """Model or policy of Stable-Baselines3.
 
-    Recorded actions equal the actions in buffers of Stable-Baselines3: unclipped for on-policy algorithms, and within
-    [-1, 1] for policies with squashed output. As in Stable-Baselines3, actions are clipped or scaled for the
-    environment.
+    Recorded actions are in the same unit as the actions in buffers of Stable-Baselines3: unclipped for on-policy
+    algorithms, and within [-1, 1] for policies with squashed output. As in Stable-Baselines3, actions are clipped or
+    scaled for the environment.
     """
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:
@@ -111,7 +111,7 @@ class StableBaselinesPolicy(PeerPolicy):
         )
 
     def add_exploration_noise(self, act: Any, batch: Any) -> Any:
-        """Add the model's `action_noise` and clip to [-1, 1]."""
+        """Add the model's `action_noise` to actions, and clip the actions to [-1, 1]."""
         noise = getattr(self.policy, "action_noise", None)
         return act if noise is None else np.clip(act + noise(), -1.0, 1.0).astype(act.dtype)
 

@@ -21,8 +21,8 @@ Sampler = Callable[[int], Leaf]
 class RandomPolicy:
     """Policy that samples actions with the distribution of `space.sample()`.
 
-    Values with two bounds are uniformly distributed, values without bounds normally, and values with one bound
-    exponentially from the bound.
+    The distribution is uniform for values with two bounds, normal for values without bounds, and exponential from the
+    bound for values with one bound.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class RandomByEnvironment:
         return {"act": self._layout.batch([leaf[envs, positions] for leaf in self._prefetched])}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a picklable state: generators and prefetched actions."""
+        """Return the policy's picklable state: random generators and prefetched actions."""
         prefetched = [leaf.copy() for leaf in self._prefetched]
         return {
             "policies": [policy.state_dict() for policy in self._policies],
@@ -175,7 +175,7 @@ class RandomByEnvironment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict` of a policy for the same number of environments."""
+        """Restore the state from `state_dict` of a policy for the same number of environments."""
         for policy, policy_state in zip(self._policies, state["policies"], strict=True):
             policy.load_state_dict(policy_state)
         self._prefetched = [leaf.copy() for leaf in state["drawn"]]
@@ -193,7 +193,7 @@ _PREFETCHED_PER_AGENT = 64
 
 
 class RandomDraws:
-    """Random actions of one agent: prefetched, or sampled by the space for a mask or a custom `sample`."""
+    """Random actions of one agent: prefetched, or sampled one by one for masks and custom `sample` methods."""
 
     def __init__(self, space: Any, seed: int) -> None:
         # A copy, because other agents or the environment may sample from the same space.
@@ -205,7 +205,7 @@ class RandomDraws:
         self._prefetched: list[Any] = []
 
     def next(self, mask: Any) -> Any:
-        """Return the next action; `mask` is passed only if present, because custom spaces may not accept it."""
+        """Return the next action; a `mask` of None is not passed on, because custom spaces may not accept masks."""
         if mask is not None:
             return self._space.sample(mask)
         if not self._prefetched:

@@ -16,14 +16,14 @@ class Schedule(ABC):
 
 
 class LinearSchedule(Schedule):
-    """Linear interpolation from `start` to `end`, followed by the constant `end`.
+    """Schedule that interpolates linearly from `start` to `end`, and then remains at `end`.
 
     Parameters
     ----------
     start, end
         First and last value.
     steps
-        Number of steps from `begin` until `end` is reached.
+        Number of steps after `begin` at which the value reaches `end`.
     begin
         Step at which the interpolation starts.
 
@@ -55,7 +55,7 @@ class ExponentialSchedule(Schedule):
     Parameters
     ----------
     start, end
-        First value and limit.
+        First value, and limit of the value after many steps.
     decay
         Factor by which the distance to `end` is multiplied per step.
 

@@ -1,4 +1,4 @@
-"""Creation of policies from factories, names and files for workers, and updates of the policies' weights."""
+"""Functions that create workers' policies from factories, names and files, and load weights into the policies."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SPACES = ("observation_space", "action_space")
 class PickledPolicy:
     """Serialized policy or mapping of policies; each call returns an independent copy.
 
-    Multiprocessing would move the tensors of a module to shared memory, so that the learner's updates would change the
-    workers' policies.
+    Without serialization, multiprocessing would move a module's tensors to shared memory, and the learner's updates
+    would change the workers' policies.
 
     Raises PolicySpecError if the policy cannot be pickled.
 

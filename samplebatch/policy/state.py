@@ -1,7 +1,7 @@
 """Recurrent states of policies: arrays, tensors, or trees of arrays and tensors, with one row per environment.
 
-Trees consist of tuples, lists, dicts and batches, including batches of other libraries. Functions of this module return
-a state of the same types as their argument.
+Trees consist of tuples, lists, dicts and batches, including batches of other libraries. Functions of this module that
+return a state preserve the types of the state that is passed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def detach(state: Any) -> Any:
 
 
 def zeros_like(state: Any) -> Any:
-    """Return a state of zeros with the same structure."""
+    """Return a state of zeros with the same structure as a state."""
     return _map_leaves(state, lambda leaf: leaf * 0)
 
 
@@ -78,7 +78,7 @@ def take(state: Any, rows: Rows) -> Any:
 
 
 def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
-    """Return a copy of the state of `count` environments with some rows replaced; a state of None counts as zeros."""
+    """Return a copy of the state of `count` environments with some rows replaced; a state of None represents zeros."""
 
     def merge(new_leaf: Any, leaf: Any) -> Any:
         if new_leaf is None:
@@ -118,7 +118,7 @@ def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
 def state_of(rows: Batch) -> Any:
     """Return the state that `columns_of` stored with rows, in the policy's structure; None if no state is stored.
 
-    A tuple with a single item is returned as that item, because both are stored as `state_in_0`.
+    A tuple with a single item is returned as the item, because a tuple and an item are stored equally, as `state_in_0`.
 
     >>> state_of(Batch(obs=[0, 1], state_in={"h": [0.0, 0.5], "c": [0.0, 0.25]})).h
     array([0. , 0.5])
