@@ -204,7 +204,7 @@ class ActionUnit:
 
     @classmethod
     def from_description(cls, plain: Any) -> ActionUnit:
-        """Create a unit from untrusted plain values; raises ValueError or TypeError if they are invalid.
+        """Create a unit from untrusted plain values; raises ValueError or TypeError if a value is invalid.
 
         >>> ActionUnit.from_description(ActionUnit("clip", [-1.0, 0.0], [1.0, np.inf]).describe())
         ActionUnit('clip', low=[-1.0, 0.0], high=[1.0, inf])
@@ -270,7 +270,7 @@ def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
 
 
 def _as_bound(bound: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
-    """Return a bound as a read-only copy, of shape () if all its numbers are equal."""
+    """Return a read-only copy of a bound; the copy has shape () if all numbers of the bound are equal."""
     if bound is None:
         return None
     array = np.array(bound)

@@ -40,7 +40,7 @@ Parts = tuple[dict[str, Column], Mapping[str, Structure], Flags]
 
 
 def to_table(columns: dict[str, Column], nested: Mapping[str, Structure], flags: Flags) -> pa.Table:
-    """Return a table with one row per step, or one row per sequence with lists of steps.
+    """Return a table with one row per step or, if the batch has sequences, one row of lists per sequence.
 
     Raises SequenceError if sequences are time-major.
     """
@@ -165,8 +165,8 @@ def from_policy_table(
 
     The inverse is `to_policy_table`.
 
-    `about` is the metadata of the table, read from its schema if None. Raises FormatError if the metadata was not
-    written by `to_policy_table`, or does not match the table's rows.
+    `about` is the batch metadata; None reads the metadata from the table's schema. Raises FormatError if the metadata
+    was not written by `to_policy_table`, or does not match the table's rows.
     """
     table = as_table(source)
     about = about or metadata_of(table.schema) or {}
@@ -237,7 +237,7 @@ _PLAIN = _metadata({"type": "SampleBatch", "version": _VERSION, **_describe({}, 
 
 
 class TableReader:
-    """Reader of tables with one schema, validated once.
+    """Reader of tables with one schema; the schema is validated only once.
 
     Raises FormatError if the metadata is malformed, or does not match the fields.
     """

@@ -90,8 +90,8 @@ class SampleBatchBuilder:
         Raises
         ------
         ColumnMismatchError
-            If the columns differ from the columns of previous steps, or a value's shape or dtype does not fit its
-            column. The builder is unchanged.
+            If the columns differ from the columns of previous steps, or the shape or dtype of a value does not match
+            the value's column. The builder is unchanged.
         ColumnTypeError
             If columns do not support a value.
 
@@ -201,7 +201,7 @@ class SampleBatchBuilder:
         self.add_steps(**batch)
 
     def build_and_reset(self) -> SampleBatch:
-        """Return all steps added so far as a batch, and start an empty one.
+        """Return all steps added so far as a batch, and start an empty batch.
 
         The columns are not copied: the batch owns the builder's memory.
         """
@@ -411,7 +411,7 @@ class MultiAgentBatchBuilder:
         self.count += steps
 
     def build_and_reset(self) -> MultiAgentBatch:
-        """Return all steps added so far as a batch, and start an empty one.
+        """Return all steps added so far as a batch, and start an empty batch.
 
         The columns of a policy with one agent are not copied; the columns of a policy with several agents are
         concatenated with one copy.
@@ -419,7 +419,7 @@ class MultiAgentBatchBuilder:
         Raises
         ------
         ColumnMismatchError
-            If agents of one policy differ in their columns, dtypes or row shapes. The error leaves the builder's steps
+            If the agents of a policy differ in columns, dtypes or row shapes. The error leaves the builder's steps
             unchanged.
         """
         policies: dict[PolicyID, list[SampleBatch]] = {}
@@ -603,7 +603,7 @@ class _GrowingTensor(_GrowingColumn):
 class _GrowingObjects(_GrowingColumn):
     """Growable column of Python objects, mostly infos.
 
-    Dicts and lists are copied one level deep, because environments reuse them. Columns that contain only
+    Dicts and lists are copied one level deep, because environments reuse dicts and lists. Columns that contain only
     strings or only bytes become text columns.
     """
 

@@ -26,19 +26,19 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
 
     Empty batches are ignored, except that a column that is ragged in an empty batch is ragged in the result. If all
     batches are empty, the result has no columns. If one of the empty batches has a ragged column, the result has the
-    columns of the first batch with columns. The result is a `SampleBatch` if all inputs are, otherwise a
+    columns of the first batch that has columns. The result is a `SampleBatch` if all inputs are flat, otherwise a
     `MultiAgentBatch` in which flat batches belong to the default policy. RLlib's batches are accepted as well.
 
     Columns must have equal row shapes in all batches. Dtypes may differ if one dtype represents the values of all
-    dtypes exactly. `num_grad_updates` is averaged over the steps of the batches that specify it.
+    dtypes exactly. `num_grad_updates` is averaged over the steps of the batches that specify a value.
 
     Parameters
     ----------
     samples
         The batches.
     missing
-        Handling of columns that only some batches have: `"error"` raises, `"drop"` removes them, `"zero"` fills them
-        with zeros (None for objects).
+        Handling of columns that only some batches have: `"error"` raises an error, `"drop"` removes the columns,
+        `"zero"` fills missing rows with zeros (None for objects).
 
     Raises
     ------
@@ -130,7 +130,7 @@ def attempt_count_timesteps(tensor_dict: Mapping[str, Any]) -> int:
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatchType) -> SampleBatch:
-    """Return the batch of the default policy if it is the only policy; a flat batch is returned unchanged.
+    """Return the default policy's batch if there is no other policy; a flat batch is returned unchanged.
 
     Raises
     ------

@@ -84,7 +84,7 @@ def tree_to(source: N, target: Target, prefix: str = "") -> N:
 
 
 def tree_to_numpy(source: N, prefix: str = "") -> N:
-    """Convert the tensors of a tree to arrays, which share the memory of tensors on the host."""
+    """Convert the tensors of a tree to arrays; the arrays of tensors on the host share the tensors' memory."""
     converted: dict[str, Any] = {}
     name = ""
     try:
@@ -118,7 +118,7 @@ def _rows_to_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Convert a tensor to an array; if the tensor is on the host, the array shares the tensor's memory.
 
-    bfloat16, which NumPy lacks, becomes float32, which represents it exactly.
+    bfloat16 becomes float32, because NumPy lacks bfloat16; float32 represents the values exactly.
     """
     try:
         return tensor.numpy()
@@ -171,7 +171,7 @@ def float_name(floats: object) -> str:
 
 
 def require_device(device: str | int | torch.device) -> torch.device:
-    """Return a device as `torch.device`; raises DeviceError if torch cannot use it on this machine.
+    """Return a device as `torch.device`; raises DeviceError if torch cannot use the device on this machine.
 
     >>> require_device("cpu")
     device(type='cpu')
@@ -328,7 +328,7 @@ class TorchTarget:
         """Makes a tensor of a plain array that stays on the host."""
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array as a tensor, without a copy if it is writable and torch supports its layout.
+        """Return an array as a tensor, without a copy if the array is writable and torch supports the array's layout.
 
         An object array of numeric rows becomes an object array of tensors that share one allocation.
         """
@@ -348,7 +348,7 @@ class TorchTarget:
         return self.move(torch.from_numpy(array))
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the target's device and in the target's dtype; copied only if one of them differs."""
+        """Return a tensor on the target's device and in the target's dtype, copied only if necessary."""
         dtype = self._floats if self._floats is not None and tensor.is_floating_point() else self._dtype
         if self.pin_memory and tensor.device.type == "cpu":
             # Cast first: a copy that casts on its way to a device would wait for it.
@@ -390,7 +390,7 @@ class Delivery:
     creates each part ahead of its request.
 
     device: device of the tensors; None leaves values unchanged.
-    floats: dtype of floating-point values; None keeps their dtype.
+    floats: dtype of floating-point values; None keeps each dtype.
     prefetch: number of parts to prepare ahead.
 
     Raises ArgumentError if `floats` is not a floating-point dtype, or `prefetch` is not a non-negative integer or is

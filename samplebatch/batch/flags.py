@@ -23,11 +23,11 @@ class Flags:
     time_major
         Whether step columns have shape (T, B, ...) rather than (B * T, ...) or (rows, ...); None if unknown.
     zero_padded
-        Whether every sequence has `max_seq_len` rows, with zeros after its last step.
+        Whether every sequence has `max_seq_len` rows, with zeros after the sequence's last step.
     max_seq_len
-        Steps of the longest sequence, or rows per sequence if padded; None without sequences.
+        Number of steps in the longest sequence, or number of rows per sequence if padded; None without sequences.
     num_grad_updates
-        Gradient updates of the behaviour policy, averaged over steps; None if unknown.
+        Number of gradient updates of the behaviour policy, averaged over steps; None if unknown.
     is_training
         Whether the batch is for training rather than for computing actions.
     action_unit
@@ -85,7 +85,7 @@ def column_names(argument: str, values: Any) -> tuple[str, ...]:
 
 
 def read_declarations(plain: Any) -> tuple[str, ...]:
-    """Validate the names of columns with one row per sequence; raises FormatError if they are malformed."""
+    """Validate the names of columns with one row per sequence; raises FormatError if the names are malformed."""
     if not isinstance(plain, list):
         raise FormatError(f"per_sequence must be a list of column names, got {describe_value(plain)}")
     for name in plain:

@@ -31,7 +31,7 @@ _KINDS: dict[str, type[Column]] = {
 
 
 def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Header], ...], list[Any]]:
-    """Serialize columns to a header and their buffers.
+    """Serialize columns to a header and buffers.
 
     Returns
     -------

@@ -6,7 +6,7 @@ function calls; these calls are not supported. Hashing nested tuples with shared
 expanded size of tuples is limited.
 
 The unpickler creates only stubs. NumPy arrays, numbers and dtypes are reconstructed from validated stubs. Every other
-object remains a `Foreign` with the name of its class and its state.
+object remains a `Foreign` with the object's class name and state.
 
 RLlib packs each row of a column as a pickle in an LZ4 frame, as bytes or base64.
 """
@@ -331,7 +331,7 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def resolve_stubs(value: Any) -> Any:
-    """Replace stubs of NumPy's constructors with their results; the states of other stubs are unchanged.
+    """Replace stubs of NumPy's constructors with the constructors' results; the states of other stubs are unchanged.
 
     Raises FormatError if the call of a stub differs from the calls in NumPy's pickles.
     """
@@ -344,7 +344,7 @@ def resolve_stubs(value: Any) -> Any:
 
 
 class _Values:
-    """Values of one pickle, with NumPy's values instead of their stubs."""
+    """Values of one pickle, with NumPy objects in place of the stubs of NumPy constructors."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, Any]] = {}

@@ -43,10 +43,10 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     """Concatenate the non-empty batches.
 
     If all batches are empty, the result is `empty()`, as in RLlib. If one of the empty batches has a ragged column, the
-    result has the columns of the first batch with columns. A column that is ragged in an empty batch is ragged in the
-    result. `missing` specifies how columns that exist only in some batches are handled. Raises ColumnMismatchError if a
-    column is missing or has incompatible row shapes or dtypes. Raises SequenceError if only some batches have
-    sequences, or their layouts differ.
+    result has the columns of the first batch that has columns. A column that is ragged in an empty batch is ragged in
+    the result. `missing` specifies how columns that exist only in some batches are handled. Raises ColumnMismatchError
+    if a column is missing or has incompatible row shapes or dtypes. Raises SequenceError if only some batches have
+    sequences, or sequence layouts differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
@@ -151,7 +151,7 @@ def _check_states(parts: Sequence[SampleBatch[Any]], flags: Flags) -> None:
 
 
 def _merge_flags(parts: Sequence[SampleBatch[Any]]) -> Flags:
-    """Merge the flags of batches after validating that their layouts match."""
+    """Merge the flags of batches after validating that the batches' layouts match."""
     first = parts[0]._flags
     # With sequences, max_seq_len is the maximum.
     if first.max_seq_len is None and len({id(part._flags) for part in parts}) == 1:

@@ -42,7 +42,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     policy_batches
         Batch of each policy, by policy id (string or integer). The dict is stored without a copy.
     env_steps
-        Number of environment steps; each has at least one agent step.
+        Number of environment steps; each environment step has at least one agent step.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     Raises
     ------
     ColumnTypeError
-        If a policy id is neither a string nor an integer, or its batch is not a `SampleBatch`.
+        If a policy id is neither a string nor an integer, or a policy's batch is not a `SampleBatch`.
     ArgumentError
         If `policy_batches` is not a dict, or `env_steps` is not a non-negative integer.
 
@@ -288,9 +288,9 @@ class MultiAgentBatch(Generic[ValuesT]):
     def split_by_episode(self) -> list[Self]:
         """Split into one part per episode, by `eps_id`, in order of first occurrence.
 
-        The `count` of a part is its number of distinct `t`; without `t`, the largest number of rows of any policy.
-        Parts are views if the rows of an episode are contiguous. Raises ColumnNotFoundError if a policy's batch lacks
-        `eps_id`.
+        The `count` of a part is the number of distinct values of `t`; without `t`, the largest number of rows of any
+        policy. Parts are views if the rows of an episode are contiguous. Raises ColumnNotFoundError if a policy's batch
+        lacks `eps_id`.
 
         >>> batch = MultiAgentBatch(
         ...     {
@@ -356,9 +356,9 @@ class MultiAgentBatch(Generic[ValuesT]):
         epochs, shuffle, rng, device, floats, prefetch
             As in `SampleBatch.minibatches`.
         lockstep
-            Whether a minibatch has the rows of all agents at its environment steps, as centralized critics require. An
-            environment step is a distinct pair of `eps_id` and `t`; a policy's rows are sorted by step and, if present,
-            `agent_index`.
+            Whether a minibatch has the rows of all agents at the minibatch's environment steps, as centralized critics
+            require. An environment step is a distinct pair of `eps_id` and `t`; a policy's rows are sorted by step and,
+            if present, `agent_index`.
 
         Raises
         ------
@@ -607,7 +607,7 @@ class Lockstep:
 
 
 def _order(batch: SampleBatch[Any]) -> SampleBatch[Any]:
-    """Return the batch sorted by episode, time and agent, without a copy if it is sorted."""
+    """Return the batch sorted by episode, time and agent; a sorted batch is not copied."""
     batch = unpadded(batch)
     keys = [
         np.asarray(batch[name])

@@ -1,6 +1,6 @@
 """Sequences of recurrent models: slicing, gathering and padding batches with a column `seq_lens`.
 
-A batch with `seq_lens` = [l0, l1, ...], shape (s,), stores its sequences contiguously. `state_in_*` and the columns in
+A batch with `seq_lens` = [l0, l1, ...], shape (s,), stores s sequences contiguously. `state_in_*` and the columns in
 the flag `per_sequence` have one row per sequence. All other columns have one row per step, `max_seq_len` rows per
 sequence in a padded batch, or shape (T, s, ...) in a time-major batch. Step indices ignore padding: step i of the batch
 is step i of the concatenated sequences.
@@ -51,7 +51,7 @@ class Cut(NamedTuple):
 
 
 def snap(lengths: Lengths, start: int, stop: int) -> Cut:
-    """Move both ends of a range of steps back to the starts of their sequences.
+    """Move both ends of a range of steps back to the start of a sequence.
 
     Adjacent ranges stay adjacent, so no step is lost or duplicated.
 
@@ -148,7 +148,7 @@ def padded_rows(lengths: Lengths, max_seq_len: int) -> Indices:
 
 
 def check_fit(lengths: Lengths, max_seq_len: int) -> None:
-    """Raise SequenceError if a sequence is longer than its padded length, because padding would lose steps."""
+    """Raise SequenceError if a sequence is longer than the padded length, because padding would lose steps."""
     if len(lengths) and lengths.max() > max_seq_len:
         raise SequenceError(
             f"max_seq_len must be at least the longest sequence, {lengths.max()} steps, got {max_seq_len}; "
@@ -170,8 +170,8 @@ def pack(lengths: Lengths, size: int) -> Iterator[slice]:
 def as_lengths(values: Any) -> Any:
     """Convert sequence lengths to shape (s,); return None if there are no lengths.
 
-    Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat. Raises
-    SequenceError if the lengths are not integers, or are a single integer.
+    Lists become int32 arrays, as recurrent models expect; arrays and tensors of other shapes are viewed with shape
+    (s,). Raises SequenceError if the lengths are not integers, or are a single integer.
     """
     if values is None:
         return None
@@ -214,7 +214,7 @@ def is_per_sequence(columns: Mapping[str, Column], name: str, flags: Flags) -> b
 
 
 def lengths_of(seq_lens: Column) -> Lengths:
-    """Return sequence lengths from any device, shape (s,); raises SequenceError if they are not integers."""
+    """Return sequence lengths from any device, shape (s,); raises SequenceError if the lengths are not integers."""
     values = seq_lens.values.cpu().numpy() if isinstance(seq_lens, TorchColumn) else seq_lens.to_numpy()
     if values.dtype.kind not in "iu":
         raise SequenceError(f"column {names.SEQ_LENS!r} must contain integers, got {values.dtype}")

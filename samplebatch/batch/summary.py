@@ -172,7 +172,7 @@ def as_text(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADING
 
 
 def aligned(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Format a table as text; the first `left` columns are left-aligned, the others right-aligned."""
+    """Format a table as text; the first `left` columns are left-aligned, all other columns right-aligned."""
     table = [headings, *([for_terminal(cell) for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     text = [for_terminal(title, _MAX_TITLE)]

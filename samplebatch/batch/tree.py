@@ -1,7 +1,7 @@
 """Nested columns: conversion between trees of arrays and columns with dotted names.
 
-A dict or tuple of arrays is stored as one column per leaf, named by its path: `obs.camera`, `obs.0`. A structure in
-JSON types represents the tree: None for a leaf, a dict for a dict, a list for a tuple.
+A dict or tuple of arrays is stored as one column per leaf, named by the leaf's path: `obs.camera`, `obs.0`. A structure
+in JSON types represents the tree: None for a leaf, a dict for a dict, a list for a tuple.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NAMED = frozenset((MAPPING, NODE, RECORD))
 def columns_in(positional: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
     """Return the constructor arguments of a batch as a new dict of columns.
 
-    Raises ColumnTypeError with the type if `positional` is not one mapping, dataclass, named tuple, TensorDict, batch
-    of another library, or iterable of pairs.
+    Raises ColumnTypeError if `positional` is not one mapping, dataclass, named tuple, TensorDict, batch of another
+    library, or iterable of pairs.
 
     >>> columns_in(({"a": [1]},), {"b": [2]}), columns_in(([("a", [1])],), {})
     ({'a': [1], 'b': [2]}, {'a': [1]})
@@ -224,10 +224,10 @@ _MISSING: Any = object()
 class NestedColumn(dict[str, Any]):
     """Dict of a nested column; assignments to the dict and deletions from the dict change the batch.
 
-    While a nested column's dict is referenced, each read of the column from the batch returns this dict, after updating
-    it. Assigned values are validated like columns of the batch, under their dotted names. The dict is detached from the
-    batch when its column is replaced or deleted or the batch is freed; constructed, copied and unpickled dicts are
-    detached as well.
+    While a nested column's dict is referenced, each read of the column from the batch updates and returns this dict.
+    Assigned values are validated like columns of the batch, under their dotted names. The dict is detached from the
+    batch when the nested column is replaced or deleted, or the batch is freed; constructed, copied and unpickled dicts
+    are detached as well.
 
     Raises ColumnLengthError if an assigned column has a different number of rows than the batch. Raises ColumnTypeError
     if a key is not a string, or no column type supports the values. Raises ColumnMismatchError if two columns would
@@ -258,7 +258,7 @@ class NestedColumn(dict[str, Any]):
         super().update(items)
 
     def _owner(self) -> Any:
-        """Return the batch that this dict writes to, or None if it is detached."""
+        """Return the batch that this dict writes to; None if the dict is detached."""
         batch = None if self._batch is None else self._batch()
         reference = None if batch is None else batch._nested_views.get(self._path)
         return batch if reference is not None and reference() is self else None

@@ -108,7 +108,7 @@ class ViewRequirement:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Self:
-        """Create a view requirement from the dict of this class's or RLlib's `to_dict`.
+        """Create a view requirement from the result of `to_dict` of this class or of RLlib's class.
 
         Raises FormatError if the description of the space is invalid.
         """

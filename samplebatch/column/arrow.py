@@ -62,7 +62,7 @@ class Recent(Generic[K, V]):
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
-    """Return a column's Arrow field and array; the metadata names the dtype if the Arrow type does not determine it."""
+    """Return a column's Arrow field and array; the metadata contains a dtype that the Arrow type does not determine."""
     array, metadata = column.encode()
     # Text is always nullable, so that all batches of a file or dataset have one schema.
     nullable = array.null_count > 0 or pa.types.is_null(array.type) or isinstance(column, TextColumn)
@@ -78,7 +78,7 @@ def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) 
     """Validate chunks whose decoded values need new memory, and subtract the decoded size from a memory bound.
 
     The validated chunks contain objects, or strings in dictionaries or views, which may be larger once decoded. Chunks
-    of other columns are not validated here; the sizes of their buffers must have been validated before. Raises
+    of other columns are not validated here; the caller must have validated the buffer sizes of other columns. Raises
     CapacityError if the bound is exceeded. Raises pyarrow.ArrowException if a chunk is damaged.
     """
     if not (holds_objects(field) or _expands(field.type, field.metadata or {})):

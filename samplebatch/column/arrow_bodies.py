@@ -45,7 +45,7 @@ _NO_FOOTER = "an Arrow file must have a footer that locates its batches: {}"
 
 
 class Body(NamedTuple):
-    """Buffer layout of a record batch, read from its message.
+    """Buffer layout of a record batch, read from the batch's message.
 
     nodes: number of rows and number of nulls of each array, depth first.
     buffers: offset in the body and size in bytes of each buffer.
@@ -61,7 +61,7 @@ class Body(NamedTuple):
 
 
 class ArrowLayout:
-    """Layout of an Arrow file: offsets and sizes of its buffers, read from its footer and messages.
+    """Layout of an Arrow file: offsets and sizes of the buffers, read from the footer and the messages.
 
     schema: bytes of the footer without the batch offsets; files with equal `schema` bytes have equal Arrow schemas.
     decompressed_nbytes: total declared decompressed size of compressed buffers; 0 without compression.

@@ -79,7 +79,7 @@ def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
 
 
 def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:
-    """Return candidate dtypes that may represent both operands exactly, most likely first; `cast_exactly` decides.
+    """Return dtypes that may represent both operands exactly, most likely first; `cast_exactly` checks each dtype.
 
     >>> wider(np.dtype("i8"), np.dtype("f8")), wider(np.dtype("i8"), np.dtype("U3"))
     ((dtype('float64'), dtype('float64')), ())
@@ -113,8 +113,8 @@ def exact_rows(
 ) -> npt.NDArray[Any]:
     """Cast values exactly to a declared dtype and shape.
 
-    Floats that are wider than the declared float dtype keep their dtype, so that nothing is rounded. Trailing axes of
-    length 1 beyond the shape are removed.
+    Floats that are wider than the declared float dtype are returned in the wider dtype, so that no value is rounded.
+    Trailing axes of length 1 beyond the shape are removed.
 
     Parameters
     ----------
@@ -208,7 +208,10 @@ def nearest_rows(
 
 
 def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
-    """View values as a numeric array of the given shape; return None if this is not possible."""
+    """View values as a numeric array of shape `shape`.
+
+    Returns None if the values are not numeric, have another shape, or would be rounded.
+    """
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError):
@@ -221,7 +224,7 @@ def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
 
 
 def _rounds(values: Any, array: npt.NDArray[Any]) -> bool:
-    """Return whether NumPy rounded integers when it converted a sequence of integers and floats."""
+    """Return whether NumPy rounded integers during the conversion of a sequence of integers and floats."""
     if isinstance(values, np.ndarray) or array.dtype.kind != "f" or not array.ndim:
         return False
     types = set(map(type, values))

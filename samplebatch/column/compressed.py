@@ -97,8 +97,8 @@ class CompressedColumn(Column):
         rows_per_block
             Number of rows per block; None for as many rows as fit into about 64 KB, but at least one row.
         bulk
-            Whether to create a single block. Reading all rows is then fastest, but reading any row decompresses the
-            block. Columns above 1 GiB are split into blocks of at most 1 GiB.
+            Whether to create a single block. A single block is fastest for reading all rows, but reading any row
+            decompresses the entire block. Columns above 1 GiB are split into blocks of at most 1 GiB.
         """
         values = column.values
         n = len(values)

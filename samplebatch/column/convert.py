@@ -69,13 +69,13 @@ def as_column(values: Any, name: str) -> Column:
         One-dimensional object arrays, including arrays of strings, and other lists without numbers become an
         `ObjectColumn`.
     name
-        The column's name, for errors.
+        The column's name, for error messages.
 
     Raises
     ------
     ColumnTypeError
         If the value has no rows (a number, a string, a 0-d array), has an unsupported dtype, or requires a gradient. A
-        tensor that requires a gradient would retain its graph in memory.
+        tensor that requires a gradient would keep the autograd graph in memory.
 
     Examples
     --------

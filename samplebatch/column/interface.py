@@ -90,7 +90,7 @@ class Column(ABC):
     def spread(self, length: int, positions: Indices) -> Column:
         """Return a column of `length` rows with row i at `positions[i]`; positions are strictly increasing.
 
-        The other rows are zeros; they are None in object columns and empty strings in text columns.
+        All other rows are zeros, or None in object columns, or empty strings in text columns.
         """
 
     @classmethod
@@ -118,7 +118,7 @@ class Column(ABC):
 
     @abstractmethod
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Return the rows as an Arrow array, and the field metadata from which they are restored exactly.
+        """Return the rows as an Arrow array, and the field metadata that is required to restore the rows exactly.
 
         The Arrow array has n values, and shares the column's memory if the layout permits. Only missing text and None
         are nulls.

@@ -1,9 +1,9 @@
 """Memory of columns: allocation from one pool, byte views, and limits on allocation for untrusted data.
 
 Columns are allocated from Arrow's memory pool. The pool's memory is 64-byte aligned, and pages are reused. mimalloc is
-preferred if pyarrow has it, because mimalloc reuses blocks of every size (before pyarrow 21, only blocks below 32 MiB).
-malloc and jemalloc return large blocks to the system. The page faults of the next allocation then take two to seven
-times as long as the copy (`benchmarks/bench_memory.py`).
+preferred if pyarrow includes mimalloc, because mimalloc reuses blocks of every size (before pyarrow 21, only blocks
+below 32 MiB). malloc and jemalloc return large blocks to the system, so the page faults of the next allocation take two
+to seven times as long as a copy of the block's bytes (`benchmarks/bench_memory.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
-    """Allocate memory for a copy of an array, and return it with the jobs that copy the array in parts.
+    """Allocate memory for a copy of an array; return the memory and the jobs that copy the array in parts.
 
     The jobs only copy bytes and do not allocate, because memory that one thread allocates and another thread frees is
     not reused.

@@ -46,8 +46,8 @@ class ObjectColumn(Column):
     """Column with one Python object of any type per row, such as a dict, a string or None.
 
     In Arrow, objects with a common form are stored as structs, lists and numbers, and other objects are stored as
-    pickles; all objects are restored exactly. Objects are mutable, so encoded arrays are not cached. Therefore one call
-    of `encode` returns both the array and its metadata.
+    pickles; all objects are restored exactly. Objects are mutable, so encoded arrays are not cached. One call of
+    `encode` therefore returns both the Arrow array and the metadata.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class ObjectColumn(Column):
     ) -> ObjectColumn | TextColumn:
         """Decode an Arrow array: exactly if `encode` created the array, otherwise with pyarrow's `to_pylist`.
 
-        Strings of `StringDType`, which earlier versions wrote as objects, become a text column. Raises FormatError if
+        Strings of `StringDType` that earlier versions wrote as objects become a text column. Raises FormatError if
         metadata and array do not match, UntrustedPickleError if objects are pickled and `allow_pickle` is false.
         """
         form = metadata.get(FORM_KEY)
@@ -242,7 +242,7 @@ class ObjectColumn(Column):
         """Subtract from `bound` the memory that `load` would allocate, without decoding the objects.
 
         Raises CapacityError if the limit is exceeded, FormatError if header and buffers do not match, or the buffers
-        are compressed, which `dump` never writes.
+        are compressed, because `dump` never compresses buffers.
         """
         for buffer in buffers:
             if decompressed_stream_nbytes(pa.py_buffer(buffer)):
@@ -386,7 +386,7 @@ def _listed(array: pa.Array, dtype: npt.DTypeLike) -> int:
 
 
 def _repeated(array: pa.Array) -> int:
-    """Estimate the size in bytes of the values of list views; a value is counted for each view that contains it."""
+    """Estimate the size in bytes of the values of list views; shared values are counted once per view."""
     starts, sizes = array.offsets.to_numpy(), array.sizes.to_numpy()
     order = np.argsort(starts, kind="stable")
     starts, sizes = starts[order], sizes[order].astype(np.int64)
@@ -436,7 +436,7 @@ PLAIN: dict[type, tuple[str, pa.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Common form of all values at one position in the objects' tree.
+    """Common form of all values at one position in a tree of Python objects.
 
     kind: `none` (only None), a name in `PLAIN`, `scalar` (NumPy's), `dict`, `list` or `tuple` (of any length, elements
         of one form), `list_of` or `tuple_of` (of one length, one form per position), `array` (of one shape), `ragged`
@@ -658,9 +658,9 @@ def decode(array: pa.Array, form: str | bytes, name: str, *, allow_pickle: bool 
     Raises FormatError if the form is invalid, or does not match the array. Raises UntrustedPickleError if any value is
     pickled, at any depth, and `allow_pickle` is false.
 
-    array: the array; types that other tools wrote are cast to equivalent types.
+    array: the array; Arrow types that other tools wrote are cast to equivalent types.
     form: JSON form from `encode`.
-    allow_pickle: whether to unpickle rows and nested values, which can execute code of their writer.
+    allow_pickle: whether to unpickle rows and nested values; unpickling can execute the writer's code.
 
     Returns: an array of objects or of variable-width strings, shape (n,).
 

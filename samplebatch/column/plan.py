@@ -129,7 +129,7 @@ class Plan:
     def read(self, rows: pa.RecordBatch) -> Arrays | None:
         """View the columns of a record batch; return None if the batch's schema or layout differs from the plan.
 
-        Misaligned arrays are copied; the other arrays are read-only views.
+        Misaligned arrays are copied; all other arrays are read-only views.
         """
         count = rows.num_rows
         if not (count and self._has_bytes and rows.schema.equals(self.schema, check_metadata=True)):
@@ -148,7 +148,7 @@ class Plan:
         return arrays
 
     def nbytes_of(self, rows: pa.RecordBatch) -> int | None:
-        """Return the size of a record batch's values in bytes; None if its schema differs from the plan's schema."""
+        """Return the size of a record batch's values in bytes; None if the schema is not the plan's schema."""
         has_schema = rows.schema.equals(self.schema, check_metadata=True)
         return rows.num_rows * self._row_nbytes if has_schema else None
 
@@ -208,7 +208,7 @@ class StreamLayout:
     has read.
 
     places: location of each column in the stream, by column name.
-    stream: a stream with this layout, shape (nbytes,).
+    stream: bytes of a stream with this layout, shape (nbytes,).
     head: bytes before the buffers.
     nbytes: size of a stream in bytes.
 

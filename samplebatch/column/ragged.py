@@ -112,7 +112,7 @@ class RaggedColumn(RaggedRows):
         return cls(values.reshape(-1), *varying_rows.uniform_layout(values.shape))
 
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedColumn:
-        """Cast the elements to a dtype, or return the column itself if its dtype matches.
+        """Cast the elements to a dtype, or return the column itself if the column has that dtype.
 
         Raises ColumnMismatchError if the dtype cannot represent the elements exactly.
         """
@@ -188,7 +188,7 @@ class RaggedColumn(RaggedRows):
         Parameters
         ----------
         array
-            A `large_list`, a `list` (its 32-bit offsets are copied), or a struct of such a list and the row shapes. The
+            A `large_list`, a `list` (the 32-bit offsets are copied), or a struct of a list and the row shapes. The
             extents of fixed-size lists become dimensions of the rows.
         dtype_name
             Dtype in the field's metadata, if any.
@@ -347,7 +347,7 @@ def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int6
     """Concatenate rows of one dimension.
 
     Returns: elements and offsets of the rows; None for rows that are neither numeric arrays of one dtype nor lists of
-    integers or floats, which use the general path.
+    integers or floats.
 
     >>> lay_rows([np.arange(2), np.arange(1)]), lay_rows([[0.5], []])
     ((array([0, 1, 0]), array([0, 2, 3])), (array([0.5]), array([0, 1, 1])))

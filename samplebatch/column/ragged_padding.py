@@ -128,7 +128,7 @@ def mask(rows: VaryingRows, side: str, length: int | None, multiple_of: int | No
 
 
 def positions(rows: VaryingRows, side: str, length: int | None, multiple_of: int | None) -> Any:
-    """Return the position of each element in its padded row, shape (n, width); see `RaggedRows.positions`."""
+    """Return each element's position in the padded row, shape (n, width); see `RaggedRows.positions`."""
     xp, columns, limits, width = _grid(rows, side, length, multiple_of)
     if side == "left":
         counted = columns - (width - limits)
@@ -149,7 +149,7 @@ def _grid(rows: VaryingRows, side: str, length: int | None, multiple_of: int | N
 
 
 def places_of(rows: VaryingRows) -> Any:
-    """Return a flat array with the position of each element in its row, shape (m,).
+    """Return a flat array, shape (m,), with each element's position in the element's row.
 
     >>> from samplebatch.column import RaggedColumn
     >>> places_of(RaggedColumn.from_rows([[7, 8], [9]], "ids"))

@@ -98,8 +98,8 @@ class RaggedRows(VaryingRows):
     def from_lengths(cls, values: Any, lengths: Any) -> Self:
         """View an array or tensor as rows of the given lengths.
 
-        Raises ColumnLengthError if lengths are negative, or their sum is not m. Raises ColumnTypeError if values have
-        no dimensions.
+        Raises ColumnLengthError if a length is negative, or the sum of the lengths is not m. Raises ColumnTypeError if
+        values have no dimensions.
 
         Parameters
         ----------
@@ -155,9 +155,9 @@ class RaggedRows(VaryingRows):
         length
             The width; default: length of the longest row, or width of `out`.
         multiple_of
-            Round the width up to a multiple of this number.
+            Positive integer; the width is rounded up to a multiple of this integer.
         out
-            An array or a tensor to write to, with the dtype of the rows.
+            Destination array or tensor, with the dtype of the rows.
 
         Raises
         ------
@@ -282,12 +282,12 @@ class RaggedRows(VaryingRows):
     def cumsum(self, *, reverse: bool = False) -> Self:
         """Return the cumulative sums of each row up to each element, or from each element to the end.
 
-        Floats keep their dtype and are summed in 64 bits; integers become 64-bit integers.
+        Floats are summed in 64 bits and returned in the column's dtype; integers become 64-bit integers.
 
         Parameters
         ----------
         reverse
-            Whether to sum from each element to the end of its row, as for undiscounted returns-to-go.
+            Whether to sum from each element to the end of the row, as for undiscounted returns-to-go.
 
         Examples
         --------
@@ -404,7 +404,7 @@ class RaggedRows(VaryingRows):
         return cast("Self", rows.merge(np.full(n, count)))
 
     def merge(self, counts: Any) -> Self:
-        """Merge runs of consecutive rows into one row each; the elements are shared.
+        """Merge each run of consecutive rows into one row; the elements are shared with this column.
 
         Raises ColumnLengthError if the sum of `counts` is not the number of rows, or extents after the first differ
         within a run.

@@ -27,7 +27,7 @@ _MODE: Final = "clip"
 class TensorColumn(Column):
     """Rows of equal shape in the layout of an Arrow buffer: C-contiguous and in native byte order.
 
-    The NumPy array, the Arrow array and the torch tensor are views of the same bytes, created on demand.
+    The NumPy array, the Arrow array and the torch tensor of a column are views of the same bytes, created on demand.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class TensorColumn(Column):
         ----------
         array
             Fixed-shape tensors and fixed-size lists, nested in any way, of numbers, dates or fixed-width bytes.
-            Bit-packed bool and dates in days, whose layout differs from NumPy's, are copied.
+            Bit-packed bool and dates in days are copied, because their layout differs from NumPy's layout.
         dtype_name
             Dtype that the field's metadata specifies, or None.
         name

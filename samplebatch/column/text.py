@@ -362,7 +362,7 @@ class TextColumn(Column):
         )
 
     def spread(self, length: int, positions: Indices) -> TextColumn:
-        """Return a column of `length` rows with these rows at `positions`, and empty strings in the other rows."""
+        """Return a column of `length` rows with these rows at `positions`, and empty strings in all other rows."""
         flat, count = self._places(positions), length * prod(self.row_shape)
         offsets, data, validity = _parts(self.array)
         lengths = np.zeros(count, _INT64)

@@ -162,7 +162,7 @@ def pieces(rows: int, nbytes: int) -> Iterator[slice]:
 
 
 def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
-    """Copy each source to its target of equal dtype and shape.
+    """Copy each source to the corresponding target; source and target have equal dtype and shape.
 
     targets, sources: equally many arrays.
     nbytes: approximate total bytes.

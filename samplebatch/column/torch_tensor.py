@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TorchColumn(Column):
     """Rows of equal shape in a torch tensor that a user passed or that the library moved to a device.
 
-    On the host, the column shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is
+    On the host, NumPy and Arrow share the column's bytes, as with a `TensorColumn`. bfloat16, which NumPy lacks, is
     stored in Arrow as uint16 with the dtype in the field's metadata.
 
     Parameters
@@ -234,7 +234,7 @@ class RaggedTorchColumn(RaggedRows):
         return cls(elements, offsets_of(shapes.prod(1)), shapes if ndim > 1 else None)
 
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedTorchColumn:
-        """Cast the elements to a NumPy dtype, on their device; return the column itself if its dtype matches.
+        """Cast the elements to a NumPy dtype on the elements' device; a column of that dtype is returned unchanged.
 
         Raises ColumnMismatchError if torch lacks the dtype, or the dtype cannot represent the elements exactly.
 

@@ -125,7 +125,7 @@ _PLAIN_NAME = re.compile(r"(?![|<>=]?a\d*$)[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ
 
 @lru_cache(maxsize=256)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype that an untrusted name specifies; raises ColumnTypeError if tensor columns do not support it."""
+    """Return the dtype that an untrusted name specifies; raises ColumnTypeError for an unsupported dtype."""
     # NumPy crashes if a number in a date's unit is zero.
     if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
         raise ColumnTypeError(f"a dtype must be one that columns support, got the name {name!r}")
@@ -193,9 +193,9 @@ def named_torch_dtype(name: str) -> torch.dtype:
 
 
 def movable(values: torch.Tensor) -> torch.Tensor:
-    """View a tensor's elements in another dtype of equal size, which torch can gather and scatter.
+    """View a tensor's elements in another dtype of equal size that torch can gather and scatter.
 
-    torch lacks these operations for wide unsigned integers, and some of these operations for 8-bit floats.
+    torch lacks gather and scatter for wide unsigned integers, and some of these operations for 8-bit floats.
     """
     return values.view(_movable_dtype(values.dtype))
 

@@ -1,7 +1,7 @@
 """Unpickling of untrusted bytes: the only module that decides whether code in pickles may run.
 
-Loading a pickle can execute code that its writer chose. All readers (of Arrow, Parquet and HDF5 files, saved buffers,
-channels, broadcasts) pass the caller's permission to `unpickle`; no other module loads untrusted pickles.
+Loading a pickle can execute code that the pickle's writer chose. All readers (of Arrow, Parquet and HDF5 files, saved
+buffers, channels, broadcasts) pass the caller's permission to `unpickle`; no other module loads untrusted pickles.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from samplebatch.errors import FormatError, UntrustedPickleError
 
 
 def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = False) -> list[Any]:
-    """Unpickle untrusted bytes, if the caller permits it.
+    """Unpickle untrusted bytes if the caller permits unpickling.
 
     Raises UntrustedPickleError if `allow_pickle` is false. Raises FormatError if a pickle is invalid.
 
     pickles: one pickle per object. Permission is required even for an empty iterable; without permission, pickles are
         not inspected.
     subject: column or file that contains the pickles, for error messages.
-    allow_pickle: whether to unpickle, which can execute code of the writer.
+    allow_pickle: whether to unpickle; unpickling can execute the writer's code.
 
     >>> unpickle([pickle.dumps({1, 2})], "column 'infos'", allow_pickle=True)
     [{1, 2}]

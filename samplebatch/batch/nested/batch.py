@@ -375,7 +375,10 @@ def _has_leaves(source: Node) -> bool:
 
 
 class _OtherName:
-    """Attribute that only other libraries' batches have; access raises AttributeError unless a column has this name."""
+    """Attribute that only other libraries' batches have.
+
+    Access raises AttributeError unless a column has the attribute's name.
+    """
 
     # The descriptor has no `__set__`, so values in the `__dict__` of a batch take precedence.
     def __init__(self, name: str, way_out: str = "") -> None:
@@ -605,7 +608,7 @@ class Batch(Node):
         return format_tree(self)
 
     def empty_(self, index: Any = None) -> Self:
-        """Reset all or the indexed rows in place: numbers become zero, objects become None.
+        """Reset all rows or the indexed rows in place: numbers become zero, objects become None.
 
         >>> Batch(a=[1, 2], b=["x", "y"]).empty_(1)
         Batch(
@@ -618,7 +621,7 @@ class Batch(Node):
 
     @staticmethod
     def empty(batch: Batch, index: Any = None) -> Batch:
-        """Return a copy in which all or the indexed rows are reset, as by `empty_`."""
+        """Return a copy in which `empty_` has reset all or the indexed rows."""
         return Batch.empty_(cast("Batch", copy_tree(batch)), index)
 
     # Joining and splitting
@@ -643,7 +646,7 @@ class Batch(Node):
         Warns
         -----
         UserWarning
-            If arrays differ in shape; they are stored in an array of dtype object.
+            If arrays differ in shape; such arrays are stored in an array of dtype object.
 
         Examples
         --------
@@ -738,7 +741,8 @@ class Batch(Node):
         Parameters
         ----------
         values_transform
-            Function of one leaf, which can also be None or an object. Its result is converted as on assignment.
+            Function of one leaf, which can also be None or an object. The function's result is converted like an
+            assigned value.
         inplace
             Whether to update this batch and return None instead of returning a new batch.
 
@@ -966,7 +970,7 @@ class Batch(Node):
         return cast("Self", conversions.to_environment_actions(self))
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table that shares memory: one column per leaf, named by its dotted path."""
+        """Return an Arrow table that shares memory, with one column per leaf under the leaf's dotted path."""
         return conversions.as_sample_batch(self).to_arrow()
 
     def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:

@@ -106,7 +106,7 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
     Parameters
     ----------
     rows
-        One Batch or dict per row, or one Batch of all rows, as a `DataLoader` passes if its dataset is a Batch.
+        One Batch or dict per row, or one Batch of all rows, as a `DataLoader` passes if the dataset is a Batch.
 
     Examples
     --------

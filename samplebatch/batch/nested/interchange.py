@@ -1,6 +1,6 @@
 """Interchange of nested batches: pickles, pytrees, torch's data loaders and processes, and Tianshou's protocol.
 
-The class `Batch` is registered with each library after both are imported, in either order.
+The class `Batch` is registered with each library as soon as this package and the library are imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, PEER_CLASSES, TENS
 
 
 def register_where_loaded(cls: type[Any], libraries: Iterable[str]) -> None:
-    """Register a class with each library: immediately if the library is imported, otherwise after its import.
+    """Register a class with each library: immediately if the library is imported, otherwise after the library's import.
 
     A failed registration only emits a warning, so that the library's import succeeds.
     """

@@ -23,7 +23,7 @@ N = TypeVar("N", bound="Node")
 
 
 class Node:
-    """Tree node of a nested batch: names and their values, in `__dict__`."""
+    """Tree node of a nested batch; `__dict__` contains the names and values."""
 
     __slots__ = ("__dict__", "__weakref__", "_action_unit")
     __dict__: dict[str, Any]
@@ -53,7 +53,7 @@ set_unit: Final[Callable[[Node, ActionUnit | None], None]] = Node.__dict__["_act
 
 
 def unit_of(source: Any) -> ActionUnit | None:
-    """Return the unit of a tree's actions; None if it is unknown or the value is not a tree."""
+    """Return the unit of a tree's actions; None if the unit is unknown or the value is not a tree."""
     return getattr(source, "_action_unit", None) if isinstance(source, Node) else None
 
 

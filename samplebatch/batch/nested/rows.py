@@ -396,7 +396,7 @@ def concatenate_nodes(make: type[Node], batches: Sequence[Any], missing: Missing
 
 
 def list_batches(batches: Iterable[Any]) -> list[Any]:
-    """Return batches as a list; a single Batch is split into its rows.
+    """Return batches as a list; a single Batch is split into rows.
 
     Raises ColumnTypeError if the argument is not a sequence.
     """
