@@ -23,7 +23,7 @@ class AnswerReader(Generic[T]):
 
     - `read`: function that blocks until it returns the next answers. The function must not reference the owner of this
       reader, because the thread would keep the owner alive.
-    - `end`: function that ends the stream without waiting, so that a blocked `read` returns or raises.
+    - `end`: function that ends the stream without waiting, so that a blocked `read` returns or raises an error.
     - `close`: function that closes the ended stream. The receiving thread calls `close`, because gRPC may block while a
       stream is closed or deleted.
 

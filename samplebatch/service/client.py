@@ -140,7 +140,7 @@ class Shards:
     def call_all(self, use: Callable[[TableConnection], T]) -> list[T]:
         """Call every reachable shard and return the results.
 
-        Raises ServiceError if no service can be reached. The first error of a call other than ServiceError is raised.
+        Raises ServiceError if no service can be reached. Errors other than ServiceError are raised unchanged.
         """
         results = []
         for shard in self.reachable():
@@ -194,7 +194,7 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
 
     Each stream is read by its own thread, one item ahead. A stream ends when it raises ServiceError. Raises
     ServiceError once all streams have ended. Raises OwnershipError in a forked child, where the threads do not exist.
-    The first error of a stream other than ServiceError is raised unchanged.
+    Errors other than ServiceError are raised unchanged.
     """
     items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
     has_stopped = threading.Event()
@@ -750,7 +750,7 @@ class ReplayClient:
         generation
             Column `generation` of the sampled rows, shape (n,); priorities of rows overwritten meanwhile are discarded.
         burn_in
-            Column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
+            Column `burn_in` of sequences, shape (n, length), if the sequences were sampled with burn-in.
 
         Raises
         ------

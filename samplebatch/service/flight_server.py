@@ -95,7 +95,7 @@ class RowSession:
         """Validate and return the keys attached to a request.
 
         Raises SampleBatchError if the rows are not valid keys or exceed the size limit. Raises pyarrow.ArrowInvalid if
-        the buffers of the rows do not fit the schema.
+        the buffers of the rows do not match the schema.
         """
         self._service.check_nbytes("keys", rows.nbytes)
         rows.validate()

@@ -106,7 +106,7 @@ class FragmentItems(Items):
         self._selectors = [selector for selector in selectors if selector is not None]
 
     def _make_sampler(self) -> Selector | None:
-        """Create the sampling policy; None for a table of kind `"key"`."""
+        """Create the item selection policy for samples; return None for a table of kind `"key"`."""
         if self._kind == "prioritized":
             return ByPriority(self._items, self.capacity, self._alpha, self._beta)
         kinds: dict[str, type[Selector]] = {"fifo": Oldest, "lifo": Newest, "uniform": AnyItem}

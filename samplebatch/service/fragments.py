@@ -207,7 +207,7 @@ class FragmentDecoder:
         - `text`: description of the batch if it differs from the description in the schema, otherwise None.
 
         Raises SampleBatchError in the same cases as `read_fragment`. Raises pyarrow.ArrowException if the buffers of
-        `rows` do not fit their schema.
+        `rows` do not match the schema.
         """
         layout = self._layout
         if layout is not None and text is None:

@@ -55,8 +55,8 @@ class Sample(samplers.Sample[Any, Any]):
         Indices for `update_weight`. Steps and episodes: slots, shape (n,). Sequences: slots, shape (n, length), with -1
         for padding. Fragments: sequence numbers, shape (k,).
     generation
-        Generations of the slots, shape (n,). For sequences, the generation of the first step after burn-in. For
-        fragments, zeros of shape (k,).
+        Generations of the slots, shape (n,). For sequences, `generation` contains the generation of each sequence's
+        first step after burn-in. For fragments, `generation` contains zeros, shape (k,).
     weights
         Importance weights, with the same shape as `generation`; None if the table does not use priorities.
     lengths

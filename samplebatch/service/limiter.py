@@ -31,8 +31,8 @@ class RateLimiter:
     samples_per_insert
         Number of samples that each insert earns; None for no limit.
     error_buffer
-        Maximum difference between earned and drawn samples, in either direction. The default is
-        `max(2, 2 * samples_per_insert, 0.1 * samples_per_insert * min_size)`.
+        Maximum difference between earned and drawn samples, in either direction. The default difference is `max(2, 2 *
+        samples_per_insert, 0.1 * samples_per_insert * min_size)`.
 
     Raises
     ------

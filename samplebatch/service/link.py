@@ -145,8 +145,8 @@ class Link:
         - `on_lost`: function that is called after each failure.
         - `patience`: result of `recover` if the call has already failed once.
 
-        Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Raises any other
-        SampleBatchError of the call.
+        Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Errors of the call other than
+        LostError are raised unchanged.
         """
         while True:
             try:

@@ -456,7 +456,7 @@ class TakenNumbers:
 
     @classmethod
     def from_state(cls, state: Any) -> TakenNumbers:
-        """Restore the numbers from the result of `state`.
+        """Restore the sequence numbers from the result of `state`.
 
         Raises FormatError if an entry is not a (writer, stream, number) triple.
         """

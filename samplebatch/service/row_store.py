@@ -359,7 +359,7 @@ class RowStore:
         return {name: count for name, count in counts.items() if count}
 
     def mask_of(self, numbers: Ints) -> npt.NDArray[np.bool_]:
-        """Return a mask of the positions of rows."""
+        """Return a mask that selects the positions of rows."""
         mask = np.zeros(self._used, np.bool_)
         mask[self._positions(numbers)] = True
         return mask
@@ -379,7 +379,7 @@ class RowStore:
         return existing
 
     def keys_of(self, numbers: Ints) -> Ints | list[str]:
-        """Return the keys of rows: an integer array, shape (n,), or a list of text."""
+        """Return the keys of rows: an integer array, shape (n,), or a list of strings."""
         return keys_array(self._keys[self._positions(numbers)].tolist())
 
     def view(self, numbers: Ints, columns: Sequence[str]) -> Callable[[], SampleBatch[Any]]:
@@ -421,8 +421,8 @@ class RowStore:
     def freeze(self) -> dict[str, Any]:
         """Return a snapshot: `fragments`, row `numbers`, consumers' `marks` and `next_key`.
 
-        `fragments` is an iterator of batches, which gathers columns without the lock. All rows of a fragment have the
-        same columns. `numbers` and `marks` list the rows in the order of the fragments.
+        Entry `fragments` is an iterator that yields batches and gathers their columns without the lock. All rows of a
+        fragment have the same columns. `numbers` and `marks` list the rows in the order of the fragments.
         """
         rows = np.flatnonzero(self._arrays["alive"][: self._used])
         names = sorted(self.forms)

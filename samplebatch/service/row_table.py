@@ -146,7 +146,7 @@ class RowTable:
         Name of an integer column: the version of the weights that generated each row, for `max_lag`.
     max_lag
         Maximum number of versions by which a row is older than the newest version; older rows are evicted. The newest
-        version is the maximum over the `version` column and the published weights.
+        version is the maximum over the `version` column and the versions of published weights.
     length
         Name of the column that determines each row's number of tokens, for `max_tokens`. The column is stored as ragged
         unless it contains one integer per row.
@@ -263,7 +263,7 @@ class RowTable:
             Mapping of names to arrays, lists or columns with n rows each, or a `SampleBatch`. Arrays are not copied: do
             not modify them afterwards.
         update
-            True: all keys must exist. False: no key may exist. None: new and existing keys are accepted.
+            If True, all keys must exist. If False, no key may exist. If None, new and existing keys are accepted.
         writer, stream, number
             Writer, stream and sequence number of this put. A put is ignored as a duplicate if its number is not greater
             than the stream's last number.
@@ -823,7 +823,8 @@ class RowTable:
         -------
         dict
             The entries of `ReplayTable.info` and three further entries: `consumers`, the number of `evicted` rows, and
-            the newest `version` (None if unknown). `columns` maps each column name to its dtype and row shape.
+            the newest `version` (None if unknown). Entry `columns` maps each column name to the column's dtype and row
+            shape.
         """
         with self._lock:
             rows = self._rows

@@ -377,7 +377,7 @@ class SampleReader:
     """Learner-side decoder of a session's samples.
 
     Arrow reads the first sample of each layout, and `unpack` validates it. Later streams that differ only in column
-    values are viewed without Arrow. Samples with Python objects are decoded with a cached plan of their schema.
+    values are viewed without Arrow. Samples with Python objects are decoded with a cached plan for the sample's schema.
     """
 
     def __init__(self) -> None:

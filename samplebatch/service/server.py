@@ -129,8 +129,9 @@ _DESCRIPTORS: Final = "/proc/self/fd"
 class ReplayServer:
     """Arrow Flight server of replay tables, for writers and learners on any machine.
 
-    `start` and the context manager serve in background threads; `serve` blocks the calling thread. The default `host`
-    accepts only connections from this machine. If `token` is None, every client that can connect may read and write.
+    The method `start` and the context manager serve in background threads; the method `serve` blocks the calling
+    thread. The default `host` accepts only connections from this machine. If `token` is None, every client that can
+    connect may read and write.
 
     Parameters
     ----------

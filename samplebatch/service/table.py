@@ -53,11 +53,11 @@ class ReplayTable:
         Limits of this table; a limiter must not be shared between tables. By default, sampling requires one item.
     remover
         Eviction policy of a full table: `"fifo"`, `"lifo"`, `"uniform"`, `"lowest_priority"`, `"most_sampled"`, or
-        `"none"`, which blocks inserts. Tables of steps require `"fifo"`. The default is `"none"` for a queue and for a
-        fifo table with `max_times_sampled`, otherwise `"fifo"`.
+        `"none"`, which blocks inserts. Tables of steps require `"fifo"`. The default policy is `"none"` for a queue and
+        for a fifo table with `max_times_sampled`, otherwise `"fifo"`.
     max_times_sampled
         Maximum number of times that each item is sampled; 0 for no limit. A fragment that reaches the limit is removed;
-        a step that reaches the limit is no longer sampled. The default is 1 for a queue, otherwise 0.
+        a step that reaches the limit is no longer sampled. The default number is 1 for a queue, otherwise 0.
     streams
         Number of rings in a table of steps. Each environment of each writer is assigned its own ring while rings are
         free, so an episode that is sent in several fragments is stored contiguously.
@@ -67,10 +67,10 @@ class ReplayTable:
         Required columns of fragments: a mapping of column names to dtypes or (dtype, row shape) pairs, such as
         `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}`, or
         equivalent text such as `"obs:float32[4]+actions:int64"`. Fragments of several policies require one mapping per
-        policy. Fragments are rejected if a column is missing, undeclared, or has another dtype or row shape. Tables of
-        steps also accept fragments without infos, or with undeclared columns `eps_id`, `env_id`, `agent_index`, `t`,
-        `unroll_id` and `weights_version` (int64) and `eps_done` (bool). By default, the first fragment determines the
-        columns.
+        policy. Fragments are rejected if a column is missing, is undeclared, or differs from the declared dtype or row
+        shape. Tables of steps also accept fragments without infos, or with undeclared columns `eps_id`, `env_id`,
+        `agent_index`, `t`, `unroll_id` and `weights_version` (int64) and `eps_done` (bool). By default, the first
+        fragment determines the columns.
     **options
         For a table of steps: options of its replay buffer, and the default `n_step` and `gamma` of samples. The buffer
         is a `ReplayBuffer` or `PrioritizedReplayBuffer`, or a `VectorReplayBuffer` or `PrioritizedVectorReplayBuffer`
@@ -226,7 +226,7 @@ class ReplayTable:
             a number. A fragment is ignored as a duplicate if its number is not greater than the stream's last number.
         priorities
             Priority of the fragment, or one priority per step. Priorities require a prioritized table or the remover
-            `"lowest_priority"`. The default is the largest priority so far.
+            `"lowest_priority"`. The default priority is the largest priority so far.
         keys
             Key of the fragment, for a table of kind `"key"`.
         timeout_s
@@ -314,7 +314,7 @@ class ReplayTable:
             Options of the mode. Steps: `n_step` and `gamma`, as in `ReplayBuffer.sample`. Sequences: `length`,
             `burn_in`, `padded` and `per_sequence`, as in `ReplayBuffer.sample_sequences`. Episodes: `unfinished`, as in
             `ReplayBuffer.sample_episodes`. Fragments of a table of kind `"key"`: `key`, which is required. For a
-            prioritized table, `beta` overrides the table's value.
+            prioritized table, `beta` overrides the table's exponent of importance weights.
 
         Raises
         ------
@@ -329,7 +329,8 @@ class ReplayTable:
             If the sample would exceed `max_nbytes`; nothing is sampled.
         EmptyBufferError
             If the table contains no complete episode, or no episode of `length` steps for unpadded sequences.
-            This error is also raised if another thread empties the table while a large sample of fragments is drawn.
+            EmptyBufferError is also raised if another thread empties the table while a large sample of fragments is
+            drawn.
         SampleBatchError
             In the same cases as the sampling method of `ReplayBuffer`.
         """
@@ -389,8 +390,8 @@ class ReplayTable:
         weights
             New priorities, shape (n,).
         generations
-            `generation` of the sample, shape (n,), to skip steps that have been overwritten since. Tables of fragments
-            ignore this argument.
+            Generations from `generation` of the sample, shape (n,); steps that were overwritten after sampling are
+            skipped. Tables of fragments ignore the generations.
 
         Raises
         ------
@@ -495,7 +496,7 @@ class ReplayTable:
         return {"limiter": limiter, "max_times": self._items.max_times, "taken": numbers, "columns": columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, including limits and counts.
+        """Restore a result of `state_dict`, including limits and counts.
 
         A table without declared columns adopts the declared columns of the state.
 

@@ -133,7 +133,7 @@ class PublishedWeights:
             return {name: newest.version for name, newest in self._newest.items()}
 
     def state(self) -> dict[str, Published]:
-        """Return the newest weights for each name, to be restored by `load`."""
+        """Return the newest weights for each name, in the format that `load` requires."""
         with self._lock:
             return dict(self._newest)
 

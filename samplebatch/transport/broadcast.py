@@ -646,7 +646,7 @@ class Board:
     def hold(self) -> peers.ProcessIdentity:
         """Register this process as the future publisher, and return the owner, as `claim` does.
 
-        Readers then detect the death of this process.
+        After the registration, readers detect the death of this process.
         """
         return self._enter(publishes=0)
 

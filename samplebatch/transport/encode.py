@@ -2,9 +2,9 @@
 
 Only Python objects without an Arrow type are pickled, and only if the channel allows pickles.
 
-The leaves of a nested batch are in depth-first order. A leaf that is an array or tensor is a fixed column, even without
-an axis of rows. All leaves other than arrays and tensors are variable columns: the metadata contains plain values, and
-`ObjectColumn` encodes columns and arrays of objects.
+The leaves of a nested batch are encoded in depth-first order. A leaf that is an array or tensor is a fixed column, even
+without an axis of rows. All leaves other than arrays and tensors are variable columns: the metadata contains plain
+values, and `ObjectColumn` encodes columns and arrays of objects.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Frame:
 
 
 class PartEncoder:
-    """Encoder of the columns of one batch of a message."""
+    """Encoder for the columns of one batch in a message."""
 
     __slots__ = ("allow_pickle", "arrays", "buffers", "counts", "key", "variable")
 

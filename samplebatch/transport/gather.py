@@ -22,7 +22,7 @@ class Gathering:
     Attributes
     ----------
     source
-        Consumer of the last batch.
+        Consumer of the last received batch.
     lost
         Errors of producers that failed or died, by consumer.
     """

@@ -225,7 +225,7 @@ os.register_at_fork(before=_give_to_child)
 class Poller:
     """Set of file descriptors that can be awaited together.
 
-    - `*descriptors`: initial descriptors; more can be registered.
+    - `*descriptors`: initial descriptors; `register` can add further descriptors.
 
     >>> import os
     >>> reader, writer = os.pipe()

@@ -47,7 +47,7 @@ class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 class Reservation:
-    """Reserved block of the arena, whose columns are filled in place and sent without a copy.
+    """Reserved block of the arena; the block's columns are filled in place and sent without a copy.
 
     Created by `Producer.reserve`. `reservation["obs"]` is the array of a column in the block, with arbitrary initial
     values. As a context manager, a reservation sends all rows on exit, unless rows were sent before; an exception
@@ -122,7 +122,7 @@ class Reservation:
         extra: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Send the rows, in constant time.
+        """Send the reserved rows, in constant time.
 
         Afterwards, the reserved arrays are read-only in the producer, because the consumer may write to their memory.
 

@@ -91,7 +91,7 @@ class Part(NamedTuple):
     """Description of the columns of one batch of a message.
 
     - `label`: policy id in a `MultiAgentBatch`, otherwise empty.
-    - `columns`: columns in order.
+    - `columns`: descriptions of the columns, in order.
     - `structure`: nesting of the columns. For a `SampleBatch`, the structure is the JSON of its nested columns. For a
       `Batch`, the structure consists of (name, substructure) pairs; a substructure is None for a leaf (the next
       column), otherwise nested pairs.
