@@ -31,7 +31,9 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
     if source == dtype:
         return array
     if holds(dtype, source):
-        return array.astype(dtype)
+        # NumPy warns about signaling NaNs, which become quiet NaNs.
+        with np.errstate(invalid="ignore"):
+            return array.astype(dtype)
     if _KIND_RANK.get(source.kind, 9) > _KIND_RANK.get(dtype.kind, -1):
         return None
     if not array.size:
@@ -48,7 +50,7 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
             8 * source.itemsize - (source.kind == "i")
         )
         return cast if exact and bool(np.array_equal(real.astype(source), array)) else None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype)
     # Part by part, because a complex number counts as NaN, and as equal to any other such, if either of its parts is.
     exact = all(np.array_equal(new.astype(old.dtype), old, equal_nan=True) for new, old in _parts(cast, array))
@@ -254,7 +256,7 @@ def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
     """Round floats, and cast all other numbers exactly; return None if a float overflows or an exact cast fails."""
     if not array.dtype.kind == "f" == dtype.kind:
         return _in_dtype(array, dtype)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         rounded = array.astype(dtype, copy=False)
     return rounded if np.array_equal(np.isinf(rounded), np.isinf(array)) else None
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -86,10 +86,10 @@ class TensorColumn(Column):
         rows = sum(map(len, arrays))
         out = memory.empty((rows, *first.shape[1:]), first.dtype)
         try:
-            _join(arrays, out, "no")
+            _join(arrays, out, _concatenate)
         except (TypeError, ValueError):
             out = memory.empty(out.shape, _joined_dtype(arrays, name))
-            _join(arrays, out, "safe")
+            _join(arrays, out, _cast_and_concatenate)
         return TensorColumn(out)
 
     def equals(self, other: Column) -> bool:
@@ -216,8 +216,21 @@ def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any])
     return [(target.nbytes, partial(values.take, part_indices, 0, target, _MODE)) for part_indices, target in parts]
 
 
+def _concatenate(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
+    np.concatenate(arrays, 0, out, casting="no")
+
+
+@np.errstate(invalid="ignore")
+def _cast_and_concatenate(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
+    """Concatenate arrays without NumPy's warning about signaling NaNs, which a cast converts to quiet NaNs."""
+    np.concatenate(arrays, 0, out, casting="safe")
+
+
+_Concatenate = Callable[[list[npt.NDArray[Any]], npt.NDArray[Any]], None]
+
+
 def joining(
-    arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"] = "no"
+    arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], concatenate: _Concatenate = _concatenate
 ) -> list[threads.Job]:
     """Split a concatenation into jobs for `threads.share`; each job copies a few arrays."""
     jobs: list[threads.Job] = []
@@ -226,16 +239,16 @@ def joining(
         stop += len(array)
         target = out[start:stop]
         if last == len(arrays) or target.nbytes >= threads.PIECE_NBYTES:
-            jobs.append((target.nbytes, partial(np.concatenate, arrays[first:last], 0, target, casting=casting)))
+            jobs.append((target.nbytes, partial(concatenate, arrays[first:last], target)))
             first, start = last, stop
     return jobs
 
 
-def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"]) -> None:
+def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], concatenate: _Concatenate) -> None:
     if out.nbytes < threads.WORTHWHILE:
-        np.concatenate(arrays, 0, out, casting=casting)
+        concatenate(arrays, out)
     else:
-        threads.share(joining(arrays, out, casting))
+        threads.share(joining(arrays, out, concatenate))
 
 
 def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from samplebatch.column import memory
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.column.casting import cast_exactly
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.types import torch_dtype
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
@@ -255,3 +256,15 @@ def test_a_dtype_that_contradicts_the_arrow_type_is_rejected(dtype_name):
         TensorColumn.from_arrow(
             pa.array([1.5, 2.5], pa.float32() if dtype_name != "<c8" else pa.float64()), dtype_name, "x"
         )
+
+
+@pytest.mark.parametrize("count", [3, 400_000])
+def test_signaling_nans_are_cast_without_a_warning(count: int) -> None:
+    """NumPy warns about each signaling NaN; the second size is copied by two threads."""
+    signaling = TensorColumn(np.full(count, 0x7F800001, np.uint32).view(np.float32))
+    joined = TensorColumn.concat([signaling, TensorColumn(np.zeros(1))], "a").values
+    assert joined.dtype == np.float64
+    assert np.isnan(joined).sum() == count
+    cast = cast_exactly(signaling.values, np.dtype("f8"))
+    assert cast is not None
+    assert np.isnan(cast).all()

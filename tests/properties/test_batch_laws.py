@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch, ViewRequirement, concat_samples
@@ -77,6 +77,7 @@ def test_only_rows_out_of_range_are_rejected(example: Drawn, row: int) -> None:
 
 
 @given(dtypes=st.lists(st.sampled_from(NUMPY), min_size=2, max_size=4), seed=st.integers(0, 999))
+@example(dtypes=["c8", "c16"], seed=98).via("signaling NaN")
 def test_joining_dtypes_never_loses_a_value(dtypes: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
     arrays = []
