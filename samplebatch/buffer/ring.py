@@ -140,7 +140,7 @@ class Rings:
     def prev_within(self, slots: Ints, done: Flags) -> Ints | None:
         """Fast path of `prev` for a single ring in which all slots and their predecessors have rows.
 
-        Returns None in other cases, including slots out of bounds.
+        Returns None in all other cases, for example if a slot is out of bounds.
         """
         previous: Ints = slots - 1
         # `in` on bytes finds a set flag faster than NumPy counts flags.
@@ -154,7 +154,7 @@ class Rings:
     def next_within(self, slots: Ints, done: Flags) -> Ints | None:
         """Fast path of `next` for a single ring in which all slots and their successors have rows.
 
-        Returns None in other cases, including slots out of bounds.
+        Returns None in all other cases, for example if a slot is out of bounds.
         """
         if self.n > 1 or not self.size or 1 in (slots.view(_UINTP) >= self.size - 1).tobytes():
             return None
@@ -526,7 +526,7 @@ class Rings:
         return returns, lengths, firsts
 
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
-        """Set the first write count, the first slot and the return of the running episode in the only ring."""
+        """Set the start (write count and slot) and the return of the running episode in the only ring."""
         self.began, self.ep_start, self.ep_return = began, start, total
         self._share()
 

@@ -196,7 +196,7 @@ def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAg
 
 
 def make_several(env: Any, num_envs: int | None) -> list[Any]:
-    """Create a collector's environments: one per list item, or `num_envs` environments from one function or id."""
+    """Create multi-agent environments: one per list item, or `num_envs` environments from one function or id."""
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
     listed = isinstance(env, list | tuple)

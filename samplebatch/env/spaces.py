@@ -219,7 +219,7 @@ class SpaceLayout:
         return [self._nest(self._space, iter([leaf[row] for leaf in leaves]), dict) for row in range(count)]
 
     def batch(self, leaves: Sequence[Any]) -> Any:
-        """Nest leaves in batches, for policies and buffers; return the array itself if there is only one leaf."""
+        """Nest leaves in batches, for policies and buffers; return the array itself if the space is a leaf."""
         if self.names == ("",):
             return leaves[0]
         return self._nest(self._space, iter(leaves), lambda parts: node(Batch, parts))
