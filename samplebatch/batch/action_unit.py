@@ -48,9 +48,9 @@ class ActionUnit:
     Attributes
     ----------
     mapping
-        As passed.
+        Mapping as passed to the constructor.
     low, high
-        Read-only arrays; shape () if all bounds are equal; None without bounds.
+        Bounds as read-only arrays, with shape () if all numbers of a bound are equal; None without bounds.
 
     Raises
     ------
@@ -240,7 +240,7 @@ _DTYPES: Final = frozenset(
 
 
 def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
-    """Return the common unit of rows to be combined; None if no unit is known.
+    """Return the common action unit of rows that are to be combined; None if no unit is known.
 
     Rows with an unknown unit are assigned the common unit. Rows in environment units may be combined with rows that are
     clipped to the environment's bounds. Raises ColumnMismatchError if two of the units differ.

@@ -1,7 +1,7 @@
 """Builders that create batches step by step.
 
-A builder contains one growable column per batch column and counts the steps itself. A step that a column rejects is
-not counted and is overwritten by the next step.
+A builder contains one growable column per batch column, and counts the steps. A step that a column rejects is not
+counted and is overwritten by the next step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SampleBatchBuilder:
         Columns (dotted names) whose rows vary in shape, or a mapping from these names to element dtypes. The name of a
         nested column includes all its leaves.
     capacity
-        Initial capacity in steps. For later batches, the initial capacity is the size of the previous batch.
+        Initial capacity in steps. After the first batch, the initial capacity is the size of the previous batch.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class SampleBatchBuilder:
         self.count = 0
 
     def add_values(self, /, **values: Any) -> None:
-        """Add one step: a value for every column.
+        """Add one step, with a value for every column.
 
         Raises
         ------
@@ -281,7 +281,7 @@ class SampleBatchBuilder:
 
 
 class _GrowingTree:
-    """Growable columns of the leaves of one nested column."""
+    """Growable columns for the leaves of one nested column."""
 
     __slots__ = ("leaves", "name", "structure")
     # Nothing goes past `put`: see `_GrowingColumn`.
@@ -390,7 +390,7 @@ class MultiAgentBatchBuilder:
         return sum(builder.count for _, builder in self._agents.values())
 
     def has_pending_agent_data(self) -> bool:
-        """Return whether any steps were added since the last batch."""
+        """Return whether any steps were added since the last batch was built."""
         return any(builder.count for _, builder in self._agents.values())
 
     def add_values(self, agent_id: Any, /, **values: Any) -> None:

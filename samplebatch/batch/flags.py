@@ -54,7 +54,7 @@ DEFAULT = Flags()
 
 @lru_cache(maxsize=256)
 def flags_of_unit(action_unit: ActionUnit | None) -> Flags:
-    """Return the flags of a batch with an action unit; cached, because flags are often compared by identity."""
+    """Return default flags with an action unit; results are cached, because flags are often compared by identity."""
     return DEFAULT if action_unit is None else Flags(action_unit=action_unit)
 
 

@@ -139,7 +139,7 @@ class StubUnpickler(pickle.Unpickler):
         self._stubs: dict[tuple[str, str], Named] = {}
 
     def find_class(self, module: str, name: str) -> Named:
-        """Return the stub for a name."""
+        """Return the stub for a class or function name."""
         stub = self._stubs.get((module, name))
         if stub is None:
             if len(self._stubs) >= _MAX_NAMES:
@@ -507,8 +507,8 @@ def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: 
     """Unpack a value that RLlib's `pack` created.
 
     Pickles of arrays, numbers, strings, dicts and lists are read as data. Raises FormatError if `row` is damaged
-    or is not a packed value. Raises UntrustedPickleError if the pickle contains other objects and `allow_pickle` is
-    false. Raises CapacityError if the value exceeds the memory bound.
+    or is not a packed value. Raises UntrustedPickleError if the pickle contains objects of other types and
+    `allow_pickle` is false. Raises CapacityError if the value exceeds the memory bound.
     """
     data = _encode(row)
     try:

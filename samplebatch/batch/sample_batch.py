@@ -67,13 +67,13 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     """Steps of experience: a mapping from column names to arrays of equal length.
 
     C-contiguous arrays in native byte order are stored without a copy; other arrays are copied once. Slices are views
-    that slice a column on first access. A dict or tuple of arrays is a nested column: it is stored under dotted names
-    and returned with its structure. Assigning to the returned dict, or deleting from it, changes the batch (see
-    `NestedColumn`). `len` counts steps, not columns.
+    that slice a column on first access. A dict or tuple of arrays is a nested column, which is stored under dotted
+    names and returned as a dict or tuple. A change of the returned dict also changes the batch (see `NestedColumn`).
+    `len` counts steps, not columns.
 
-    A column `seq_lens` of shape (s,) divides the steps into s sequences for recurrent models. In such a batch,
-    `state_in_*` columns and columns in `per_sequence` have one row per sequence. All other columns have one row per
-    step, or `max_seq_len` rows per sequence if the batch is padded.
+    A column `seq_lens` of shape (s,) divides the steps into s sequences for recurrent models. In a batch with
+    sequences, `state_in_*` columns and columns in `per_sequence` have one row per sequence. All other columns have one
+    row per step, or `max_seq_len` rows per sequence if the batch is padded.
 
     Without a column `dones`, `batch["dones"]` is the logical or of `terminateds` and `truncateds`.
 
@@ -353,7 +353,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         self._count_rows()
 
     def _leaves(self, name: str) -> list[str]:
-        """Return the dotted leaf names of a column; raises ColumnNotFoundError if it is missing."""
+        """Return the dotted leaf names of a column; raises ColumnNotFoundError if the column is missing."""
         if name in self._nested:
             return list(leaf_names(name, self._nested[name]))
         if name not in self._names():
@@ -404,9 +404,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
         """Compress columns with LZ4, in place; the batch then returns these columns as `CompressedColumn`.
 
-        With `bulk`, a column becomes one compressed block. Otherwise, a column becomes blocks of a few rows, which can
-        be read individually. `columns` are names or dotted names; missing and compressed columns are skipped. Raises
-        ColumnTypeError if a column is not an array of numbers.
+        With `bulk`, a column becomes one compressed block. Without `bulk`, a column becomes blocks of a few rows that
+        can be read individually. `columns` are names or dotted names; missing and compressed columns are skipped.
+        Raises ColumnTypeError if a column is not an array of numbers.
 
         >>> batch = SampleBatch(obs=[[0.0] * 84] * 100, rewards=[0.0] * 100).compress(bulk=True)
         >>> batch["obs"].nbytes < 1000, batch.decompress_if_needed()["obs"].shape
@@ -421,7 +421,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         """Decompress columns, and unpack columns that RLlib packed, in place; other columns are unchanged.
 
         `allow_pickle` permits unpickling packed rows with values other than arrays, numbers and strings (trusted data
-        only). Otherwise such rows raise UntrustedPickleError. Damaged rows raise FormatError.
+        only). Raises UntrustedPickleError for such rows if `allow_pickle` is false, FormatError for damaged rows.
         """
         tree.decompress(self, columns, allow_pickle=allow_pickle)
         return self
@@ -469,7 +469,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         self._flags = trial._flags
 
     def to_environment_actions(self) -> Self:
-        """Return a batch whose actions are in the environment's unit; the other columns are shared.
+        """Return a batch whose actions are in the environment's unit; all other columns are shared.
 
         Returns the batch itself if the actions' unit is unknown or already the environment's unit. Raises
         ColumnMismatchError if a function mapped the actions, because functions are not recorded.
@@ -944,8 +944,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         view_requirements
             Views by name, this library's `ViewRequirement` or RLlib's; only those for computing actions are used.
         index
-            Step index, negative from the end; or `"last"` for the step *after* the last one, as for a value estimate:
-            there `obs` is the last row of `new_obs`, `prev_actions` of `actions`, `prev_rewards` of `rewards`.
+            Step index, negative from the end; or `"last"` for the step *after* the last step, as for a value estimate;
+            `obs` is then the last row of `new_obs`, `prev_actions` of `actions`, `prev_rewards` of `rewards`.
 
         Examples
         --------

@@ -69,7 +69,7 @@ def snap(lengths: Lengths, start: int, stop: int) -> Cut:
 def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
     """Return a range of steps, and the number of its steps in each overlapping sequence, shape (last - first,).
 
-    Empty sequences belong to the range that ends at their position.
+    An empty sequence belongs to the range of steps that ends at the sequence's position.
 
     >>> cut(np.array([2, 3, 1]), 1, 4)
     (Cut(start=1, stop=4, first=0, last=2), array([1, 2]))
@@ -360,7 +360,7 @@ def view_exact(batch: B, start: int, stop: int, first: int | None = None, last: 
 
 
 def pad_left(batch: B, padding: int) -> B:
-    """Copy a batch, with `padding` rows of zeros (None for objects) before its first row."""
+    """Copy a batch, with `padding` rows of zeros (None for objects) before the first row."""
     length = padding + batch.count
     positions = np.arange(padding, length)
     if not batch._has_sequences:

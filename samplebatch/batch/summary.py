@@ -46,7 +46,7 @@ IDS = frozenset({names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.UNROLL_ID,
 
 
 class Line(NamedTuple):
-    """Line of a column in a summary; statistics are empty for columns without numbers."""
+    """Summary line of one column; statistics are empty for columns without numbers."""
 
     column: str
     dtype: str

@@ -82,7 +82,7 @@ class ViewRequirement:
 
     @classmethod
     def of(cls, requirement: Any) -> ViewRequirement:
-        """Convert RLlib's view requirement, or an object with the same attributes; return a ViewRequirement unchanged.
+        """Convert RLlib's view requirement, or an object with its attributes; return a ViewRequirement unchanged.
 
         Raises ColumnTypeError if the object has no attribute `shift`.
 

@@ -175,7 +175,7 @@ def exact_outcomes(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Cast the rewards and flags of n environments exactly; see `exact_rows`.
 
-    Flags have shape (n,). Rewards have shape (n, *reward_shape), which is (n, agents) if agents take turns.
+    Flags have shape (n,). Rewards have shape (n, *reward_shape); the shape is (n, agents) if agents take turns.
 
     >>> exact_outcomes(
     ...     [1.5, 2],
@@ -201,7 +201,8 @@ def nearest_rows(
 ) -> npt.NDArray[Any]:
     """Cast values like `exact_rows`, but round floats to a declared float dtype.
 
-    Gymnasium's vector environments round floats in the same way. Overflow of a finite value to infinity is an error.
+    Gymnasium's vector environments also round floats to the declared dtype. Overflow of a finite value to infinity is
+    an error.
     """
     array = _numbers(values, shape)
     if array is not None:

@@ -242,7 +242,7 @@ class ObjectColumn(Column):
         """Subtract from `bound` the memory that `load` would allocate, without decoding the objects.
 
         Raises CapacityError if the limit is exceeded, FormatError if header and buffers do not match, or the buffers
-        are compressed, because `dump` never compresses buffers.
+        are compressed; `dump` never compresses buffers.
         """
         for buffer in buffers:
             if decompressed_stream_nbytes(pa.py_buffer(buffer)):
@@ -369,7 +369,7 @@ def value_nbytes(value: Any) -> int:
 
 
 def _view_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
-    """View the lengths of string views: the first of the four 32-bit integers of each view."""
+    """View the string lengths in an array of string views; the length is the first of a view's four 32-bit integers."""
     data = array.buffers()[1]
     if data is None or not len(array):
         return np.zeros(0, np.int32)
@@ -713,7 +713,7 @@ class _Decoder:
         self._allow_pickle = allow_pickle
 
     def decode(self, node: Node, array: pa.Array, null: Any) -> list[Any]:
-        """Decode values; nulls that do not represent None become `null`."""
+        """Decode values; nulls that do not represent None become the argument `null`."""
         if node.kind == "none":
             if array.null_count != len(array):
                 raise ValueError(f"values of kind 'none' must be null, got {len(array) - array.null_count} others")

@@ -168,7 +168,7 @@ class Plan:
         return count > 0 and self._has_bytes
 
     def write(self, columns: Mapping[str, npt.NDArray[Any]]) -> pa.RecordBatch:
-        """View arrays for which `fits` is true as a record batch."""
+        """View arrays as a record batch; `fits` must be true for the arrays."""
         pairs = zip(self._columns.values(), columns.values(), strict=True)
         arrays = [_encode(column.arrow, len(values), memory.as_buffer(values)) for column, values in pairs]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -204,8 +204,8 @@ class StreamLayout:
     """Layout of Arrow streams that contain one record batch with a fixed schema and number of rows.
 
     A stream consists of a head and the record batch's buffers; the head contains the schema and the buffers' offsets. A
-    stream is viewed without Arrow if all bytes outside its columns are equal to the same bytes of a stream that Arrow
-    has read.
+    stream is viewed without Arrow if all bytes outside its columns are equal to the corresponding bytes of a stream
+    that Arrow has read.
 
     places: location of each column in the stream, by column name.
     stream: bytes of a stream with this layout, shape (nbytes,).

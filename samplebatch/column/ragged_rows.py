@@ -38,7 +38,7 @@ def _unary(function: Callable[[Any], Any]) -> Any:
 class RaggedRows(VaryingRows):
     """Rows of varying length with sequence operations: padding, masks, reductions, arithmetic, slicing.
 
-    Operators and comparisons apply elementwise. An operand of arithmetic is a ragged column with the row lengths of
+    Operators and comparisons apply elementwise. An operand in arithmetic is a ragged column with the row lengths of
     this column, an array with one value per row, or a number. Results are new columns. NumPy's elementwise functions
     accept columns of NumPy arrays, but not of tensors; `map` applies any other function.
 
@@ -74,8 +74,8 @@ class RaggedRows(VaryingRows):
     def cu_seqlens(self) -> Any:
         """Cumulative sequence lengths in `flat`, int32, shape (n + 1,), as FlashAttention expects.
 
-        An array, or a tensor on the device of the elements. Raises ColumnLengthError if there are at least 2**31
-        elements.
+        The lengths are an array, or a tensor on the device of the elements. Raises ColumnLengthError if there are at
+        least 2**31 elements.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [], [3]], "ids").cu_seqlens
@@ -440,7 +440,7 @@ class RaggedRows(VaryingRows):
         return type(self)(self.elements, np.ascontiguousarray(self.offsets[edges]), shapes)
 
     def split(self, positions: Any) -> tuple[Self, Self]:
-        """Split each row at a position: the inverse of `join`.
+        """Split each row at a position; inverse of `join`.
 
         Raises RowIndexError if a position is outside its row.
 

@@ -417,8 +417,8 @@ class Batch(Node):
     ----------
     batch_dict
         Values by name: a dict, Batch, named tuple, dataclass, or another library's batch (with `keys` and `items`, or
-        Tianshou's). A sequence or array of such objects is stacked into one batch. Nested entries become batches, lists
-        become arrays, and numbers become 0-d arrays. Arrays and tensors are stored without a copy.
+        Tianshou's). A sequence or array of dicts, batches or records is stacked into one batch. Nested entries become
+        batches, lists become arrays, and numbers become 0-d arrays. Arrays and tensors are stored without a copy.
     copy
         Whether to copy all values, including objects.
     **kwargs

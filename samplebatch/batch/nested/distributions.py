@@ -112,7 +112,7 @@ def get_len_of_dist(dist: Distribution) -> int:
 
 
 def dist_to_atleast_2d(dist: D) -> D:
-    """Add a batch dimension of one row to a distribution that has none; return other distributions unchanged.
+    """Add a one-row batch dimension to a distribution without batch dimensions; return other distributions unchanged.
 
     Examples
     --------
