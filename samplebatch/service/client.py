@@ -193,8 +193,8 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
     """Yield (stream number, item) from several streams as items arrive.
 
     Each stream is read by its own thread, one item ahead. A stream ends when it raises ServiceError. Raises
-    ServiceError once all streams have ended. Raises OwnershipError in a forked child, where the threads do not exist.
-    Errors other than ServiceError are raised unchanged.
+    ServiceError once all streams have ended. Raises OwnershipError in a forked child, because the threads do not exist
+    in the child. Errors other than ServiceError are raised unchanged.
     """
     items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
     has_stopped = threading.Event()

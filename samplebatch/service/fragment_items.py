@@ -250,7 +250,7 @@ class FragmentItems(Items):
         A fragment that is removed while the lock is released remains in the sample.
 
         Raises CapacityError if the sample would exceed `max_nbytes` of the request; nothing is sampled. Raises
-        EmptyBufferError if the table is emptied between two portions.
+        EmptyBufferError if another thread empties the table between two portions.
         """
         rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
         portion = _Portion(request.max_nbytes)

@@ -194,7 +194,7 @@ class Items(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any], max_times: int) -> None:
-        """Restore a state that `state_dict` returned for a table of the same kind; an error changes nothing.
+        """Restore the result of `state_dict` of a table of the same kind; an error leaves the items unchanged.
 
         - `max_times`: maximum number of times that each item of the state may be sampled; 0 for no limit.
         """

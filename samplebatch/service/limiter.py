@@ -271,7 +271,7 @@ class WaitingRoom:
         hold
             Function that returns the reason why the request is blocked, or None if the request may start.
         timeout_s
-            Maximum seconds to wait; None for no limit, 0 for no waiting.
+            Maximum waiting time in seconds; None to wait without limit, 0 not to wait.
         is_cancelled
             Function that returns whether the caller has cancelled the request; None if it cannot be cancelled.
 

@@ -195,7 +195,8 @@ class RequestHandler:
     def sample(self, draw: Draw, reader: str = "", is_cancelled: IsCancelled | None = None) -> Sample:
         """Draw a sample.
 
-        Raises SampleBatchError if the table rejects the request, or if the sample would be too large.
+        Raises SampleBatchError if the table rejects the request, or if the sample would exceed the maximum message
+        size.
         """
         table = self.replay_table(draw.table)
         self._check_items(table, "a sample", draw.batch_size * (draw.length or 1))

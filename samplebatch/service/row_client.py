@@ -272,7 +272,7 @@ class RowClient:
         keys_or_count
             Keys of rows, including rows that do not exist yet, or the number of complete rows to wait for.
         columns
-            Columns that the rows must have; None for all current columns of the table.
+            Columns that the rows must have; None requires all current columns of the table.
         timeout_s
             Seconds to wait; None for the client's default.
 
@@ -317,8 +317,8 @@ class RowClient:
         n
             Maximum number of rows.
         columns
-            Columns to return; rows that lack one of these columns are not taken. None for all current columns of the
-            table.
+            Columns to return, or None to return all current columns of the table; rows that lack one of the columns are
+            not taken.
         consumer
             Name of one of the table's consumers.
         timeout_s

@@ -163,7 +163,8 @@ class RowStore:
 
         Raises ArgumentError if a row already has one of the columns, or a key exists and `update` is False. Raises
         RowIndexError if a key is unknown and `update` is True. Raises ColumnMismatchError if a column differs from
-        earlier writes in kind, dtype or row shape. Raises CapacityError if the table would have too many columns.
+        earlier writes in kind, dtype or row shape. Raises CapacityError if the table would have more than `MAX_COLUMNS`
+        columns.
         """
         columns = {name: self._match(name, column) for name, column in write.columns.items()}
         if (count := len(self.forms.keys() | columns.keys())) > MAX_COLUMNS:

@@ -291,7 +291,7 @@ class RowTable:
         LimitTimeoutError
             If the put is still blocked after `timeout_s`.
         TableClosedError
-            If the table is closed, before the call or during the wait.
+            If the table was closed before the call, or is closed during the wait.
         """
         write = self._rows.prepare(keys, columns)
         limit = min(MAX_ROWS, self.capacity)
@@ -523,7 +523,7 @@ class RowTable:
         CapacityError
             If `n` exceeds 65,536, or a single row or group exceeds `n` or `max_tokens`.
         TableClosedError
-            If the table is closed, before the call or during the wait.
+            If the table was closed before the call, or is closed during the wait.
         """
         lease = self.lease(Selection.of(n, {"columns": columns, **options}), consumer, timeout_s=timeout_s)
         batch: SampleBatch[Any] = lease.gather()
@@ -559,7 +559,7 @@ class RowTable:
         AbandonedError
             If the reader has already sent this request or a later request, or `is_cancelled` returns True.
         SampleBatchError
-            In the same cases as `take`; CapacityError also if the rows exceed `max_nbytes`.
+            In the same cases as `take`; CapacityError is also raised if the rows exceed `max_nbytes`.
         """
         if consumer not in self._rows.consumers:
             raise errors.ArgumentError(

@@ -574,7 +574,7 @@ class SampleMemory:
 def take(memory_address: Any) -> Bytes:
     """Map the stream of a sample in the service's shared memory, read-only.
 
-    Raises FormatError if the address is invalid. Raises PeerDiedError if the service no longer runs.
+    Raises FormatError if the address is invalid. Raises PeerDiedError if the service's process has died.
     """
     try:
         *region, start, nbytes = memory_address

@@ -246,10 +246,11 @@ class StepItems(Items):
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
         """Validate a fragment of steps and rename its columns to the column names of buffers.
 
-        Raises ArgumentError if a key is passed. Raises CapacityError if the fragment has more steps than a ring has
-        slots. Raises PriorityError if priorities are passed to a uniform table, a priority is not a finite number, or
-        the number of priorities is neither 1 nor the number of steps. Raises ColumnMismatchError if the columns differ
-        from the declared columns. Raises SampleBatchError in the same cases as `ReplayBuffer.extend`.
+        Raises ArgumentError if a key is passed, because steps have no keys. Raises CapacityError if the fragment has
+        more steps than a ring has slots. Raises PriorityError if priorities are passed to a uniform table, a priority
+        is not a finite number, or the number of priorities is neither 1 nor the number of steps. Raises
+        ColumnMismatchError if the columns differ from the declared columns. Raises SampleBatchError in the same cases
+        as `ReplayBuffer.extend`.
         """
         if key is not None:
             raise ArgumentError(

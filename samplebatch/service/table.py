@@ -240,7 +240,7 @@ class ReplayTable:
         LimitTimeoutError
             If the insert is still blocked after `timeout_s`; the message contains the reason.
         TableClosedError
-            If the table is closed, before the call or during the wait.
+            If the table was closed before the call, or is closed during the wait.
         ArgumentError
             If a fragment for a table of kind `"key"` has no key, or a key is passed to a table of another kind.
         CapacityError
@@ -321,7 +321,7 @@ class ReplayTable:
         LimitTimeoutError
             If the sample is still blocked after `timeout_s`; the message contains the reason.
         TableClosedError
-            If the table is closed, before the call or during the wait.
+            If the table was closed before the call, or is closed during the wait.
         ArgumentError
             If the table does not support the mode, an option is unknown or out of range, or `batch_size` is not an
             integer from 1 to the size of the largest possible sample.

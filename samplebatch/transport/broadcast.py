@@ -292,7 +292,7 @@ class Publisher(peers.Transferable):
 
     def __del__(self) -> None:
         if getattr(self, "_board", None) is not None:
-            # A process that loses it unused, such as one that fails while it starts, has not ended normally.
+            # A process that deletes an unused end, for example because its startup failed, has not ended normally.
             self._holder = 0
             self.close()
 
@@ -429,7 +429,7 @@ class Subscription:
             publication = None if content is None else self._copy(board, newest, content, into)
             if publication is not None:
                 return publication
-            # It was overwritten in the meantime.
+            # The publication was overwritten during the copy.
             tries += 1
             if deadline is not None and tries >= _MIN_TRIES and _monotonic() > deadline:
                 raise errors.ChannelTimeoutError(

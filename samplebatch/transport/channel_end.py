@@ -266,7 +266,7 @@ class ChannelEnd(peers.Transferable):
             elif not self._watch.is_alive():
                 self._peer_dead = self._watch.identity == self._peer_identity()
                 if not self._peer_dead:
-                    # It had passed the end on before.
+                    # The dead process had sent the end to another process.
                     self._unwatch()
         return self._peer_dead
 
@@ -279,7 +279,7 @@ class ChannelEnd(peers.Transferable):
         else:
             recipient = self._recipients.get(self._peer_side) if state == _GIVEN and is_own else None
             is_over = recipient is not None and recipient.has_ended()
-        # Before that the process may have claimed the end, or passed it on.
+        # Before its end, the process may have claimed the channel end or sent it to another process.
         return is_over and state == self._peer_state() and identity == self._peer_identity()
 
     def _unwatch(self) -> None:
@@ -356,7 +356,7 @@ class ChannelEnd(peers.Transferable):
         if getattr(self, "_region", None) is None:
             return
         if self._holder == this_process[0] and not self._owner:
-            # A process that loses it unused, such as one that fails while it starts, has not ended normally.
+            # A process that deletes an unused end, for example because its startup failed, has not ended normally.
             self._holder = 0
         self.close()
 

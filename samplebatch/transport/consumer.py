@@ -126,7 +126,7 @@ class Consumer(channel_end.ChannelEnd):
                     except errors.SampleBatchError as error:
                         self._give_up(error)
                         raise
-                    # No call between here and the return, so no signal either: it is returned now or later.
+                    # No call before the `return`, so no signal handler can run: this or a later call returns the batch.
                     message[0] = 0
                     self._decoder.unfinished = None
                     return batch
@@ -251,7 +251,7 @@ class Consumer(channel_end.ChannelEnd):
             and not self._return_pipe.is_behind
             and self._starved_after != self._decoder.ident
         ):
-            # Most often there is nothing to see to first, and any event ends this wait.
+            # In most calls, no other work is due before the wait, and any event ends the wait.
             self._poller.wait(channel_end.LONG_S)
             try:
                 return _read_into(self._pipe, self._into)
@@ -265,7 +265,7 @@ class Consumer(channel_end.ChannelEnd):
                 if not events:
                     raise errors.ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none") from None
             if self._is_over():
-                # What it had sent before is in the pipe by now.
+                # All messages that the producer sent before its end are in the pipe.
                 with contextlib.suppress(BlockingIOError):
                     return _read_into(self._pipe, self._into)
                 self._finish(
@@ -342,7 +342,7 @@ class Consumer(channel_end.ChannelEnd):
             self._starved_after = -1
             if self._lent:
                 gc.collect()
-            # However often it is asked for, the better half of the time is left.
+            # Frequent requests must not use more than half of the time for collections.
             now = _monotonic()
             self._next_collection = now + (now - started)
 
@@ -371,12 +371,12 @@ class Consumer(channel_end.ChannelEnd):
             return
         self._end = how
         if how == "damaged":
-            # The producer need not try any more.
+            # The producer must not send further messages.
             self._words[channel_end.CONSUMER + channel_end.STATE] = channel_end.CLOSED
         try:
             ended, writer = os.pipe()
         except OSError:
-            # Without another descriptor, this pipe is used: usually it also stays readable.
+            # If no further descriptor is available, this pipe remains in use; it usually also stays readable.
             return
         # A pipe without writers stays readable, as at the end of a stream.
         os.close(writer)
@@ -398,7 +398,7 @@ class Consumer(channel_end.ChannelEnd):
             if notify:
                 self._return_pipe.give(GOODBYE_IDENT)
             self._poller.close()
-            # Arrays that are still held keep the pipe that they go back through.
+            # Remaining arrays keep the pipe that returns their blocks.
             self._return_pipe.close()
             self._return_pipe = ReturnPipe()
             self._lent = self._return_pipe.lent

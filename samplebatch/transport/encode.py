@@ -273,7 +273,7 @@ class Encoder:
         schema = self._schemas.get(key)
         if schema is None:
             if len(self._schemas) >= _MAX_SCHEMAS:
-                # Numbers restart at 0: a message that defines one replaces its earlier schema.
+                # Numbers restart at 0: a message with a new schema replaces the previous schema of that number.
                 for old in self._schemas.values():
                     old.number = None
                 self.next_number = 0
@@ -400,7 +400,7 @@ def _of_rows(batch: SampleBatch) -> list[SampleBatch]:
     lengths = batch._lengths()
     if len(lengths) < 2:
         return []
-    # Between the two sequences that halve the steps best: slices start where sequences do.
+    # Split at the sequence boundary nearest to the middle, because slices start at sequence boundaries.
     ends = lengths.cumsum()
     middle = min(len(ends) - 2, int(ends.searchsorted(batch.count / 2)))
     cut = int(ends[middle])

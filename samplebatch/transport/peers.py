@@ -120,7 +120,7 @@ def _open(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except OSError:
-        # It has ended, the kernel has no such descriptors, or there are too many: asking by number does as well.
+        # The process has ended, or the kernel provides no descriptor; `is_alive` then uses the process id.
         return -1
 
 
@@ -129,7 +129,7 @@ def _is_there(identity: ProcessIdentity) -> bool:
         return False
     has_states = _PROC.joinpath("self/stat").exists()
     if not has_states:
-        # A dead child exists until its parent waits for it; this waits for the dead children of `multiprocessing`.
+        # A dead child exists until its parent waits for it; this call waits for all dead children.
         multiprocessing.active_children()
     try:
         os.kill(identity.pid, 0)
@@ -151,7 +151,7 @@ def _state_of(pid: int) -> tuple[str, int] | None:
         line = _PROC.joinpath(str(pid), "stat").read_text()
     except OSError:
         return None
-    # The name of the program, in parentheses, precedes them and may contain any characters.
+    # The program name in parentheses precedes the fields and may contain any characters.
     fields = line[line.rindex(")") + 2 :].split()
     return fields[0], int(fields[19])
 
@@ -179,7 +179,7 @@ class Recipient:
         try:
             pid = getattr(started, "pid", None)
         except ValueError:
-            # A process that is closed has ended before.
+            # `Process.close` requires that the process has ended.
             return True
         return pid is not None and not is_alive(ProcessIdentity(pid, started=0))
 
@@ -319,7 +319,7 @@ def exit_if_unguarded() -> None:
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
     """Block SIGINT while children start, so that the children inherit the signal mask and ignore Ctrl-C at once."""
-    # The tracker of `multiprocessing` unblocks SIGINT when it starts, so it must run before that is blocked.
+    # The resource tracker unblocks SIGINT when it starts, so start the tracker before blocking SIGINT.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -368,7 +368,7 @@ def _record_run_errors() -> None:
         run = self.run
 
         def record() -> None:
-            # Otherwise it would be pickled with the process.
+            # Otherwise the attribute would be pickled with the process.
             del vars(self)["run"]
             try:
                 run()

@@ -197,7 +197,7 @@ class Reservation:
             encoder.key.append((name,))
             encoder.variable.append(encoder.dump(name, column))
             columns[name] = column
-        # Reject incompatible columns here, not where they arrive.
+        # Reject incompatible columns in the producer, not in the consumer.
         batch = SampleBatch._of(columns, added._nested, added._flags)
         key = (*(tuple(location.column) for location in block_columns.values()), *encoder.key)
         schema = self._producer._encoder.intern(SAMPLE_BATCH, (("", key, freeze(added._nested)),))
@@ -342,7 +342,7 @@ class Producer(channel_end.ChannelEnd):
 
     def _greet(self) -> None:
         if self._words[channel_end.CONSUMER + channel_end.WATCHED]:
-            # Without messages, the waiting consumer still has to learn which process to watch.
+            # A waiting consumer must know which process to watch even before the first batch.
             self._say(wire.HELLO)
 
     def _say(self, kind: int) -> None:
@@ -426,7 +426,7 @@ class Producer(channel_end.ChannelEnd):
         if metadata or frame.buffers:
             nbytes += wire.size_of(metadata, frame.buffers)
         if nbytes > self._blocks.arena.nbytes // 2:
-            # A consumer that waits for one part often has the one before still.
+            # The consumer often still uses one part while it waits for the next part.
             parts = halve(batch) if split else []
             if parts:
                 for part in parts:

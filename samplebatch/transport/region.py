@@ -99,7 +99,7 @@ class Region:
     (b'hello', 1000, 0)
     """
 
-    # Regions may outlive the modules that they use, at the end of the process.
+    # At the exit of the process, regions may outlive the modules that they use.
     _close = staticmethod(os.close)
 
     def __init__(self, descriptor: int, mapping: _Mapping, *, sealed: bool, writable: bool) -> None:
@@ -274,12 +274,12 @@ reduction.register(Region, _reduce)
 
 def _open_named() -> int:
     posix = import_module("_posixshmem")
-    # At most as long as macOS allows.
+    # macOS limits the length of the name.
     name = f"/sb-{secrets.token_hex(12)}"
     try:
         descriptor: int = posix.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
     finally:
-        # Also if a signal handler raises before the descriptor is assigned.
+        # Executed even if a signal handler raises before the descriptor is assigned.
         with contextlib.suppress(FileNotFoundError):
             posix.shm_unlink(name)
     return descriptor

@@ -222,7 +222,7 @@ def count_of(value: Any) -> int:
 def read_rows(plain: Any) -> Rows:
     """Validate the numbers of rows that another process has sent for the parts of a schema.
 
-    Raises FormatError if the value is not a list of counts and lists of counts.
+    Raises FormatError if the value is not a list whose elements are counts or lists of counts.
     """
     if not isinstance(plain, list):
         raise FormatError(f"a message's rows must be a list of counts, got a {type(plain).__name__}")
