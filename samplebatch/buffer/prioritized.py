@@ -95,7 +95,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def weight(self) -> SegmentTree:
-        """Sum tree that stores the priority of each slot to the power of alpha; 0 for slots without a row."""
+        """Segment tree of the slots' priorities to the power of alpha; the value of a slot without a row is 0."""
         if self._ring is not None:
             raise RingError("the weights of all rings are in one tree; read `weight` of the entire buffer")
         return SegmentTree._over(self._sampler.tree)

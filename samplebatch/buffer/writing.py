@@ -107,7 +107,7 @@ def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
-    """Convert rewards or flags to a numeric type.
+    """Validate rewards or flags, and convert rewards to floats or flags to booleans.
 
     >>> numbers([1, 0], "terminated", (2,), np.bool_)
     array([ True, False])
