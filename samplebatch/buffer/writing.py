@@ -107,7 +107,7 @@ def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
-    """Validate rewards or flags, and convert rewards to floats or flags to booleans.
+    """Validate rewards or flags, and convert the values to `kind`, float64 or bool.
 
     >>> numbers([1, 0], "terminated", (2,), np.bool_)
     array([ True, False])
