@@ -755,7 +755,8 @@ class ReplayClient:
         Raises
         ------
         ColumnLengthError
-            If the number of priorities or generations is not n, or `burn_in` does not have the shape of the indices.
+            If the number of priorities or generations is not n, or `burn_in` does not have the same shape as the
+            indices.
         ServiceError
             If the service cannot be reached.
         SampleBatchError

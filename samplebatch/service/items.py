@@ -52,8 +52,9 @@ class Sample(samplers.Sample[Any, Any]):
         and concatenated episodes, and (n, length, ...) for sequences. A table of fragments returns the concatenated
         fragments as a batch of the inserted type.
     indices
-        Indices for `update_weight`. Steps and episodes: slots, shape (n,). Sequences: slots, shape (n, length), with -1
-        for padding. Fragments: sequence numbers, shape (k,).
+        Indices for `update_weight`. For steps and episodes, `indices` contains slots, shape (n,). For sequences,
+        `indices` contains slots, shape (n, length), and -1 for padding. For fragments, `indices` contains sequence
+        numbers, shape (k,).
     generation
         Generations of the slots, shape (n,). For sequences, `generation` contains the generation of each sequence's
         first step after burn-in. For fragments, `generation` contains zeros, shape (k,).
@@ -189,7 +190,7 @@ class Items(ABC):
         """Return the items and all state that later samples depend on."""
 
     def freeze(self) -> dict[str, Any]:
-        """Return a snapshot of the state for a checkpoint; its rows may be read after the lock is released."""
+        """Return a snapshot of the state for a checkpoint; the rows may be read after the lock is released."""
         return self.state_dict()
 
     @abstractmethod

@@ -565,7 +565,7 @@ def check_column(name: str, column: Column, count: int) -> Column:
     """Validate a column and return it; a column that contains only None is converted to text with missing rows.
 
     Raises ColumnLengthError if the column does not have `count` rows. Raises ColumnTypeError if the column contains
-    Python objects. Raises CapacityError if the column's name is too long.
+    Python objects. Raises CapacityError if the column's name has more than `MAX_NAME_NBYTES` bytes in UTF-8.
     """
     if isinstance(column, ObjectColumn) and len(column) and all(row is None for row in column.values.tolist()):
         column = TextColumn(pa.nulls(len(column), pa.large_string()))
@@ -582,7 +582,7 @@ def list_keys(keys: Any) -> list[Any] | None:
     """Validate keys and return them as a list of integers or strings; None is returned unchanged.
 
     Raises ArgumentError if the keys are neither text nor integers that are convertible to int64. Raises CapacityError
-    if a text key is too long.
+    if a text key has more than `MAX_NAME_NBYTES` characters.
 
     >>> list_keys(range(3)), list_keys(["a", "b"]), list_keys([0.5])
     Traceback (most recent call last):

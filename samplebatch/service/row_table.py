@@ -870,7 +870,8 @@ class RowTable:
         Raises
         ------
         ColumnMismatchError, FormatError
-            If the state has other consumers or incompatible columns, or is incomplete. The table remains unchanged.
+            If the state contains consumers or columns that do not fit this table, or is incomplete. The table remains
+            unchanged.
         """
         with self._lock, name_damage("the state of a table"):
             rows = RowStore(self._rows.consumers, self._rows.selection_columns)

@@ -72,9 +72,10 @@ class ReplayTable:
         `agent_index`, `t`, `unroll_id` and `weights_version` (int64) and `eps_done` (bool). By default, the first
         fragment determines the columns.
     **options
-        For a table of steps: options of its replay buffer, and the default `n_step` and `gamma` of samples. The buffer
-        is a `ReplayBuffer` or `PrioritizedReplayBuffer`, or a `VectorReplayBuffer` or `PrioritizedVectorReplayBuffer`
-        if `streams` is greater than 1. For a prioritized table of fragments: `alpha` and `beta`.
+        For a table of steps: options of the table's replay buffer, and the default `n_step` and `gamma` of samples. The
+        buffer is a `ReplayBuffer` or `PrioritizedReplayBuffer`, or a `VectorReplayBuffer` or
+        `PrioritizedVectorReplayBuffer` if `streams` is greater than 1. For a prioritized table of fragments: `alpha`
+        and `beta`.
 
     Raises
     ------
@@ -503,7 +504,7 @@ class ReplayTable:
         Raises
         ------
         ColumnMismatchError, FormatError
-            If the state belongs to a table with other arguments, is incomplete, or contains undeclared columns. The
+            If the state belongs to a table with different arguments, is incomplete, or contains undeclared columns. The
             table remains unchanged.
         """
         with self._lock, name_damage("the state of a table"):

@@ -108,7 +108,7 @@ class PublishedWeights:
         FormatError
             If `raw` does not contain weights.
         ArgumentError, CapacityError
-            If the name is too long, there are too many names, or the version that the publisher specified is invalid.
+            If the name is too long, there are more than `MAX_NAMES` names, or the publisher's last version is invalid.
         """
         about = _read(raw)[0]
         name, after = short_text("name", about["name"]), whole("after", about.get("after", 0))
@@ -144,7 +144,7 @@ class PublishedWeights:
         ------
         FormatError, ArgumentError, CapacityError
             If a stream does not contain weights, the name in a stream differs from its key in `state`, a version or
-            epoch is invalid, or there are too many names.
+            epoch is invalid, or there are more than `MAX_NAMES` names.
         """
         if len(state) > MAX_NAMES:
             raise CapacityError(f"weights must have at most {MAX_NAMES} names, got {len(state)}")

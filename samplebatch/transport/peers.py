@@ -307,8 +307,8 @@ UNGUARDED_STATUS: Final = 167
 def exit_if_unguarded() -> None:
     """Terminate a starting child if importing the parent's main module starts processes.
 
-    As a result, only the parent raises an error. Without the termination, each child and each of the child's children
-    would print an error.
+    Only the parent raises an error. Without the termination, each child and each of the child's children would print an
+    error.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A fork server loses the status of `SystemExit`.

@@ -375,7 +375,7 @@ class Producer(channel_end.ChannelEnd):
         Raises
         ------
         CapacityError
-            If the batch exceeds the arena, and `split` is false or the batch cannot be split.
+            If the batch exceeds the size of the arena, and `split` is false or the batch cannot be split.
         ChannelTimeoutError
             If no block is free within `timeout_s`; nothing is sent. The consumer frees blocks by deleting received
             arrays. Sending a batch larger than half of the arena may have to wait until the consumer has released all
@@ -457,7 +457,7 @@ class Producer(channel_end.ChannelEnd):
         Raises
         ------
         CapacityError
-            If the rows exceed the arena.
+            If the rows exceed the size of the arena.
         RowIndexError
             If `rows` is not a non-negative integer.
         ColumnTypeError
