@@ -26,7 +26,7 @@ Metrics = dict[str, Any]
 
 
 def metrics_of(stats: Any) -> Metrics:
-    """Return the metrics of a report by name, including nested summaries; arrays, batches and None are omitted.
+    """Return the metrics of a report by name, including nested summaries, but without arrays, batches and None.
 
     >>> import numpy as np
     >>> from samplebatch.rollout import CollectStats
@@ -77,7 +77,7 @@ def short(value: Any) -> str:
 
 @dataclass
 class RecentMeans:
-    """Moving averages of metrics over their last 100 values, for trainers; NaN while the window contains NaN.
+    """Moving averages of metrics for trainers, each over the metric's last 100 values; NaN if any of the 100 is NaN.
 
     >>> losses = RecentMeans()
     >>> losses.add({"loss": 1.0}), losses.add({"loss": 3.0}), losses.add({"loss": float("nan")})
@@ -87,7 +87,7 @@ class RecentMeans:
     values: dict[str, deque[float]] = field(default_factory=dict)
 
     def add(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Add one value per metric, and return the moving averages."""
+        """Add one value per metric, and return the moving averages of these metrics."""
         for name, value in metrics.items():
             self.values.setdefault(name, deque(maxlen=_WINDOW)).append(float(value))
         return {name: self.mean(name) for name in metrics}
@@ -98,7 +98,7 @@ class RecentMeans:
         return sum(values) / len(values) if values else 0.0
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the recent values, for `load_state_dict`."""
+        """Return the last 100 values of each metric, for `load_state_dict`."""
         return {name: list(values) for name, values in self.values.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
@@ -123,7 +123,8 @@ class Logger(ABC):
     Parameters
     ----------
     training_interval, test_interval
-        Minimum number of environment steps between two logged reports on collections, or on tests.
+        Minimum number of environment steps between two logged reports on collections, and between two logged reports on
+        tests.
     update_interval
         Minimum number of update steps between two logged reports on updates.
     info_interval
@@ -199,7 +200,7 @@ class Logger(ABC):
         update_step: int,
         save_checkpoint_fn: Callable[[int, int, int], Any] | None = None,
     ) -> None:
-        """Call a function that saves a checkpoint if `save_interval` epochs have passed, and record the step numbers.
+        """Save a checkpoint with a function if `save_interval` epochs have passed, and record the step numbers.
 
         Parameters
         ----------
@@ -216,9 +217,9 @@ class Logger(ABC):
         self.write("save/epoch", epoch, {"env_step": env_step, "update_step": update_step})
 
     def restore_data(self) -> tuple[int, int, int]:
-        """Return epoch, environment steps and update steps of the last checkpoint, from which a resumed log continues.
+        """Return the last checkpoint's epoch, environment steps and update steps, from which a resumed log continues.
 
-        Loggers that can read their log return the recorded numbers; other loggers return zeros.
+        Loggers that cannot read their log return zeros.
         """
         epoch, env_step, update_step = self._saved_steps()
         if epoch:
@@ -249,7 +250,7 @@ class Logger(ABC):
         return {"last_steps": dict(self._last_steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of the log when a training run is resumed."""
+        """Restore the log's state from `state_dict` when a training run is resumed."""
         self._last_steps = dict(state["last_steps"])
 
 
@@ -289,7 +290,7 @@ class TensorboardLogger(Logger):
             self.flush()
 
     def _saved_steps(self) -> tuple[int, int, int]:
-        """Read the newest scalars of `save_data` from event files."""
+        """Read the newest values that `save_data` recorded from the event files."""
         events_module: Any = import_module("tensorboard.backend.event_processing.event_accumulator")
 
         self.flush()
@@ -392,7 +393,7 @@ class Display:
         self._epoch, self._total = epoch, total
 
     def advance(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Display the number of completed steps of the epoch and the newest metrics."""
+        """Display the newest metrics, and the number of completed steps in the epoch."""
         if self._progress_s is None or time.monotonic() - self._last_line_s < self._progress_s or done >= self._total:
             return
         listed = ", ".join(f"{name} {short(value)}" for name, value in metrics.items())
@@ -424,7 +425,7 @@ class Bar(Display):
         self._task: Any = None
 
     def begin(self, epoch: int, done: int, total: int) -> None:
-        """Replace the progress bar with the progress bar of a new epoch."""
+        """Replace the previous epoch's progress bar with the progress bar of a new epoch."""
         self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
@@ -446,7 +447,7 @@ class Bar(Display):
 
 
 def make_display(*, verbose: bool, show_progress: bool) -> Display:
-    """Create a display; `show_progress` shows a progress bar on a terminal with rich, and lines otherwise."""
+    """Create a display; `show_progress` enables a progress bar on a terminal if rich is installed, otherwise lines."""
     if show_progress and sys.stdout.isatty() and find_spec("rich") is not None:
         return Bar(verbose=verbose)
     return Display(verbose=verbose, progress_s=_PROGRESS_S if show_progress else None)

@@ -23,7 +23,7 @@ _MAX_WAITING = 10_000
 
 
 class TrainingLog(Logger):
-    """Logger that appends to a dataset; `samplebatch inspect` plots this dataset, and any Parquet reader can query it.
+    """Logger that appends metrics to a dataset, for `samplebatch inspect` and any reader of Parquet files.
 
     Each metric value is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`;
     `value`; `time` in seconds since 1970; and `row`, the number of the metric value in the training run, counted from
@@ -95,11 +95,11 @@ class TrainingLog(Logger):
             self._dataset.compact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, which includes the number of logged metrics."""
+        """Return the logger's state for checkpoints, which includes the number of logged metrics."""
         return super().state_dict() | {"rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the log after the metrics of a checkpoint; the metrics after the checkpoint are logged again."""
+        """Continue the log after the metrics of a checkpoint; later metrics are logged again."""
         super().load_state_dict(state)
         self._rows, self._waiting = state["rows"], []
 
@@ -108,7 +108,7 @@ class LearningCurve(NamedTuple):
     """Learning curve: the values of one metric over a training run.
 
     - `unit`: unit of steps: `"env_step"`, `"update_step"` or `"epoch"`.
-    - `steps`, `values`: steps and values, shape (n,) each.
+    - `steps`, `values`: steps at which the metric was logged, and the metric's values, shape (n,) each.
     """
 
     unit: str
@@ -117,12 +117,12 @@ class LearningCurve(NamedTuple):
 
 
 def is_log(batch: object) -> TypeGuard[SampleBatch]:
-    """Return whether a batch has the columns of a log."""
+    """Return whether a batch has the columns of a training log."""
     return isinstance(batch, SampleBatch) and set(COLUMNS) <= set(batch.column_names)
 
 
 def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
-    """Read the metrics of a training run; if a resumed run has logged rows again, only the newest rows are returned.
+    """Read the metrics of a training run; rows that a resumed run has replaced are omitted.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
 
 
 def newest_metrics(log: SampleBatch) -> SampleBatch:
-    """Remove outdated rows, which precede a row with the same or a smaller row number.
+    """Remove outdated rows: rows that precede a row with the same or a smaller row number.
 
     >>> newest_metrics(SampleBatch(row=[0, 1, 2, 1], value=[0.0, 1.0, 2.0, 1.5]))["value"]
     array([0. , 1.5])
@@ -152,7 +152,7 @@ def newest_metrics(log: SampleBatch) -> SampleBatch:
 
 
 def learning_curves(log: SampleBatch | str | os.PathLike[str]) -> dict[str, LearningCurve]:
-    """Return the curve of each metric, by name.
+    """Return the learning curve of each metric, by metric name.
 
     Parameters
     ----------

@@ -5,8 +5,8 @@
 and slots, with Tianshou's interface.
 
 After a *terminated* step, the value of the next state is 0. After a *truncated* step, and after an unfinished last row,
-learners bootstrap from an estimate that the caller supplies. Sums are computed in float64 for all input dtypes. The
-loops are compiled; only the first calls of a process run in NumPy (see `samplebatch.deferred_kernels`).
+learners bootstrap from an estimate that the caller supplies. Sums are computed in float64 for all input dtypes. Loops
+over steps are compiled; only the first calls in a process run in NumPy (see `samplebatch.deferred_kernels`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class NStep(NamedTuple):
-    """N-step returns of rows, with the discounts of their bootstrap values."""
+    """N-step returns of rows, with the discounts of the rows' bootstrap values."""
 
     returns: Floats
     """Discounted sums of rewards, of the shape of the rewards."""
@@ -77,18 +77,19 @@ def gae(
     .. math::
         A_t = r_t + \gamma V(s_{t+1}) - V(s_t) + \gamma \lambda A_{t+1}
 
-    The value of the next state is 0 if the step is terminated. The last term is 0 if the step ends its episode or is
-    the last row.
+    The value of the next state is 0 if the step is terminated. The term with A_{t+1} is 0 if step t ends its episode or
+    is the last row.
 
     Parameters
     ----------
     rewards
         Rewards of steps in time order, episode by episode, shape (n,), or (n, m) for m rewards per step. Alternatively,
-        rewards are a ragged column in which each row is one trajectory, such as the tokens of a completion.
+        a ragged column of rewards in which each row is one trajectory, such as the tokens of a completion.
     terminated, truncated
         Flags, shape (n,); `truncated` is optional. Flags must be None for ragged rewards.
     values
-        Estimates at the observations of the steps, of the shape of the rewards: array, tensor or ragged column.
+        Value estimates for the observations of the steps, with the same shape as the rewards: an array, a tensor or a
+        ragged column.
     next_values
         Estimates at the observations after the steps, of the shape of the rewards. For ragged rewards, one estimate
         after the last element of each row, shape (rows,), which is 0 for a terminated row; None if all rows are
@@ -99,8 +100,8 @@ def gae(
     Returns
     -------
     tuple
-        Returns (advantages plus values) and advantages, of the shape of the rewards. The dtype is float64, except that
-        ragged results have the dtype of floating-point rewards.
+        Returns (advantages plus values) and advantages, each with the same shape as the rewards. The dtype is float64,
+        except that ragged results have the dtype of floating-point rewards.
 
     Raises
     ------
@@ -196,7 +197,7 @@ def vtrace(
     Returns
     -------
     VTrace
-        Targets and advantages, in the dtype and form of the results of `gae`.
+        Targets and advantages, each with the shape and dtype of the results of `gae`.
 
     Raises
     ------
@@ -336,7 +337,7 @@ def nstep(
 ) -> NStep:
     """Sum the discounted rewards of each step and of up to `n_step - 1` following steps of its episode.
 
-    A window ends early at the end of its episode or in the last row. The target of a step is
+    A window has fewer than `n_step` steps if its episode or the array ends earlier. The target of a step is
     `returns + discount * estimate`, where the estimate refers to the observation after step `last`.
 
     Parameters
@@ -344,7 +345,7 @@ def nstep(
     rewards, terminated, truncated
         Arrays as in `gae`.
     n_step
-        Maximum steps per window.
+        Maximum number of steps per window.
     gamma
         Discount per step.
 
@@ -386,7 +387,7 @@ def nstep_of_rings(
     edges: first slot of each ring, and the number of slots; shape (rings + 1,).
     newest: slot of each ring's newest step, shape (rings,).
     slots: first slot of each window, shape (n,).
-    n_step, gamma: maximum steps per window, and discount per step.
+    n_step, gamma: maximum number of steps per window, and discount per step.
 
     Raises RowIndexError if a slot is out of range. Raises ArgumentError if `n_step` is not a positive integer, or
     `gamma` is not in [0, 1].
@@ -435,7 +436,7 @@ def nstep_of_rings(
 def _sum_windows(
     rewards: npt.NDArray[Any], edges: Indices, slots: Indices, last: Indices, gamma: float
 ) -> npt.NDArray[np.float64]:
-    """Sum the discounted rewards of windows; rewards outside the windows are not read."""
+    """Sum the discounted rewards of each window; rewards outside the windows are not read."""
     ring = np.searchsorted(edges, slots, side="right") - 1
     start, stop = edges[ring], edges[ring + 1]
     steps = (last - slots) % (stop - start) + 1

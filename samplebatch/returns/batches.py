@@ -17,7 +17,7 @@ from samplebatch.returns import arrays
 
 
 def value_mask(buffer: Any, indices: npt.ArrayLike) -> arrays.Flags:
-    """Return whether the next observations of slots have a value: True except for terminated slots.
+    """Return, for each slot, whether the next observation has a value: True unless the slot is terminated.
 
     >>> from types import SimpleNamespace
     >>> value_mask(SimpleNamespace(terminated=np.array([False, True])), [1, 0, 0])
@@ -44,21 +44,21 @@ def compute_episodic_return(
         Steps in time order, episode by episode: a `Batch`, a `SampleBatch` or a dict. Rewards, terminated flags and
         truncated flags have Tianshou's or RLlib's names.
     buffer, indices
-        Source buffer and slots, such that the batch is `buffer[indices]`; the buffer determines which episodes are
+        Buffer and slots from which the batch was sampled (`buffer[indices]`); the buffer determines which episodes are
         unfinished. Without a buffer, an episode ends where `eps_id` or `agent_index` (if present) changes, and at the
         last row.
     v_s_
         Estimates for the next observations, n elements. None represents zeros and requires a `gae_lambda` of 1.
     v_s
-        Estimates for the observations, n elements. None selects `v_s_` of the previous row; the first row uses `v_s_`
-        of the last row.
+        Estimates for the observations, n elements. If `v_s` is None, each row uses `v_s_` of the previous row, and the
+        first row uses `v_s_` of the last row.
     gamma, gae_lambda
         Discount per step, and decay of the estimates.
 
     Returns
     -------
     tuple
-        Returns (advantages plus `v_s`) and advantages, of the shape of the rewards.
+        Returns (advantages plus `v_s`) and advantages, each with the same shape as the rewards.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def compute_nstep_return(
         A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer, episodes end at the same rows as in
         `compute_episodic_return`.
     buffer, indices
-        Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. If None, the batch itself
+        Buffer and slots from which the batch was sampled (`buffer[indices]`), shape (n,). If None, the batch itself
         contains the steps.
     target_q_fn
         Function of the buffer (or batch) and the slots (or rows) of each window's last step, shape (n,). The function
@@ -171,7 +171,8 @@ def compute_nstep_return(
     gamma
         Discount per step.
     n_step
-        Maximum steps per window; a window ends early at the end of its episode and at the newest step of its ring.
+        Maximum number of steps per window; a window ends earlier at the end of its episode or at its ring's newest
+        step.
 
     Returns
     -------

@@ -1,7 +1,8 @@
 """Test suites for authors of collectors and environment adapters, and the test environments.
 
-A contract is a class whose methods are tests. To use a contract, derive a class from it and implement `collect`. This
-module does not require pytest; the test environments require the extra `envs`.
+A contract, such as `CollectorContract`, is a class whose methods are tests. To use a contract, derive a class from the
+contract and implement the abstract methods. The package `samplebatch.testing` does not require pytest; the test
+environments require the extra `envs`.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class CollectorContract(ABC):
         seed: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> list[SampleBatch]:
-        """Create a collector and call its `collect`.
+        """Create a collector and call its method `collect`, once or several times.
 
         Parameters
         ----------
@@ -95,15 +95,15 @@ class CollectorContract(ABC):
         mode
             Autoreset mode.
         n_step, n_episode
-            Steps or episodes per call; exactly one of the two.
+            Number of steps, or of episodes, per call; exactly one of both is passed.
         times
             Number of calls.
         seed, hooks
-            Arguments of the collector.
+            Arguments with which the collector is created.
 
         Returns
         -------
-        Batch of each call.
+        List of the batches that the calls returned, in order of the calls.
         """
 
     @abstractmethod
@@ -115,7 +115,7 @@ class CollectorContract(ABC):
     # -- every batch ---------------------------------------------------------------------------------------------------
 
     def test_every_row_is_a_step_that_was_made(self) -> None:
-        """In all modes, rows contain the environment's values: no row is a reset, and no final observation is lost."""
+        """In all autoreset modes, no row is a reset, no final observation is lost, and values are the environment's."""
         for mode in self.modes:
             for truncates in (False, True):
                 (batch,) = self.collect(_ladders(truncates=truncates), climb, mode=mode, n_step=50)
@@ -129,7 +129,7 @@ class CollectorContract(ABC):
             check((np.diff(batch["env_id"]) >= 0).all(), "rows must be in order of 'env_id'")
 
     def test_episodes_go_on_in_the_next_call(self) -> None:
-        """Successive batches have no gaps, and an episode keeps its id."""
+        """There are no gaps between successive batches, and an episode has the same id in all batches."""
         for mode in self.modes:
             batches = self.collect(_ladders(), climb, mode=mode, n_step=12, times=4)
             check(len(batches) == 4, f"4 calls must give 4 batches, got {len(batches)}")
@@ -138,7 +138,7 @@ class CollectorContract(ABC):
                 check(steps["t"][0] == 0, "the first step must be the first of its episode")
 
     def test_a_single_environment_is_collected_alike(self) -> None:
-        """The contract also applies to a single environment."""
+        """A collector of a single environment returns exactly `n_step` correct steps."""
         for mode in self.modes:
             batches = self.collect([partial(ladder, 0, 5)], climb, mode=mode, n_step=7, times=2)
             check([len(batch) for batch in batches] == [7, 7], "one environment must make exactly n_step steps")
@@ -149,7 +149,7 @@ class CollectorContract(ABC):
     # -- how much ------------------------------------------------------------------------------------------------------
 
     def test_as_many_steps_as_asked(self) -> None:
-        """The batch has at least `n_step` steps, and less than one additional step per environment."""
+        """The batch has at least `n_step` steps, and fewer additional steps than environments."""
         for mode in self.modes:
             for n_step in (1, 3, 10):
                 (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=n_step)
@@ -160,7 +160,7 @@ class CollectorContract(ABC):
                 )
 
     def test_exactly_as_many_episodes_as_asked(self) -> None:
-        """Every stored episode is complete, and long episodes are as likely as short episodes."""
+        """A batch has exactly `n_episode` episodes, and all of these episodes are complete."""
         for mode in self.modes:
             for n_episode in (1, 3, 7):
                 (batch,) = self.collect(_ladders(), climb, mode=mode, n_episode=n_episode)
@@ -180,7 +180,7 @@ class CollectorContract(ABC):
     # -- seeds ---------------------------------------------------------------------------------------------------------
 
     def test_the_same_seed_gives_the_same_data(self) -> None:
-        """The seed determines all columns except `eps_id`; a different seed results in different data."""
+        """The seed determines all columns except `eps_id`; two different seeds result in different columns."""
         for mode in self.modes:
             first, same, other = (self._walked(mode, seed) for seed in (3, 3, 4))
             check(first.keys() == same.keys(), "the same seed must give the same environments")
@@ -192,7 +192,7 @@ class CollectorContract(ABC):
             )
 
     def test_environments_are_unlike_each_other(self) -> None:
-        """Each environment has its own seed, and its generator is not reset between episodes."""
+        """Each environment has its own seed, and the environment's generator is not reset between episodes."""
         for mode in self.modes:
             walked = self._walked(mode, 3)
             check(not _alike(walked[0, 0], walked[1, 0]), "environments must have different seeds")
@@ -221,7 +221,7 @@ class CollectorContract(ABC):
             check(recorded == steps.tolist(), "column 'infos' must contain the info of each row's step")
 
     def test_hooks_see_every_trajectory_once(self) -> None:
-        """A hook is called once per episode in a batch, and may add columns."""
+        """A hook is called once per episode in each batch, and may add columns."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50, hooks=[number_rows])
             offsets = np.asarray(batch["place"])
@@ -231,7 +231,7 @@ class CollectorContract(ABC):
                 check(numbers == list(range(count)), "a hook must be called with all steps of an episode in order")
 
     def test_columns_of_the_policy_are_kept_and_widened(self) -> None:
-        """Additional outputs of a policy are stored with their step; a later, wider dtype is lossless."""
+        """A policy's additional outputs are stored with their step; wider dtypes are stored without rounding."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), _telling, mode=mode, n_step=50)
             check(batch["vf_preds"].dtype == np.float64, "a column of integers must widen to floats")
@@ -282,9 +282,9 @@ class CollectorContract(ABC):
 
 
 def check_ladder(batch: SampleBatch, lengths: Sequence[int], *, truncates: bool = False) -> None:
-    """Check every row against the rules of `ladder`; environment k has number k and episodes of `lengths[k]` steps.
+    """Check every row of `ladder` environments; environment k has number k and episodes of `lengths[k]` steps.
 
-    Raises AssertionError if a value differs from the value that the environment returns.
+    Raises AssertionError if a value differs from the value that the environment must return in this step.
     """
     obs, new_obs = np.asarray(batch["obs"]), np.asarray(batch["new_obs"])
     check(

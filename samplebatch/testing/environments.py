@@ -344,7 +344,7 @@ def check_steps(batch: SampleBatch, *, together: bool = True) -> None:
 
 
 def by_stream(batches: list[SampleBatch]) -> dict[tuple[int, int], SampleBatch]:
-    """Concatenate the steps of each stream, a pair of `env_id` and `agent_index`, over several batches."""
+    """Concatenate the steps of each stream over several batches; a stream is a pair of `env_id` and `agent_index`."""
     parts_by_key: dict[tuple[int, int], list[SampleBatch]] = {}
     for batch in batches:
         keys = list(zip(batch[names.ENV_ID].tolist(), batch[names.AGENT_INDEX].tolist(), strict=True))
@@ -355,17 +355,17 @@ def by_stream(batches: list[SampleBatch]) -> dict[tuple[int, int], SampleBatch]:
 
 
 def number_rows(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> None:
-    """Hook that adds the column `place`: the offset of each step in its trajectory."""
+    """Hook that adds the column `place`: the index of each step in its trajectory, from 0."""
     trajectory.steps["place"] = np.arange(trajectory.steps.count)
 
 
 def says(error: BaseException, kind: type[BaseException], words: str) -> bool:
-    """Return whether an error's message contains `words` and the error is of type `kind` or a library error."""
+    """Return whether an error has type `kind` or is a library error, and its message contains `words`."""
     return words in str(error) and isinstance(error, (kind, SampleBatchError))
 
 
 def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Mark the first row and every row that differs from the previous row."""
+    """Return a mask of the first row and of every row that differs from the previous row."""
     marks = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=marks[1:])
     return marks

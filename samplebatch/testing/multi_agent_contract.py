@@ -62,7 +62,7 @@ class MultiAgentContract(ABC):
         seed: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> list[MultiAgentBatch]:
-        """Create a collector and call its `collect`.
+        """Create a collector and call its method `collect`, once or several times.
 
         Parameters
         ----------
@@ -73,11 +73,11 @@ class MultiAgentContract(ABC):
         policy_mapping
             Function from agent ids to policy ids.
         n_step, n_episode
-            Environment steps or episodes per call; exactly one of the two.
+            Number of environment steps, or of episodes, per call; exactly one of both is passed.
 
         Returns
         -------
-        Batch of each call.
+        List of the batches that the calls returned, in order of the calls.
         """
 
     @abstractmethod
@@ -116,7 +116,7 @@ class MultiAgentContract(ABC):
                 check(len(stepped) == 10, f"the rows must be of 10 environment steps, got {len(stepped)}")
 
     def test_episodes_go_on_in_the_next_call(self) -> None:
-        """Successive batches have no gaps, and an episode keeps its id."""
+        """There are no gaps between successive batches, and an episode has the same id in all batches."""
         for makers, together in (([Relay] * 2, True), ([Market] * 2, False)):
             batches = self.collect(makers, by_turn, n_step=10, times=4)
             for steps in by_stream([batch["all"] for batch in batches]).values():
@@ -154,7 +154,7 @@ class MultiAgentContract(ABC):
     # -- agents that act in turns --------------------------------------------------------------------------------------
 
     def test_turns_are_kept_as_they_were_played(self) -> None:
-        """A row contains the outcome of a turn until the agent's next turn, including rewards in other turns."""
+        """A row contains the result of a turn at the agent's next turn, including rewards from turns in between."""
         (batch,) = self.collect([Market], by_turn, n_episode=2)
         rows = batch["all"]
         check_market(rows)
@@ -184,7 +184,7 @@ class MultiAgentContract(ABC):
         return {key: np.asarray(steps["actions"]) for key, steps in by_stream([batch["all"]]).items()}
 
     def test_hooks_see_every_trajectory_once(self) -> None:
-        """A hook is called once per agent and episode in a batch, and may add columns."""
+        """A hook is called once per agent and episode in each batch, and may add columns."""
         for make in (Relay, Market):
             (batch,) = self.collect([make] * 2, by_turn, n_step=30, hooks=[number_rows])
             rows = batch["all"]
@@ -194,7 +194,7 @@ class MultiAgentContract(ABC):
                 check(offsets == list(range(len(offsets))), "a hook must be called with all steps of an agent in order")
 
     def test_columns_of_the_policy_are_kept_and_widened(self) -> None:
-        """Additional outputs of a policy are stored with the agent's step; a later, wider dtype is lossless."""
+        """A policy's additional outputs are stored with the agent's step; wider dtypes are stored without rounding."""
         for make in (Relay, Market):
             (batch,) = self.collect([make], _telling, n_step=30)
             rows = batch["all"]
@@ -292,7 +292,7 @@ def play_by_the_book(environment: Any, act: Callable[[Any], Any]) -> list[dict[s
     environment: the environment; only `last` and `step` are called.
     act: function from an observation to an action.
 
-    Returns: columns by name, without ids; one row per turn of a living agent, in order.
+    Returns: one dict of values by column name, without ids, per turn of a living agent, in order.
     """
     environment.reset()
     rows: list[dict[str, Any]] = []

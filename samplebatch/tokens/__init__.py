@@ -1,6 +1,7 @@
 """Batches of token rollouts: packing, balancing, minibatches with token limits, and groups of rows.
 
-The functions implement the `SampleBatch` methods of the same names. The functions accept any batch with ragged columns.
+The functions of this package implement the `SampleBatch` methods of the same names. The functions of this package
+accept any batch with ragged columns.
 """
 
 from __future__ import annotations

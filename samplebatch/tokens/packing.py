@@ -33,9 +33,9 @@ class PackedBatch(Generic[B]):
     Parameters
     ----------
     batch
-        A batch with one row per bin. Ragged columns contain the concatenated tokens of the bin's rows; columns with one
-        value per row contain the values of the bin's rows. The column `position_ids` (int64) numbers the tokens of each
-        row from 0; the column `segment_ids` (int32) numbers the rows of each bin.
+        A batch with one row per bin. Each ragged column contains the concatenated tokens of a bin's rows; each column
+        with one value per row becomes a ragged column with the values of a bin's rows. The column `position_ids`
+        (int64) numbers the tokens of each row from 0; the column `segment_ids` (int32) numbers the rows of each bin.
     rows
         Rows in each bin, as a ragged column.
     lengths
@@ -76,7 +76,7 @@ class PackedBatch(Generic[B]):
 
     @property
     def fill(self) -> float:
-        """Fraction of the bins' capacity that contains tokens, from 0 to 1."""
+        """Fraction of the bins' total capacity that contains tokens, from 0 to 1."""
         room = len(self) * self.max_tokens
         return float(self.lengths.sum() / room) if room else 1.0
 
@@ -209,7 +209,7 @@ def _beside(batch: SampleBatch[Any], columns: dict[str, Column]) -> dict[str, Co
 
 
 def first_fit(counts: Counts, order: npt.NDArray[np.intp], max_tokens: int) -> tuple[npt.NDArray[np.intp], int]:
-    """Assign each row, in the given order, to the first bin with room; return each row's bin and the number of bins.
+    """Assign rows, in `order`, to the first bin with sufficient capacity; return each row's bin and the number of bins.
 
     Raises
     ------
@@ -254,8 +254,8 @@ def token_minibatches(
     epochs
         Number of passes over the batch.
     shuffle
-        Whether rows are assigned to minibatches in random order, each row to the first minibatch that has room for it.
-        If false, minibatches are views of consecutive rows.
+        Whether rows are assigned to minibatches in random order, each row to the first minibatch with enough free
+        tokens. If false, minibatches are views of consecutive rows.
     rng
         A generator or a seed.
 
@@ -365,14 +365,14 @@ Indices = npt.NDArray[np.intp]
 
 
 class Parts(list[B], Generic[B]):
-    """List of the parts of one batch, with the index of each row in this batch.
+    """List of the parts of a batch, with the index of each part's rows in the batch.
 
     Parameters
     ----------
     parts
         The parts.
     rows
-        Row indices of the batch for each part.
+        For each part, the indices of its rows in the batch.
     totals
         Total weight of each part, such as its number of tokens, shape (k,).
     count
@@ -454,7 +454,7 @@ def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
     batch
         The batch.
     n
-        Number of parts; some are empty if the batch has fewer rows.
+        Number of parts; some parts are empty if the batch has fewer than `n` rows.
     pad_to_divisor
         Whether to repeat rows, starting with the first row, until all parts have the same size. `Parts.join` removes
         the repeated rows.
@@ -490,9 +490,9 @@ def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
 def balance(batch: B, k: int, weights: RowLengths = None, *, equal_size: bool = False) -> Parts[B]:
     """Distribute rows over `k` parts of nearly equal total weight, such as the number of tokens.
 
-    Rows are assigned by descending weight, each to the lightest part. Rows of the heaviest and the lightest part are
-    then swapped as long as a swap reduces the difference of their weights. `Parts.imbalance` is the largest weight of a
-    part divided by the mean weight.
+    Rows are assigned by descending weight, each to the lightest part. Afterwards, rows of the heaviest and the lightest
+    part are swapped as long as a swap reduces the weight difference between both parts. `Parts.imbalance` is the
+    largest weight of a part divided by the mean weight.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ class Groups(Generic[B]):
         return np.asarray(self._grouped(values).sum())
 
     def mean(self, values: Any) -> Numbers:
-        """Average the values of each group."""
+        """Compute the mean of the values of each group."""
         return np.asarray(self._grouped(values).mean())
 
     def min(self, values: Any) -> Numbers:
@@ -118,7 +118,7 @@ class Groups(Generic[B]):
         scale
             Whether to also divide by the group's standard deviation plus `epsilon`.
         epsilon
-            Added to the standard deviation.
+            Number that is added to the standard deviation, to prevent division by zero.
         ddof
             As in `std`. Values of groups whose standard deviation is NaN are divided by 1 plus `epsilon`.
         """
