@@ -1,6 +1,6 @@
 """Reinforcement-learning experience as columns in Arrow memory, moved without copies from environment to learner.
 
-Public names are imported on first use, so importing the package adds little time to importing NumPy and pyarrow.
+Public names are imported on first use, so importing the package is hardly slower than importing NumPy and pyarrow.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def whole(name: str, value: object, minimum: int | None = 0) -> int:
 
 
 def count_of(name: str, value: object) -> int:
-    """Validate a count that a file contains, which every reader of the file must be able to represent.
+    """Validate a count from a file: an integer that every reader of the file can represent.
 
     Raises ArgumentError if the value is not an integer from 0 to 2**62.
 
@@ -58,7 +58,7 @@ def count_of(name: str, value: object) -> int:
 
 
 def finite(name: str, value: object) -> float:
-    """Validate a priority that a file contains.
+    """Validate a priority from a file, and return it as a float.
 
     Raises ArgumentError if the value is not a non-negative finite number.
 
@@ -125,15 +125,15 @@ Result = TypeVar("Result")
 
 
 def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], renamed: Mapping[str, str]) -> None:
-    """Validate keyword arguments of a class before its `__init__` is called.
+    """Validate the arguments of a class before the `__init__` of the class is called.
 
     cls: the class. Valid names are the parameters of `cls.__init__` and, if `__init__` accepts `**options`, the
         parameters of the base classes' `__init__`.
     values, names: positional arguments, and the names of keyword arguments.
     renamed: mapping from argument names in other versions and libraries to the names in this library.
 
-    Raises ArgumentError if an argument is missing, is positional although `cls` does not accept positional arguments,
-    or has an unknown name. For an unknown name, the message suggests similar names.
+    Raises ArgumentError if an argument is missing, has an unknown name, or is positional although `cls` does not accept
+    positional arguments. For an unknown name, the message suggests similar names.
 
     >>> class Learner:
     ...     def __init__(self, *, gamma=0.9, lr=0.1): ...
@@ -190,7 +190,7 @@ def _check_required(subject: str, required: Iterable[str], names: Iterable[str])
 def suggest_names(
     **renamed: str,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator that rejects unknown, missing and superfluous arguments, and suggests similar names.
+    """Create a decorator that rejects unknown, missing and superfluous arguments, and suggests similar names.
 
     **renamed: mapping from argument names in other libraries to the names in this library.
 

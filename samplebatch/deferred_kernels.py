@@ -1,9 +1,9 @@
-"""Kernels that run in NumPy until the total running time justifies importing the compiled kernels.
+"""Kernels that run in NumPy until their total running time justifies importing the compiled kernels.
 
-Importing numba can last up to a second. A program that computes few samples or advantages never imports numba, because
-each kernel in this module has a NumPy version that returns bitwise identical results. `samplebatch.kernels` is imported
-when the NumPy versions have run for `BUDGET_S` seconds in total. A program can also import the module itself, which
-avoids a pause during training:
+Importing numba requires up to one second. A program that computes few samples or advantages never imports numba,
+because each kernel in this module has a NumPy version that returns bitwise identical results. `samplebatch.kernels` is
+imported when the NumPy versions have run for `BUDGET_S` seconds in total. A program that imports `samplebatch.kernels`
+itself avoids a pause for this import during training:
 
 >>> import samplebatch.kernels
 """
@@ -87,7 +87,7 @@ def tree_find(tree: Floats, leaves: int, values: Floats, slots: Indices) -> None
 
 
 def _find_positive(tree: Floats, leaves: int, value: float) -> int:
-    """Find the leaf for a value that is 0, or that rounding errors have moved beyond the last positive leaf."""
+    """Find the leaf for a prefix sum that is 0, or that rounding errors have moved beyond the last positive leaf."""
     node = 1
     while node < leaves:
         node *= 2

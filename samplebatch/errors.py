@@ -71,7 +71,7 @@ class PolicyNotFoundError(ColumnNotFoundError):
 
 
 class ColumnLengthError(SampleBatchError, ValueError):
-    """A column's number of rows does not match the batch."""
+    """A column's number of rows differs from the number of rows of the batch."""
 
 
 class ColumnTypeError(SampleBatchError, TypeError):
@@ -111,7 +111,7 @@ class UntrustedPickleError(SampleBatchError, ValueError):
 
 
 class UnstorableError(SampleBatchError, NotImplementedError):
-    """A value can be neither represented by a file format nor pickled into it."""
+    """A value can be neither represented by a file format nor pickled into the file."""
 
 
 class DeviceError(SampleBatchError, ValueError):
@@ -135,7 +135,7 @@ class RingError(SampleBatchError, ValueError):
 
 
 class CapacityError(SampleBatchError, ValueError):
-    """A batch exceeds the capacity of a channel or a buffer, or another limit."""
+    """A batch exceeds the capacity of a channel or a buffer, or a size limit."""
 
 
 class ChannelTimeoutError(SampleBatchError, TimeoutError):
@@ -179,7 +179,7 @@ class PolicySpecError(SampleBatchError, ValueError):
 
 
 class WorkerError(SampleBatchError, RuntimeError):
-    """A rollout worker raised, hung or died."""
+    """A rollout worker raised an error, stopped responding or died."""
 
 
 class LimitTimeoutError(SampleBatchError, TimeoutError):
@@ -188,7 +188,7 @@ class LimitTimeoutError(SampleBatchError, TimeoutError):
     Attributes
     ----------
     why
-        Reason, as a clause.
+        Reason why the request was blocked, as a clause.
     since
         Time at which the request was received, as Unix time in seconds.
     """
@@ -220,7 +220,7 @@ class MissingExtraError(SampleBatchError, ImportError):
 
 
 def near_names(name: object, existing: Iterable[object]) -> str:
-    """Format a hint for an unknown name, which lists similar names or, if there are none, the existing names.
+    """Format a hint for an unknown name: similar names or, if no name is similar, the existing names.
 
     >>> near_names("reward", ["obs", "rewards"])
     "did you mean 'rewards'?"
@@ -260,7 +260,7 @@ _SYNONYMS = (
 
 
 def no_such_column(name: object, existing: Iterable[str]) -> ColumnNotFoundError:
-    """Create the error for an unknown column, with a hint at similar names."""
+    """Create the error for an unknown column; the message lists similar names."""
     return ColumnNotFoundError(f"no column {_shorten(repr(name))}; {near_names(name, existing)}")
 
 

@@ -62,7 +62,7 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
 
 
 def _other_home(package: str, name: str) -> str:
-    """Return a hint that another module of `samplebatch` has the name; empty if no module has the name."""
+    """Return a hint that another module of `samplebatch` defines a name; empty if no module defines the name."""
     if package != "samplebatch" or name.startswith("_"):
         return ""
     error = getattr(import_module(_ERRORS), name, None)

@@ -1,14 +1,14 @@
 """Loops that NumPy cannot vectorize efficiently, compiled by numba.
 
-Each kernel has one signature and is compiled when this module is imported. Hence nothing is compiled during training,
-and arguments with an unexpected dtype or layout are rejected. On a server core at 2.7 GHz with numba 0.68, the first
-import on a machine takes 1.6 s. In later processes, the import takes 0.26 s, mostly for numba, or 0.42 s if SciPy is
-installed, which numba imports.
+Each kernel has one signature and is compiled when this module is imported. Therefore, nothing is compiled during
+training, and kernels reject arguments with an unexpected dtype or layout. With numba 0.68 on a server core at 2.7 GHz,
+the first import of this module takes 1.6 s, including compilation. In later processes, the import of this module takes
+0.26 s, mostly for importing numba. If SciPy is installed, numba imports SciPy, for a total of 0.42 s.
 
 numba caches the machine code in `__pycache__` beside this file. If `__pycache__` is read-only, numba uses the user's
 cache folder or the folder in `NUMBA_CACHE_DIR`. If no folder is writable, every process compiles the kernels.
-Each kernel has a single signature, so concurrent compilations replace each other's cache files atomically with
-identical code.
+Processes that compile a kernel concurrently replace each other's cache files atomically with identical code, because
+each kernel has a single signature.
 
 The kernels release Python's global interpreter lock (GIL). A kernel validates only what its docstring specifies; the
 callers in `column/`, `returns/`, `buffer/` and `tokens/` validate indices.
@@ -63,9 +63,9 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
     Nothing is written unless all slots are in [0, size) and all weights are in [0, limit].
 
     tree: shape (2 * leaves,): node k is the sum of nodes 2k and 2k + 1; the second half contains the leaves.
-    leaves: a power of two.
+    leaves: number of leaves, a power of two.
     size: number of leaves in use.
-    slots, weights: shape (n,). For duplicate slots the last weight wins.
+    slots, weights: shape (n,). If a slot occurs several times, the last weight is stored.
 
     Returns: position of the first invalid slot or weight, or -1.
     """
@@ -98,8 +98,8 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 def tree_find(tree: Floats, leaves: int, values: Floats, slots: Indices) -> None:
     """Find, for each value, the first slot of positive weight whose prefix sum is at least the value.
 
-    tree, leaves: see `tree_set`.
-    values: shape (n,), from 0 to the total, which must be positive.
+    tree, leaves: sum tree and its number of leaves, see `tree_set`.
+    values: prefix sums to find, shape (n,), from 0 to the sum of all weights; this sum must be positive.
     slots: output, shape (n,).
     """
     n = len(values)
@@ -183,7 +183,7 @@ def vtrace(
 
     rewards, terminated, cut, values, next_values: as in `gae`.
     log_ratios: log-ratio of the target to the behaviour probability of each action, shape (n,).
-    gamma, vtrace_lambda: discount per step, and additional decay of the trace.
+    gamma, vtrace_lambda: discount per step, and decay of the traces in addition to the discount.
     rho_clip, c_clip, advantage_rho_clip: upper bounds of the ratios in temporal differences, in traces and in
         advantages.
     advantages, returns: outputs, shape (n,); the returns are the V-trace targets.
@@ -227,7 +227,7 @@ def windows(
     rewards: shape (slots, m), m rewards per step.
     terminated, done: shape (slots,).
     edges: shape (rings + 1,): ring r consists of the slots from `edges[r]` to `edges[r + 1]` and wraps around.
-    newest: shape (rings,): slot of each ring's newest step, at which each window in the ring ends at the latest.
+    newest: shape (rings,): slot of each ring's newest step; each window ends there at the latest.
     slots: shape (n,): first slot of each window.
     n_step: maximum number of steps per window, at least 1.
     gamma: discount per step.
@@ -356,7 +356,7 @@ def copy_rows(source: Bytes, starts: Indices, lengths: Indices, target: Bytes) -
 
 @_compiled(_INDEX, _INDICES, _INDEX, _INDICES_OUT, _INDICES_OUT)
 def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> int:
-    """Assign each item to the first bin with sufficient capacity, in order; return the number of bins.
+    """Assign each item, in order, to the first bin with sufficient free capacity; return the number of bins.
 
     weights: weight of each item, shape (n,), from 0 to `capacity`.
     capacity: maximum sum of weights per bin.
@@ -388,13 +388,14 @@ def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> 
 def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, parts: Indices, totals: Floats) -> None:
     """Assign items to parts of nearly equal weight.
 
-    Items are first assigned in order of decreasing weight, then exchanged between the heaviest and the lightest part.
+    Items are first assigned in order of decreasing weight, and then moved or exchanged between the heaviest and the
+    lightest part.
 
     weights: weight of each item, shape (n,), non-negative.
     order: indices of the items by decreasing weight, shape (n,).
     largest: maximum number of items per part.
-    is_equal_size: whether the sizes of parts may differ by at most one; if true, items are exchanged between parts, but
-        not moved.
+    is_equal_size: whether the sizes of parts may differ by at most one item; if true, items are only exchanged, because
+        moving an item would change the sizes.
     parts: output, shape (n,): part of each item.
     totals: output, shape (k,): total weight of each part.
     """

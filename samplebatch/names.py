@@ -221,7 +221,7 @@ def is_per_sequence(name: str) -> bool:
 
 
 def counts_steps(name: str) -> bool:
-    """Return whether a column's number of rows determines the number of steps in the batch.
+    """Return whether a column's number of rows determines the number of steps in its batch.
 
     >>> [n for n in ("obs", "infos", "state_in_0", "state_out_0") if counts_steps(n)]
     ['obs']
