@@ -301,8 +301,7 @@ class TableReader:
                 check_rows(len(array), nbytes, f"column {name!r}")
             columns[name] = reader.read(array, allow_pickle=allow_pickle)
         if names.SEQ_LENS in columns:
-            # Before they are checked: whoever else can write to the table's memory must not change where sequences
-            # begin.
+            # Copied before validation: another writer of the table's memory must not change the sequence lengths.
             columns[names.SEQ_LENS] = columns[names.SEQ_LENS].copy()
             for name, lengths in cuts.items():
                 if not np.array_equal(lengths, _stored_lengths(columns[names.SEQ_LENS], self._flags)):

@@ -284,7 +284,7 @@ class _GrowingTree:
     """Growable columns for the leaves of one nested column."""
 
     __slots__ = ("leaves", "name", "structure")
-    # Nothing goes past `put`: see `_GrowingColumn`.
+    # Rows require `put`; see `_GrowingColumn`.
     rows: Any = None
     dtype = row_shape = None
     scalars: frozenset[type] = frozenset()

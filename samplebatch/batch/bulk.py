@@ -264,7 +264,7 @@ def join_large(
         if len(arrays) < len(columns_of_name) or len(kinds) > 1:
             columns[name] = concat(columns_of_name, name)
             continue
-        # Where there are sequences, some columns have a row for each of them.
+        # With sequences, some columns have one row per sequence: the number of rows differs between columns.
         out = memory.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         jobs += joining(arrays, out)
         columns[name] = TensorColumn(out)

@@ -64,7 +64,7 @@ def tree_to(source: N, target: Target, prefix: str = "") -> N:
         for name, value in source.__dict__.items():
             kind = KINDS[type(value)]
             if kind == ARRAY:
-                # Most arrays are C-contiguous, writable and native: torch takes those directly.
+                # Most arrays are C-contiguous, writable and native: torch accepts such arrays directly.
                 if (
                     direct is not None
                     and value.dtype.num < _FIRST_OBJECT
@@ -123,7 +123,7 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError):
-        # It has a gradient, lies on a device, is a conjugated view, or NumPy lacks its dtype.
+        # The tensor has a gradient, is on a device, is a conjugated view, or has a dtype that NumPy lacks.
         tensor = tensor.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
@@ -165,7 +165,7 @@ def float_name(floats: object) -> str:
     try:
         name = np.dtype(floats).name  # type: ignore[call-overload]
     except TypeError:
-        # A dtype of torch's is named as it is; anything else by its type.
+        # The message names a torch dtype as it is, and any other value by its type.
         return choice("floats", floats if name == word else name, _FLOATS)
     return choice("floats", name, _FLOATS)
 
@@ -181,7 +181,7 @@ def require_device(device: str | int | torch.device) -> torch.device:
     try:
         torch_device = torch.device(device)
         if torch_device.type != "cpu":
-            # Torch names devices that it was not compiled for, and that the machine lacks: only a tensor tells.
+            # torch.device accepts devices that torch or the machine lacks: only a tensor on the device is a test.
             torch.empty(0, device="cpu").to(torch_device)
     except Exception as error:
         raise DeviceError(
@@ -339,7 +339,7 @@ class TorchTarget:
         if self.keep_objects and array.dtype.kind in "OmM":
             return array
         if not array.flags.writeable or array.dtype.byteorder == ">" or (array.ndim and min(array.strides) < 0):
-            # Tensors are always writable: one over read-only memory would bypass the protection.
+            # Tensors are always writable: a tensor over read-only memory would bypass the protection.
             array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
         if self.direct is not None:
             return self.direct(array)
@@ -351,7 +351,7 @@ class TorchTarget:
         """Return a tensor on the target's device and in the target's dtype, copied only if necessary."""
         dtype = self._floats if self._floats is not None and tensor.is_floating_point() else self._dtype
         if self.pin_memory and tensor.device.type == "cpu":
-            # Cast first: a copy that casts on its way to a device would wait for it.
+            # Cast first: a copy to a device that also casts would wait for the device.
             tensor = tensor.to(dtype=dtype).pin_memory()
         moved = tensor.to(device=self.device, dtype=dtype, non_blocking=self.non_blocking)
         if self.used_on is not None and moved.is_cuda:

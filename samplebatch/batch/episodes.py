@@ -241,7 +241,7 @@ def finished_by_number(policies: Mapping[PolicyID, SampleBatch], numbers: StepNu
     policies: batches with the columns that `episode_ends` requires.
     numbers: environment steps of all rows, policy by policy.
 
-    Returns: whether each episode number is finished.
+    Returns: whether each episode is finished, by episode number.
 
     >>> from samplebatch import SampleBatch
     >>> steps = SampleBatch(eps_id=[7, 7, 3], t=[0, 1, 0], dones=[False, True, False])

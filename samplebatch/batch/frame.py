@@ -84,6 +84,6 @@ def unpickle(
     flags: tuple[Any, ...] | None,
     *buffers: Any,
 ) -> SampleBatch[Any]:
-    """Restore a pickled batch; nested pickles are loaded as well, because unpickling already trusts the bytes."""
+    """Restore a pickled batch; nested pickles are loaded too, because unpickling requires trusted bytes."""
     columns = load_columns(header, buffers, allow_pickle=True)
     return cls._of(columns, nested, DEFAULT if flags is None else Flags(*flags))

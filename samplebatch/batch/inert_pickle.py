@@ -371,7 +371,7 @@ class _Values:
             return self._done[id(value)][1]
         if kind is tuple:
             resolved = tuple(map(self.resolve, value))
-            # The old one too, lest another object gets its id.
+            # Keep a reference to the old object, so that no new object gets the same id.
             self._done[id(value)] = value, resolved
             return resolved
         self._done[id(value)] = value, value
@@ -432,7 +432,7 @@ class _Values:
 
         With shared buffers, a small pickle could expand to many large arrays.
         """
-        # Python has each single byte once, and shares it between numbers.
+        # Python caches single-byte objects, so several numbers can share one.
         if len(content) < 2:
             return
         if id(content) in self._done:
@@ -472,7 +472,7 @@ def is_packed(column: Column) -> bool:
     >>> is_packed(as_column(["BCJNGGBA"], "obs")), is_packed(as_column(["north"], "obs"))
     (True, False)
     """
-    # Torch's dtypes, which have no kind, are of numbers.
+    # torch dtypes have no `kind`, and are numeric.
     kind = getattr(column.dtype, "kind", "f")
     return kind in "OT" and len(column) > 0 and looks_packed(column.values[0])
 

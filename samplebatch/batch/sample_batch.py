@@ -334,7 +334,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def update(self, other: Any = (), /, **columns: Any) -> None:
         """Assign several columns atomically, from a mapping, pairs or keywords: an error leaves the batch unchanged."""
         before = dict(self.__dict__)
-        # So that no column is put into the dict of those before.
+        # Mark the dict as shared with `before`, so that an assignment copies the dict instead of changing it.
         self._lent = True
         try:
             super().update(other, **columns)
@@ -453,7 +453,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         if unit is self._flags.action_unit:
             return
         flags = replace(self._flags, action_unit=unit)
-        # Batches share one object, by which joining them and sending them is faster.
+        # A shared Flags object makes concatenating and sending batches faster.
         self._flags = flags_of_unit(unit) if flags == flags_of_unit(unit) else flags
 
     is_training = property(attrgetter("_flags.is_training"))
@@ -609,7 +609,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         >>> [(row["a"], row["b"]) for row in SampleBatch(a=[1, 2], b=["x", "y"]).rows()]
         [(np.int64(1), 'x'), (np.int64(2), 'y')]
         """
-        # Infos and states alone have rows, but count no steps.
+        # Infos and states alone have rows but no steps.
         columns = self._rowwise() if self.count else {}
         keys = list(columns)
         for row in zip(*(column.values for column in columns.values()), strict=True):
@@ -918,9 +918,9 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def as_batch(self, convention: names.Convention | None = None) -> Batch:
         """Return a nested batch over the same arrays and tensors; nested columns become nested batches.
 
-        A tuple of columns becomes a batch with the names `0`, `1`, ...; ragged columns stay ragged. Both batches share
-        values, but not later additions of columns. `convention="tianshou"` renames the columns that both libraries
-        define, such as `rewards` to `rew`; `"rllib"` renames in the reverse direction. None keeps all names.
+        A tuple of columns becomes a batch with the names `0`, `1`, ...; ragged columns stay ragged. The result shares
+        values with this batch, but not columns added later. `convention="tianshou"` renames the columns that both
+        libraries define, such as `rewards` to `rew`; `"rllib"` renames in the reverse direction. None keeps all names.
         Raises ColumnTypeError if a column is compressed, ArgumentError for another `convention`, ColumnMismatchError if
         two columns would share a name.
 

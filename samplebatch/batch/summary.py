@@ -115,7 +115,7 @@ def describe_column(name: str, column: Column, rows: int, nbytes: int) -> Line:
         if np.isnan(low):
             is_nan = np.isnan(numbers)
             nan_rows = np.flatnonzero(is_nan.reshape(len(numbers), -1).any(1))
-            # Rows that were left out have unknown values: the number is a lower bound.
+            # The values of skipped rows are unknown: the number is a lower bound.
             where = "" if sampled else f" from row {nan_rows[0]}"
             mark = f" ({np.count_nonzero(is_nan)}{'+' if sampled else ''} NaN{where})"
             numbers = numbers[~is_nan]
@@ -216,7 +216,7 @@ def sparkline(points: Sequence[float]) -> str:
     finite = [point for point in points if np.isfinite(point)]
     if len(points) < 2 or not finite:
         return ""
-    # Halves, whose difference is finite even where the numbers are the largest there are.
+    # Halved, because the difference of the largest floats would overflow.
     low, high = min(finite) / 2, max(finite) / 2
     height = (high - low) or 1.0
     step = 100 / (len(points) - 1)
@@ -262,7 +262,7 @@ def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
 
     max_columns = max(1, _MAX_COLUMNS // max(len(parts), 1))
     lines = [line for part in parts for line in _lines(part, None if chosen else max_columns)]
-    # Not through pyplot: that keeps figures, and may open windows.
+    # Not pyplot, because pyplot retains figures and may open windows.
     figure = Figure(figsize=(10, 0.6 + 1.4 * max(len(lines), 1)), layout="constrained")
     rows = figure.subplots(max(len(lines), 1), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (name, steps, numbers, ends) in zip(rows, lines, strict=False):

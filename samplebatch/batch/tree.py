@@ -506,7 +506,7 @@ def _replace_below(
     ordered.update((leaf, present[leaf]) for leaf in leaves)
     batch._columns = ordered
     batch._nested = {**batch._nested, top: structure}
-    # The dicts that are in use show the change, also below tuples.
+    # Update all referenced dicts of the nested column, including dicts below tuples.
     show(batch, (top,), structure)
     batch._count_rows()
 

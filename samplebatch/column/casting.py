@@ -52,7 +52,7 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
         return cast if exact and bool(np.array_equal(real.astype(source), array)) else None
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype)
-    # Part by part, because a complex number counts as NaN, and as equal to any other such, if either of its parts is.
+    # Part by part, because NumPy treats all complex numbers with a NaN part as equal.
     exact = all(np.array_equal(new.astype(old.dtype), old, equal_nan=True) for new, old in _parts(cast, array))
     return cast if exact else None
 

@@ -86,7 +86,7 @@ class ObjectColumn(Column):
     def values(self) -> npt.NDArray[Any]:
         values = self._values
         if values is None:
-            # The fastest of the ways to make many.
+            # The fastest way to create many dicts.
             values = self._values = np.fromiter(map(dict.copy, repeat({}, self._length)), object, self._length)
         return values
 

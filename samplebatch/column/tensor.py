@@ -108,7 +108,7 @@ class TensorColumn(Column):
             raise ColumnTypeError(f"torch has no dtype for {self.values.dtype}")
         import torch
 
-        # Tensors are always writable: one over read-only memory would bypass the protection.
+        # Tensors are always writable: a tensor over read-only memory would bypass the protection.
         writable = self.values if self.values.flags.writeable else memory.copy_of(self.values)
         return torch.from_numpy(writable)
 

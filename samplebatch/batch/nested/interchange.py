@@ -28,7 +28,7 @@ def register_where_loaded(cls: type[Any], libraries: Iterable[str]) -> None:
         else:
             _registrar.waiting.setdefault(module, []).append(cls)
     if _registrar.waiting and _registrar not in sys.meta_path:
-        # The first finder, because another one would return the module's spec before this one is asked.
+        # Inserted first, because an earlier finder would return the module's spec.
         sys.meta_path.insert(0, cast("Any", _registrar))
 
 
@@ -170,7 +170,7 @@ def _register_tianshou(cls: type[Node]) -> None:
     from tianshou.data.batch import Batch, BatchProtocol
 
     PEER_CLASSES[cls] = Batch
-    # The protocol asks for `__getattr__`, which would make every attribute slower.
+    # The protocol requires `__getattr__`, which would make every attribute access slower.
     cast("Any", BatchProtocol).register(cls)
 
 
@@ -210,7 +210,7 @@ class _PickledTensor:
 def _restore_tensor(values: npt.NDArray[Any], requires_grad: bool) -> Any:
     import torch
 
-    # Out-of-band buffers may be read-only; a tensor over them would be a way around the protection.
+    # Out-of-band buffers may be read-only; a tensor over a read-only buffer would bypass the protection.
     tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
     return tensor.requires_grad_() if requires_grad else tensor
 
