@@ -93,8 +93,8 @@ class RemoteActors:
         Parameters
         ----------
         n_step
-            Minimum number of environment steps; the last fragment is added entirely. If `n_step` is None, no fragment
-            is received and the statistics are empty.
+            Minimum number of environment steps; all steps of the last fragment are added. If `n_step` is None, no
+            fragment is received and the statistics are empty.
 
         Raises
         ------

@@ -39,9 +39,9 @@ _KEYS: Final = 4096
 class RowClient:
     """Client of a row table in a replay service.
 
-    `put` returns once the service has stored the columns; `take` returns once the service has marked the rows as taken.
-    After a connection loss, the client reconnects and repeats unacknowledged requests; a repeated request takes effect
-    only once. If a client dies, rows in transit to the client return to the table.
+    The method `put` returns once the service has stored the columns. The method `take` returns once the service has
+    marked the rows as taken. After a connection loss, the client reconnects and repeats unacknowledged requests; a
+    repeated request takes effect only once. If a client dies, rows in transit to the client return to the table.
 
     If the client and the service run on the same machine, rows are received through shared memory and are read-only.
     The client is thread-safe; puts and reads do not block each other. A pickled client connects in the process that

@@ -336,7 +336,7 @@ class SampleWriter:
 def _columns_of(sample: Sample, empty_names: list[str]) -> Arrays | None:
     """Return a sample's arrays by column name; None if the rows are not steps or sequences of arrays.
 
-    Appends the names of empty nested batches to `empty_names`.
+    Append the names of empty nested batches to `empty_names`.
     """
     columns: Arrays = {}
     if not isinstance(sample.batch, Batch) or sample.lengths is not None:
@@ -445,7 +445,7 @@ class _Form(NamedTuple):
 
 
 class _ObjectsReader:
-    """Decoder of samples with one schema, whose columns are numeric or contain Python objects."""
+    """Decoder of samples with one schema; each column is numeric or contains Python objects."""
 
     __slots__ = ("_form", "_objects", "_plan")
 

@@ -74,7 +74,7 @@ def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple
 def find_expiry(tls: Pair) -> str | None:
     """Return why clients will reject a certificate that has expired or is not yet valid; None for other certificates.
 
-    Performs an in-memory handshake with a client that trusts only this certificate.
+    The check is an in-memory handshake with a client that trusts only this certificate.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False

@@ -545,7 +545,7 @@ class StepItems(Items):
         return {"buffer": LiveBuffer(self.buffer), "streams": self.streams(), "left": left}
 
     def load_state_dict(self, state: Mapping[str, Any], max_times: int) -> None:
-        """Restore a state whose `buffer` entry is a `ReplayBuffer` or its `state_dict`; an error changes nothing."""
+        """Restore a state whose `buffer` entry is a buffer or a buffer's state; an error leaves the items unchanged."""
         self._check_max_times(max_times)
         streams, counts = self._read_streams(state["streams"]), state["left"]
         left = DrawsLeft(self.capacity, max_times) if max_times else None

@@ -66,7 +66,7 @@ class FragmentWriter:
 
     - `link`: connection to the service.
     - `table`: name of the table.
-    - `name`: name of the writer; the table has one ring per environment of the writer.
+    - `name`: name of the writer; tables of steps assign rings to the writer's environments.
     - `max_unacknowledged`: maximum number of fragments in flight.
     """
 
