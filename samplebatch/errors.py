@@ -159,7 +159,7 @@ class NonFiniteLossError(SampleBatchError, FloatingPointError):
 
 
 class OwnershipError(SampleBatchError, RuntimeError):
-    """An object of one process, such as an end of a channel or a replay client, is used in a second process."""
+    """An object of one process, such as an end of a channel or a replay client, is used in another process."""
 
 
 class LeaseError(SampleBatchError, BufferError):

@@ -19,7 +19,7 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
     source file; this function reads the block from the compiled code of the calling module, so source files are not
     required.
 
-    more: public names that the package itself defines.
+    more: public names that the package defines in its own `__init__.py`.
 
     Returns: `__getattr__`, `__dir__` and `__all__`. `__getattr__` imports a name on first use; for an unknown name, it
     raises AttributeError with similar names.

@@ -231,7 +231,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return batch
 
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
-        """Copy priorities from the column `weight`, where `_update_with_batch` stored them, to a prioritized buffer.
+        """Copy the priorities that `_update_with_batch` stored in the column `weight` to a prioritized buffer.
 
         Rows that have been overwritten since they were sampled are skipped, as are non-finite priorities if
         `allow_nonfinite` is true.

@@ -151,7 +151,7 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
     Parameters
     ----------
     trainer, folder
-        A trainer with the algorithm and the parameters of the trainer that was saved, and the folder of the checkpoint.
+        A trainer with the same algorithm and parameters as the saved trainer, and the folder of the checkpoint.
     allow_pickle
         Whether objects in the file, such as environments, may be unpickled; unpickling runs code chosen by the writer
         of the file.
@@ -159,7 +159,8 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
     Returns
     -------
     str or None
-        Reason why environments start new episodes, if their state could not be saved; None if the run resumes exactly.
+        Reason why environments start new episodes, if the state of the environments could not be saved; None if the run
+        resumes exactly.
 
     Raises
     ------

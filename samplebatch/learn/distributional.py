@@ -36,7 +36,7 @@ class C51Policy(DiscreteQLearningPolicy):
     num_atoms
         Number of atoms of the distribution.
     v_min, v_max
-        Lowest and highest atom; atoms are evenly spaced.
+        Lowest and highest atom of the distribution; the atoms are evenly spaced.
 
     Raises
     ------

@@ -259,7 +259,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         list in the order of `env.agents`. The list may also contain algorithms of Tianshou that learn from single
         steps.
     env
-        Environment whose `agents` are the policy ids of a list; otherwise unused.
+        Environment whose `agents` are the policy ids for a list of algorithms; unused if `algorithms` is a mapping.
 
     Raises
     ------
@@ -293,7 +293,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     def update(
         self, buffer: MultiAgentReplayBuffer | MultiAgentBatch | ReplayBuffer, sample_size: int | None = None
     ) -> MultiAgentTrainingStats:
-        """Update each policy with samples of its own rows in a buffer, or with all its rows in a train batch.
+        """Update each policy with samples of its rows in a buffer, or with all of its rows in a train batch.
 
         Parameters
         ----------

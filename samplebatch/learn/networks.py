@@ -478,7 +478,7 @@ class Convolutional(VectorOutput):
         A Box of images; the shorter of the first and the last axis is the channel axis. uint8 images are divided by
         255.
     features
-        Width of the output; also the attribute `output_dim`.
+        Width of the output; also available as the attribute `output_dim`.
     linear_layer
         Factory of the last layer, called with the input and output widths.
 
@@ -535,7 +535,7 @@ class RecurrentBody(VectorOutput):
     observation_space
         The observation space; observations are flattened.
     hidden_size
-        Width of the state and the features; also the attribute `output_dim`.
+        Width of the state and of the features; also available as the attribute `output_dim`.
     kind
         `"gru"` or `"lstm"`.
 

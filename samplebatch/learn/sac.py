@@ -38,7 +38,7 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
     action_space, **options
         See `ContinuousPolicyWithExplorationNoise`. The policy explores by sampling even if `exploration_noise` is None.
     deterministic_eval
-        Whether the action outside training steps is the squashed mean of the normal distribution instead of a sample.
+        Whether, outside training steps, the action is the squashed mean of the normal distribution instead of a sample.
 
     Raises
     ------
@@ -260,7 +260,7 @@ class DiscreteSACPolicy(DiscreteActorPolicy):
     actor, action_space, **options
         See `DiscreteActorPolicy`. The actor returns logits, or probabilities if its `softmax_output` is true.
     deterministic_eval
-        Whether the most likely action is chosen outside training steps, instead of a sample.
+        Whether, outside training steps, the most likely action is chosen instead of a sample.
 
     Raises
     ------

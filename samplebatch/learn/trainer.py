@@ -82,19 +82,19 @@ class TrainerParams:
         after every epoch, or at the `save_interval` of the first logger.
     resume_from_log
         Whether epochs, environment steps and update steps continue from the values that the first logger recorded at
-        the last `save_checkpoint_fn`. The caller restores all other state; checkpoints in `checkpoint_dir` contain the
-        complete state.
+        the last call of `save_checkpoint_fn`. The caller restores all other state; checkpoints in `checkpoint_dir`
+        contain the complete state.
     checkpoint_dir, checkpoint_interval
-        Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`; None for
-        no checkpoints), and epochs between checkpoints.
+        Folder for checkpoints of the trainer (None for no checkpoints; see `save_checkpoint`), and number of epochs
+        between checkpoints. A killed run resumes exactly from a checkpoint.
     multi_agent_return_reduction
         Function that reduces the array of returns to one return per episode, for rewards with several components or
         agents.
     logger
         One logger or several; Tianshou's loggers are accepted.
     allow_nonfinite
-        Whether training continues after a NaN or infinite loss. By default, training stops after such a loss unless
-        the algorithm's `allow_nonfinite` is true.
+        Whether training continues after a NaN or infinite loss. By default, training stops after a NaN or infinite loss
+        unless the algorithm's `allow_nonfinite` is true.
     verbose, show_progress
         Whether to print a line per epoch and test, and the progress within an epoch: a progress bar on a terminal with
         the extra `cli`, otherwise a line every ten seconds.
@@ -173,8 +173,8 @@ class OnlineTrainerParams(TrainerParams):
         `RolloutWorkers`.
     asynchronous
         Whether workers collect without waiting for each other or for updates: an update starts when
-        `collection_step_num_env_steps` steps have arrived from any workers. `max_lag` of the workers bounds the age of
-        the weights. Requires `RolloutWorkers`, or `RemoteActors` of a replay service.
+        `collection_step_num_env_steps` steps have arrived from any workers. The workers' `max_lag` limits the age of
+        the weights with which workers collect. Requires `RolloutWorkers`, or `RemoteActors` of a replay service.
 
     Raises
     ------
@@ -225,7 +225,7 @@ class OnPolicyTrainerParams(OnlineTrainerParams):
     Attributes
     ----------
     batch_size, update_step_num_repetitions
-        Rows per gradient step (None for all collected rows), and number of passes over the collected rows.
+        Number of rows per gradient step (None for all collected rows), and number of passes over the collected rows.
 
     Examples
     --------
@@ -248,7 +248,7 @@ class OffPolicyTrainerParams(OnlineTrainerParams):
     Attributes
     ----------
     batch_size
-        Rows sampled from the buffer per gradient step.
+        Number of rows sampled from the buffer per gradient step.
     update_step_num_gradient_steps_per_sample
         Number of gradient steps per collected environment step; the number of gradient steps per collection is rounded.
     """
@@ -269,7 +269,7 @@ class OfflineTrainerParams(TrainerParams):
     Attributes
     ----------
     buffer, batch_size
-        Source of the rows, which is passed to the algorithm's `process_buffer`, and rows sampled per update.
+        Source of the rows, which is passed to the algorithm's `process_buffer`, and number of rows sampled per update.
     """
 
     buffer: Any
@@ -351,7 +351,8 @@ class EpochStats(PrintedAsDict):
     epoch, info_stat
         Epoch number, counted from 1, and summary of the training run so far.
     train_collect_stat, training_stat, test_collect_stat
-        Statistics of the last collection, the last update, and the test after the epoch, or None.
+        Statistics of the last collection, of the last update, and of the test after the epoch; None if there are no
+        statistics.
     """
 
     epoch: int

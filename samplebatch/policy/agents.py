@@ -183,7 +183,7 @@ class PolicyAgents(AgentActor):
         return AgentActions(list(layout.nest_each(result.actions, count)), {names.ACTIONS: list(recorded), **columns})
 
     def draw(self, groups: Sequence[AgentGroup], stacked_obs: Leaf | None) -> AgentActions:
-        """Return one random action per agent and reset the agents' recurrent states."""
+        """Return one random action per agent, and reset the agents' recurrent states to zero."""
         actor = self._actor or self._create_actor(groups[0])
         self._states.drop([key for group in groups for key in group.keys])
         random_actions = self._random.act(groups, stacked_obs)

@@ -192,14 +192,14 @@ class PolicyAdapter:
     signature
         Arguments of the policy.
     layout
-        Layout of the action space of one environment; None to return actions without a check.
+        Layout of the action space of one environment; if it is None, actions are not validated.
 
     Attributes
     ----------
     policy
         As passed.
     takes_batch
-        Whether `decide` expects a batch rather than observations.
+        Whether the method `decide` expects a batch instead of observations.
     """
 
     def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:

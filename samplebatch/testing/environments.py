@@ -295,7 +295,7 @@ def check(holds: Any, sentence: str) -> None:
 
 
 def check_steps(batch: SampleBatch, *, together: bool = True) -> None:
-    """Check that the rows of each stream are contiguous and in time order, and that trajectories have no gaps.
+    """Check that the rows of each stream are contiguous and in time order, and that no trajectory has gaps.
 
     Parameters
     ----------
