@@ -343,7 +343,7 @@ def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
     for policy in dict.fromkeys([*policies[0], *policies[1]]):
         left, right = (batches.get(policy, SampleBatch()) for batches in policies)
         are_equal &= _show_differences(policy, left, right, flat=all(isinstance(side, SampleBatch) for side in sides))
-    terminal.say("The files hold the same." if are_equal else "The files differ.")
+    terminal.say("The files are equal." if are_equal else "The files differ.")
     return 0
 
 

@@ -106,7 +106,7 @@ def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: boo
         complain(f"seed {seed} {how}")
     if interruption.status:
         say(f"Interrupted with {len(finished)} of {training.seeds} seeds finished.", stderr=True)
-    say(f"Go on with: samplebatch train --resume {folder} --allow-pickle", stderr=True)
+    say(f"Resume with: samplebatch train --resume {folder} --allow-pickle", stderr=True)
     return interruption.status or FAILED
 
 

@@ -251,7 +251,7 @@ def run_training(
     steps = f"{info.train_step} environment steps and " if info.train_step else ""
     if not trainer.is_done:
         say(f"Interrupted after {steps}{info.gradient_step} gradient steps.", stderr=True)
-        say(f"Go on with: samplebatch train --resume {folder} --allow-pickle", stderr=True)
+        say(f"Resume with: samplebatch train --resume {folder} --allow-pickle", stderr=True)
         return interruption.status or FAILED
     best = (
         f" Best mean return of a test: {info.best_reward:.4g} ± {info.best_reward_std:.4g}."

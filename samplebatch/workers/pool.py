@@ -257,7 +257,7 @@ class WorkerPool:
         idle = next((other for other in others if other.request is None), None)
         if idle is not None and (request.n_step, request.n_episode) != (None, None):
             self._backend.forget(worker)
-            why = f"no machine has room for it, and worker {idle.spec.index} makes its steps"
+            why = f"no node has resources for it; worker {idle.spec.index} collects its steps"
             self._record_failure(worker, WorkerExit("did not start", why), replaced=False)
             # The replacement starts when there are resources, for later requests.
             self._replace(worker, worker.spec)

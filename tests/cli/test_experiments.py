@@ -121,7 +121,7 @@ def test_a_killed_seed_is_reported_and_resumed_and_others_are_kept(monkeypatch: 
         code, printed = invoke(*words(), "--seeds", 2, "--parallel", 2, "--out", "run")
     assert code == 1, printed
     assert "seed 1 was killed by SIGKILL" in printed
-    assert "Go on with: samplebatch train --resume run --allow-pickle" in printed
+    assert "Resume with: samplebatch train --resume run --allow-pickle" in printed
     code, printed = invoke("--resume", "run", "--allow-pickle")
     assert code == 0, printed
     assert "seed 0:" not in printed
@@ -141,7 +141,7 @@ def test_seeds_killed_during_training_are_resumed_from_their_checkpoints() -> No
     assert process.returncode == 1, printed
     assert "seed 1 was killed by SIGKILL" in printed
     assert "seed 0 exited with status 143" in printed
-    assert "Go on with: samplebatch train --resume run --allow-pickle" in printed
+    assert "Resume with: samplebatch train --resume run --allow-pickle" in printed
     for path in Path("run").rglob("train.toml"):
         path.write_text(path.read_text().replace("max_epochs = 400", "max_epochs = 4"))
     code, printed = invoke("--resume", "run", "--allow-pickle", "--parallel", 1)

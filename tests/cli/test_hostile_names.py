@@ -83,7 +83,7 @@ def test_inspect_shows_columns_and_policies_as_text(name: str, tmp_path: Path) -
         if len(name) < 30:
             assert for_terminal(name) in printed
         compared = invoke("inspect", path, path)
-        assert "The files hold the same." in compared
+        assert "The files are equal." in compared
         page, picture = tmp_path / f"{i}.html", tmp_path / f"{i}.png"
         sampled = ("--plot", picture) if i == 1 else ()
         invoke("inspect", path, "--html", page, *sampled)

@@ -62,7 +62,7 @@ def test_a_file_compared_with_itself_has_no_differences(tmp_path: Path) -> None:
     code, printed = invoke("inspect", path, path)
     assert code == 0
     assert "policy walker: 2 and 2 steps" in printed
-    assert printed.endswith("The files hold the same.\n")
+    assert printed.endswith("The files are equal.\n")
 
 
 def test_columns_of_other_types_and_other_policies_differ(tmp_path: Path) -> None:

@@ -451,7 +451,7 @@ def test_a_signal_saves_a_checkpoint_and_reports_how_to_resume(number: signal.Si
     process.send_signal(number)
     _, complaints = process.communicate(timeout=120)
     assert process.returncode == 128 + number, complaints
-    assert "Go on with: samplebatch train --resume run --allow-pickle" in complaints
+    assert "Resume with: samplebatch train --resume run --allow-pickle" in complaints
     steps = int(re.search(r"Interrupted after (\d+) environment steps", complaints)[1])  # type: ignore[index]
     config = tmp_path / "run" / "train.toml"
     config.write_text(config.read_text().replace("max_epochs = 100000", f"max_epochs = {steps // 40 + 2}"))

@@ -128,7 +128,7 @@ def test_steps_of_an_unplaceable_worker_are_collected_by_another(
     assert time.monotonic() - began < 180
     assert failures[0].replaced
     assert not failures[-1].replaced
-    assert f"no machine has room for it, and worker {1 - failures[-1].index} makes its steps" in failures[-1].how
+    assert f"no node has resources for it; worker {1 - failures[-1].index} collects its steps" in failures[-1].how
 
 
 def test_fragments_that_are_lost_with_a_node_are_repeated(cluster: Any) -> None:
