@@ -355,7 +355,7 @@ class RowTable:
         return None
 
     def _evict(self) -> None:
-        """Remove rows that exceed `max_lag`; with remover `"fifo"`, also the oldest rows until the limits are met."""
+        """Remove rows that exceed `max_lag`; with remover `"fifo"`, also remove the oldest rows to meet the limits."""
         rows = self._rows
         if self._max_lag is not None and self._version != UNKNOWN:
             versions = rows.selection_values("version")
