@@ -30,7 +30,7 @@ _RETURNS = "calibration_returns"
 
 @dataclass(kw_only=True)
 class CQLTrainingStats(SACTrainingStats):
-    """Losses of an update of CQL; value and loss of the Lagrange multiplier are None if `with_lagrange` is false."""
+    """Losses of an update of CQL; the Lagrange multiplier's value and loss are None if `with_lagrange` is false."""
 
     cql_alpha: float | None = None
     cql_alpha_loss: float | None = None

@@ -136,7 +136,7 @@ class DiscreteQLearningPolicy(Policy):
         return act
 
     def note_steps(self, steps: int) -> None:
-        """Count the steps that policy copies in other processes collected, for the schedule of epsilon."""
+        """Add the number of steps that policy copies in other processes collected, for the schedule of epsilon."""
         self._steps += steps
 
 

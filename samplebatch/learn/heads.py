@@ -269,8 +269,8 @@ class DuelingCritic(VectorOutput):
     preprocess_net, action_shape
         See `DiscreteActor`.
     num_atoms
-        Outputs per action, for `C51Policy` and `QRDQNPolicy`. If `num_atoms` is greater than 1, the output has shape
-        (n, actions, num_atoms), and the formula applies to each atom.
+        Number of outputs per action, for `C51Policy` and `QRDQNPolicy`. If `num_atoms` is greater than 1, the output
+        has shape (n, actions, num_atoms), and the formula applies to each atom.
     linear_layer
         See `MLP`.
 

@@ -217,7 +217,7 @@ class Optimizer:
         return self.optim.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of an optimizer that had the same parameters as this optimizer."""
+        """Restore the state of a torch optimizer with the same parameters as this optimizer."""
         self.optim.load_state_dict(state)
 
 

@@ -471,7 +471,7 @@ class Policy(nn.Module, ABC):
         return None
 
     def note_steps(self, steps: int) -> None:
-        """Count the steps of policy copies in other processes, for schedules; the base class has no schedules."""
+        """Add the steps of policy copies in other processes to schedules; the base class has no schedules."""
         return None
 
 

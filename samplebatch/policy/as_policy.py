@@ -2,7 +2,8 @@
 
 The first parameter of a function receives the observations; a first parameter named `batch` receives a `Batch` with
 `obs` and `info`. A parameter `info` receives the infos, and a parameter `state` the state that the previous call
-returned. Other parameters without defaults are rejected, unless `takes` specifies their meaning.
+returned. Other parameters without defaults are rejected, unless the argument `takes` specifies the meaning of the
+parameters.
 
 ======================================  ================================================================================
 policy                                  call
@@ -441,7 +442,8 @@ def evaluation_mode(policy: Any) -> AbstractContextManager[None]:
     """Return a reusable context manager that sets torch's evaluation mode during a collection.
 
     The context manager affects policies that have a flag `is_within_training_step`, as in Tianshou. The flag controls
-    exploration, and torch's mode controls dropout and batch normalisation. The mode of all other modules is unchanged.
+    exploration, and torch's mode controls dropout and batch normalisation. The mode of modules without the flag is
+    unchanged.
     """
     policies = policy.values() if isinstance(policy, Mapping) else (policy,)
     # Selected once, because loops that collect single steps enter the context for each step.

@@ -134,8 +134,8 @@ def check_policy(policy: Any) -> None:
 def load_weights(policy: Any, weights: Any) -> None:
     """Load weights into a policy, or into each policy of a mapping.
 
-    Calls `load_state_dict`, or otherwise `set_weights`. Random policies ignore weights. Weights of a mapping are keyed
-    by policy id or by the label of the policy id (see `label_policies`).
+    Calls `load_state_dict`, or otherwise `set_weights`. Random policies ignore weights. For a mapping of policies,
+    weights are keyed by policy id or by the label of the policy id (see `label_policies`).
 
     Raises PolicySpecError if the policy has neither `set_weights` nor `load_state_dict`, or a policy id of the weights
     is unknown.

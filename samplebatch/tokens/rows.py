@@ -73,7 +73,7 @@ class Groups(Generic[B]):
             yield key, self._batch.take(self.rows(group))
 
     def rows(self, group: int) -> npt.NDArray[np.intp]:
-        """Return the rows of one group, by group number."""
+        """Return the rows of the group with a given number."""
         return self._order[self._offsets[group] : self._offsets[group + 1]]
 
     def sum(self, values: Any) -> Numbers:
