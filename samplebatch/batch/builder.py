@@ -472,7 +472,7 @@ def _scalar_types(dtype: np.dtype[Any]) -> frozenset[type]:
 class _GrowingColumn(ABC):
     """Growable column: rows of one column type with spare capacity.
 
-    `put` and `put_many` write within the capacity set by the last call of `grow`, and overwrite existing rows.
+    `put` and `put_many` write within the capacity set by the last call to `grow`, and overwrite existing rows.
 
     dtype, row_shape: dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None if rows require
     `put`. scalars: types of numbers that can also be assigned to `rows[row]`; a number that is too large raises

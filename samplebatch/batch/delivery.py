@@ -204,7 +204,7 @@ def _reason(error: Exception) -> str:
 
 
 def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]], Any]) -> npt.NDArray[Any]:
-    """Convert an object array of numeric arrays in one call of `convert`; other arrays are returned unchanged."""
+    """Convert an object array of numeric arrays in one call to `convert`; other arrays are returned unchanged."""
     rows = array.tolist() if array.ndim == 1 else []
     dtype = getattr(rows[0], "dtype", None) if rows else None
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":

@@ -94,7 +94,7 @@ def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Row
 
 
 class StepNumbers(NamedTuple):
-    """Environment steps of rows, numbered by episode and time.
+    """Environment step number of each row, and episode number of each environment step.
 
     step: number of each row's environment step, shape (n,).
     episode: number of each environment step's episode, shape (s,), ascending.

@@ -141,7 +141,7 @@ _COLUMNS = (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)
 
 
 def missing_columns_of_agents() -> dict[str, MissingAttribute]:
-    """Return attributes that a `MultiAgentBatch` lacks: common column names, which only each policy's batch has."""
+    """Return attributes that a `MultiAgentBatch` lacks: common column names, which exist only in policies' batches."""
     return {
         name: MissingAttribute(name, f"columns belong to the batch of a policy, batch['policy_id'][{name!r}]")
         for name in _COLUMNS

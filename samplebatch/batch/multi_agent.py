@@ -263,7 +263,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     def select(self, *keys: str) -> Self:
         """View only the named columns of every policy, in the order of `keys`.
 
-        Raises ColumnNotFoundError with near names if a policy lacks one of these columns.
+        Raises ColumnNotFoundError that lists similar names if a policy lacks one of these columns.
 
         >>> batch = MultiAgentBatch(
         ...     {"walker": SampleBatch(obs=[1, 2], rewards=[0.5, 1.0])}, env_steps=2

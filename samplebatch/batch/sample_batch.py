@@ -255,7 +255,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return values
 
     def column(self, name: str) -> Column:
-        """Return the column with a dotted name; raises ColumnNotFoundError with near names."""
+        """Return the column with a dotted name; raises ColumnNotFoundError that lists similar names."""
         column = self._columns.get(name)
         if column is not None:
             return column
@@ -363,7 +363,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     def select(self, *keys: str) -> Self:
         """View only the named columns, in the order of `keys`; `seq_lens` must be selected to keep sequences.
 
-        Raises ColumnNotFoundError with near names if a column is missing.
+        Raises ColumnNotFoundError that lists similar names if a column is missing.
 
         >>> list(SampleBatch(a=[1], b=[2], c=[3]).select("c", "a"))
         ['c', 'a']

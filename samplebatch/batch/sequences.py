@@ -157,7 +157,7 @@ def check_fit(lengths: Lengths, max_seq_len: int) -> None:
 
 
 def pack(lengths: Lengths, size: int) -> Iterator[slice]:
-    """Yield slices of consecutive sequences, as many as fit in `size` steps, but at least one."""
+    """Yield slices of consecutive sequences: as many sequences per slice as fit in `size` steps, but at least one."""
     ends = lengths.cumsum()
     first = 0
     while first < len(ends):

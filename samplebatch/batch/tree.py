@@ -562,7 +562,7 @@ def rename_flags(flags: Flags, mapping: Mapping[str, str]) -> Flags:
 
 
 def declare_per_sequence(batch: SampleBatch[Any], columns: str | Iterable[str]) -> None:
-    """Set the flag `per_sequence` of a new batch; raises ArgumentError with near names if a column is missing."""
+    """Set the flag `per_sequence` of a new batch; raises ArgumentError with similar names if a column is missing."""
     declared = column_names("per_sequence", columns)
     for name in declared:
         if not any(covers((name,), path) for path in batch.column_names):

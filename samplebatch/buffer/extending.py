@@ -145,7 +145,7 @@ def is_dataset(source: Any) -> bool:
 
 
 def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> SampleBatch:
-    """Flatten a nested batch to a mapping of values by dotted name; preserve names without values.
+    """Flatten a nested batch to a mapping of values by dotted name; preserve empty nested batches.
 
     >>> flatten_rows(Batch(obs={"x": [1, 2], "y": {}}, info={})).as_batch()
     Batch(

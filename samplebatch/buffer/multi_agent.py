@@ -148,7 +148,7 @@ class MultiAgentReplayBuffer:
         Seed of the generator for all sampling.
     **options
         Further arguments of the class `kind`. The options `compress` and `ragged` contain column names of
-        `MultiAgentBatch`es. Each name must be a column of at least one policy; the first call of `sample` checks the
+        `MultiAgentBatch`es. Each name must be a column of at least one policy; the first call to `sample` checks the
         names. If a named column is added only by a policy that acts after the first sample, `size` must list all
         policies.
 

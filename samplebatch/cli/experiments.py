@@ -357,7 +357,7 @@ def align_curves(curves: Sequence[LearningCurve]) -> tuple[npt.NDArray[np.int64]
 
 
 def bootstrap_interval(values: Floats, mean: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
-    """Return both ends, each of shape (points,), of the 95 % percentile bootstrap interval of a mean over rows.
+    """Return the ends of the 95 % percentile bootstrap interval of a mean over rows; each end has shape (points,).
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; the random draws are seeded.
     """

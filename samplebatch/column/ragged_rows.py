@@ -144,7 +144,7 @@ class RaggedRows(VaryingRows):
     ) -> Any:
         """Return the rows in one array or tensor, shape (n, width, ...), padded with a value.
 
-        Extents after the first are padded on the right, to the largest extents.
+        Row axes after the first are padded on the right, each to its largest extent.
 
         Parameters
         ----------

@@ -117,7 +117,7 @@ def _rollout_columns(buffer: Any) -> dict[str, Any]:
     steps = buffer.buffer_size if buffer.full else buffer.pos
     positions = slice(0, steps)
     starts = np.vstack([buffer.episode_starts[1:steps], np.zeros((1, buffer.n_envs), np.float32)])
-    # The first call of `get` flattens these arrays environment by environment.
+    # The first call to `get` flattens these arrays environment by environment.
     flat = bool(buffer.generator_ready)
     columns = {
         names.OBS: _spaced(buffer.observations, positions, buffer.observation_space, flat=flat),

@@ -90,7 +90,7 @@ class Environments(ABC):
       the last step.
     - `keeps_seeds`: whether a collector without a seed resets the environments without seeds, so that existing seeds
       remain in effect.
-    - `made`: number of calls of `step_raw` since all environments were reset, for error messages.
+    - `made`: number of calls to `step_raw` since all environments were reset, for error messages.
     """
 
     resets_later = False
@@ -155,7 +155,7 @@ class Environments(ABC):
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Convert the results of one or more steps to a `StepResult`.
 
-        - `steps`: results of all calls of `step_raw` since the last chunk; at least one result.
+        - `steps`: results of all calls to `step_raw` since the last chunk; at least one result.
         """
         if len(steps) == 1:
             obs, reward, terminated, truncated, info, resets, *_ = steps[0]

@@ -18,7 +18,7 @@ workers, and replacement workers."""
 
 
 def as_seeds(seed: Any) -> np.random.SeedSequence:
-    """Convert a seed to a SeedSequence: an integer, a SeedSequence (returned unchanged), or None for a random seed.
+    """Convert an integer, a SeedSequence (returned unchanged) or None (a random seed) to a SeedSequence.
 
     >>> as_seeds(5).entropy, as_seeds(np.random.SeedSequence(7)).entropy
     (5, 7)
@@ -33,7 +33,7 @@ def as_seeds(seed: Any) -> np.random.SeedSequence:
 
 
 def seeds_at(seeds: np.random.SeedSequence, *key: int) -> np.random.SeedSequence:
-    """Return the child SeedSequence at a spawn key; the result does not depend on earlier calls of `spawn`.
+    """Return the child SeedSequence at a spawn key; the result does not depend on earlier calls to `spawn`.
 
     >>> root = np.random.SeedSequence(5)
     >>> seeds_at(root, 1).generate_state(1) == root.spawn(2)[1].generate_state(1)

@@ -46,7 +46,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     Parameters
     ----------
     policy, critic
-        The trained policy, and a network from observations to values. A recurrent critic must share the recurrent
+        Policy to train, and a network that maps observations to values. A recurrent critic must share the recurrent
         layers of the actor.
     optim, max_grad_norm
         Optimizer factory for policy and critic, and maximum L2 norm of gradients; None for no clipping.

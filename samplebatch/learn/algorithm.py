@@ -116,7 +116,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     Parameters
     ----------
     policy
-        The trained policy.
+        Policy to train.
     allow_nonfinite
         Whether updates continue after a NaN or infinite loss, although the weights then become NaN.
 

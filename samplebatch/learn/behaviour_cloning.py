@@ -71,7 +71,7 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
     Parameters
     ----------
     policy, optim, allow_nonfinite
-        The trained policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
+        Policy to train, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
     """
 
     _policy_class = ImitationPolicy

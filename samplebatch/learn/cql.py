@@ -74,7 +74,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         Bounds of the uniform actions, and number of actions per step that are sampled from each of three sources: the
         uniform distribution, the policy at s, and the policy at s'.
     calibrated
-        Whether the discounted return of the data is a lower bound of the values of policy actions in the penalty
+        Whether to clip the values of policy actions in the penalty from below at the discounted return of the data
         (Cal-QL, Nakamoto et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`:
         `process_buffer` adds this return to the rows of a replay buffer as a column; for a `Dataset`, the return is
         added to sampled rows.

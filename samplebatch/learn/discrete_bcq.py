@@ -84,7 +84,7 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
     Parameters
     ----------
     policy, optim, allow_nonfinite
-        The trained policy, and an optimizer factory for both networks; see `Algorithm` for `allow_nonfinite`.
+        Policy to train, and an optimizer factory for both networks; see `Algorithm` for `allow_nonfinite`.
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq

@@ -149,7 +149,7 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
     Parameters
     ----------
     policy, optim, allow_nonfinite
-        The trained policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
+        Policy to train, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq

@@ -192,9 +192,9 @@ class AddedRows:
         return rings.slots_since(counted)
 
     def state_dict(self) -> list[int] | None:
-        """Return the number of rows written to each ring up to the last call of `take`; None before the first call.
+        """Return the number of rows written to each ring up to the last call to `take`; None before the first call.
 
-        After `load_state_dict`, the next call of `take` compares its buffer with these numbers.
+        After `load_state_dict`, the next call to `take` compares its buffer with these numbers.
         """
         return None if self._writes is None else self._writes.tolist()
 

@@ -330,7 +330,7 @@ class Policy(nn.Module, ABC):
     def compute_action(self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None) -> Any:
         """Return the mapped action for one environment, without exploration noise.
 
-        The observation has no axis for rows; `state` has one row: the state that the previous call of `forward`
+        The observation has no axis for rows; `state` has one row: the state that the previous call to `forward`
         returned.
 
         Returns

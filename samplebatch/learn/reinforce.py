@@ -32,7 +32,7 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
     Parameters
     ----------
     policy, optim, allow_nonfinite
-        The trained policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
+        Policy to train, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
     gamma, max_grad_norm
         Discount per step, and maximum L2 norm of gradients; None for no clipping.
     return_standardization

@@ -82,7 +82,7 @@ class TrainerParams:
         after every epoch, or at the `save_interval` of the first logger.
     resume_from_log
         Whether epochs, environment steps and update steps continue from the values that the first logger recorded at
-        the last call of `save_checkpoint_fn`. The caller restores all other state; checkpoints in `checkpoint_dir`
+        the last call to `save_checkpoint_fn`. The caller restores all other state; checkpoints in `checkpoint_dir`
         contain the complete state.
     checkpoint_dir, checkpoint_interval
         Folder for checkpoints of the trainer (None for no checkpoints; see `save_checkpoint`), and number of epochs
@@ -518,7 +518,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def request_stop(self) -> None:
         """Request that `run` returns after the current training step; safe to call from signal handlers.
 
-        The next call of `run` resumes after this training step, as does a trainer that loads the state or checkpoint.
+        The next call to `run` resumes after this training step, as does a trainer that loads the state or checkpoint.
         """
         self._stop_requested = True
 

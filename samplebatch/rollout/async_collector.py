@@ -54,7 +54,7 @@ class AsyncCollector(Collector):
 
     If an environment raises or hangs, or its process exits, then `collect` raises `WorkerError`. Steps that were
     recorded before the failure are in the buffer or, without a buffer, in the next batch. After an environment has
-    raised, the next call of `collect` starts new episodes in all environments; after an environment process has exited,
+    raised, the next call to `collect` starts new episodes in all environments; after an environment process has exited,
     every later call raises `WorkerError`.
 
     The batches have the same columns as the batches of a `Collector`. With the same seed, each environment produces the
@@ -195,7 +195,7 @@ class AsyncCollector(Collector):
         self._pending.clear()
 
     def _reset_env(self, **arguments: Any) -> tuple[Any, Infos]:
-        # Steps in flight count in the next call of `collect`.
+        # Steps in flight count in the next call to `collect`.
         self._ready[:] = False
         self._settle()
         returned = super()._reset_env(**arguments)

@@ -219,7 +219,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
             unit of the collector's actions differs from the unit of the actions in the buffer (see
             `SampleBatch.action_unit`).
         ServiceError
-            If a request to the service of `weights` has failed since the last call of `collect`.
+            If a request to the service of `weights` has failed since the last call to `collect`.
         """
         if not (type(n_step) is int and n_step > 0 and n_episode is None):
             check_amounts(n_step, n_episode)
@@ -436,7 +436,7 @@ class Collector(BaseCollector[SampleBatch]):
     A buffer receives the same columns as a batch. As with Tianshou's collector, the buffer also receives the recurrent
     state after the step as `policy.hidden_state`.
 
-    Unfinished episodes continue in the next call of `collect`.
+    Unfinished episodes continue in the next call to `collect`.
 
     With `n_step`, `collect` steps all environments until `n_step` steps are stored, and may store up to `num_envs` - 1
     additional steps. With `n_episode`, an environment starts another episode while fewer than `n_episode` episodes have
@@ -458,7 +458,7 @@ class Collector(BaseCollector[SampleBatch]):
         `ShmemVectorEnv` or `RayVectorEnv`.
     buffer
         A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with one ring per environment; or a
-        `ReplayClient`, which receives the steps at the end of each call of `collect`.
+        `ReplayClient`, which receives the steps at the end of each call to `collect`.
     num_envs
         Number of environments to create if `env` is a function or an id; 1 by default.
     env_kwargs
@@ -492,7 +492,7 @@ class Collector(BaseCollector[SampleBatch]):
         of `collect`; None leaves the policy unchanged. With `weights`, batches and fragments have the column
         `weights_version`, which is 0 before the first publication. A thread with its own connection polls the client's
         service ten times per second, so that `collect` never waits for a message. If the service is unreachable, the
-        next call of `collect` raises a `ServiceError`, and the following call continues with the newest weights that
+        next call to `collect` raises a `ServiceError`, and the following call continues with the newest weights that
         have been received.
 
     Attributes
@@ -745,7 +745,7 @@ class Collector(BaseCollector[SampleBatch]):
 
 
 class EpisodeQuota:
-    """Quota of episodes that a call of `collect` must start and complete.
+    """Quota of episodes that a call to `collect` must start and complete.
 
     Selecting the first episodes to end would bias results towards short episodes.
 

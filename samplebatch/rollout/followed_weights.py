@@ -1,4 +1,4 @@
-"""Published weights that a collector loads into its policy between two calls of `collect`."""
+"""Published weights that a collector loads into its policy between two calls to `collect`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WeightsSubscription(Protocol):
 
 
 class FollowedWeights:
-    """Published weights that are loaded into a policy between two calls of `collect`.
+    """Published weights that are loaded into a policy between two calls to `collect`.
 
     The weights of a `Subscription` are read from shared memory. A thread with its own connection polls any other
     source, so that collection is never blocked by communication.

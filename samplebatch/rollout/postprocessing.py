@@ -366,8 +366,8 @@ class GAE(TrajectoryColumns):
         Raises
         ------
         ColumnNotFoundError
-            If the column of estimates is missing; or if bootstrap values are required, `values` is a column and
-            `bootstrap` is None.
+            If the column of estimates is missing, or if `values` is a column, `bootstrap` is None, and bootstrap values
+            are required.
         ColumnLengthError
             If the number of estimates differs from the number of steps.
         """

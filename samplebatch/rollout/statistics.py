@@ -402,7 +402,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, repr=False)
 class CollectStats(PrintedAsDict, Generic[BatchT]):
-    """Result of one call of `collect`: numbers of episodes and steps, speed, returns, lengths and the batch.
+    """Result of one call to `collect`: numbers of episodes and steps, speed, returns, lengths and the batch.
 
     Attributes
     ----------
@@ -416,7 +416,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         Number of stored steps per second.
     returns
         Sum of rewards of each finished episode, shape (k,), in order of episode ends. The sum for an episode includes
-        rewards of steps from earlier calls of `collect`.
+        rewards of steps from earlier calls to `collect`.
     lens
         Number of steps of each finished episode, shape (k,).
     returns_stat, lens_stat

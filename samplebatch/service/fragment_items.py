@@ -289,7 +289,7 @@ class FragmentItems(Items):
         return item, self._sampler.weight(item, request.options["beta"])
 
     def _draw_counted(self, request: Request, rng: np.random.Generator, portion: _Portion) -> dict[int, Item]:
-        """Draw fragments of a table with `max_times`; return the exhausted fragments by number."""
+        """Draw fragments from a table with `max_times`; return a dict of the exhausted fragments, keyed by number."""
         assert self._sampler is not None
         times: dict[int, int] = {}
         exhausted: dict[int, Item] = {}

@@ -67,7 +67,7 @@ class DrawsLeft:
         """Draw n slots from a buffer; at the end of the `with` block, remove exhausted slots from the sampler.
 
         Gather the rows within the block, because exhausted slots lose their sampling weights at the end of the block.
-        At least n draws must remain in total. An exception within the block restores the remaining draws.
+        At least n draws must remain in total. If the block raises an exception, the draws are not counted.
         """
         sampler = buffer._sampler if isinstance(buffer._sampler, Prioritized) else None
         slots = np.zeros(0, np.intp)

@@ -266,7 +266,7 @@ class Blocks:
 
     `lent` and `reserved` contain all allocated blocks. Each change of `lent` or `reserved` is a single operation, and
     `arena` can be rebuilt from these two dicts. A signal handler may raise between any two calls, so `is_settled` is
-    false until an allocated block is in `lent` or `reserved`. If `is_settled` is false, the next call of `take`,
+    false until an allocated block is in `lent` or `reserved`. If `is_settled` is false, the next call to `take`,
     `collect` or `settle` rebuilds the arena.
 
     - `start`, `stop`: start and end offset of the arena, in bytes.

@@ -724,7 +724,7 @@ class Board:
         return Content(block[:values_nbytes], head, head_sum) if self.still_holds(version) else None
 
     def still_holds(self, version: int) -> bool:
-        """Return whether a publication is intact; if so, the bytes read since the call of `content` are valid."""
+        """Return whether a publication is intact; if so, the bytes read since the call to `content` are valid."""
         fence()
         return self._words[self._word(version) + _HOLDS] == version
 

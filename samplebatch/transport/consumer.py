@@ -173,7 +173,7 @@ class Consumer(channel_end.ChannelEnd):
 
         For `multiprocessing.connection.wait`, `select` and asyncio. The descriptor may also become readable without a
         batch, if a producer binds its end or waits for a block. Call `recv(timeout_s=0)` if the descriptor is readable
-        without a batch or a call of `recv` was interrupted.
+        without a batch or a call to `recv` was interrupted.
         """
         self._acquire()
         self._look()

@@ -385,7 +385,7 @@ def _record_run_errors() -> None:
 if sys.version_info >= (3, 13):
 
     def _record_current_run_error() -> None:
-        """Retain the exception that ends the current `run` if `_record_run_errors` did not wrap this call of `run`."""
+        """Retain the exception that ends the current `run` if `_record_run_errors` did not wrap this call to `run`."""
         monitoring, code = sys.monitoring, getattr(multiprocessing.current_process().run, "__code__", None)
         tool = next((tool for tool in range(6) if monitoring.get_tool(tool) is None), None)
         if code is None or tool is None:

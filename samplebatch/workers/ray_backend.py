@@ -96,7 +96,7 @@ class Report:
 class RayCollector:
     """Ray actor that executes a worker's requests; `RayWorker` limits the number of the actor's calls in flight.
 
-    The methods `report` and `stop` run in a separate thread, so they can run while a call of `next` is collecting.
+    The methods `report` and `stop` run in a separate thread, so they can run while `next` collects a fragment.
 
     - `spec`: pickled `WorkerSpec`.
     - `threads`: number of torch threads.

@@ -172,7 +172,7 @@ class Task(ABC):
         """Number of environments."""
 
     def begin(self, request: Request) -> None:
-        """Start a request; subsequent calls of `next` collect the request's fragments."""
+        """Start a request; subsequent calls to `next` collect the request's fragments."""
         self._request = request
         reset_kwargs = request.gym_reset_kwargs
         seed = None if reset_kwargs is None else reset_kwargs.get("seed")

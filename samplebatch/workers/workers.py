@@ -77,7 +77,7 @@ class RolloutWorkers(collector.Uncopied):
     fragment that a failed worker did not send completely is discarded (see `worker_stats`). If a worker fails after
     `max_restarts` replacements, `fragments` yields every complete fragment that was sent, then raises `WorkerError`. If
     a worker fails after `max_restarts` replacements during `collect`, `collect` raises `WorkerError` immediately, and
-    the next call of `fragments` yields the fragments that `collect` had received. Workers ignore Ctrl-C, which the
+    the next call to `fragments` yields the fragments that `collect` had received. Workers ignore Ctrl-C, which the
     parent handles, and exit when the parent process exits for any reason.
 
     Parameters
@@ -239,7 +239,7 @@ class RolloutWorkers(collector.Uncopied):
         self._pool: WorkerPool | None = None
         self._received = Received()
         self._leftover: list[Fragment] = []
-        """Fragments of a failed call of `collect`."""
+        """Fragments of a failed call to `collect`."""
         self._requested: Request | None = None
         """Request of `request` that `collect` has not received."""
         self._iterated: Request | None = None
@@ -348,7 +348,7 @@ class RolloutWorkers(collector.Uncopied):
             If not exactly one of `n_step` and `n_episode` is positive.
         WorkerError
             If workers have not been started, an iteration over `fragments` is not exhausted, or a worker fails and
-            cannot be replaced. After a failure, the next call of `fragments` yields the fragments received before the
+            cannot be replaced. After a failure, the next call to `fragments` yields the fragments received before the
             failure.
         ColumnMismatchError
             If the columns of different workers cannot be concatenated.
@@ -384,7 +384,7 @@ class RolloutWorkers(collector.Uncopied):
         """Start collecting in all workers and return immediately; `collect` with the same arguments receives the steps.
 
         Workers that have not started to collect yet use weights that are published between `request` and `collect`. If
-        `collect` is called with other arguments, `collect` raises an error, and the next call of `fragments` yields the
+        `collect` is called with other arguments, `collect` raises an error, and the next call to `fragments` yields the
         requested steps. `collect` describes the parameters and errors.
         """
         with self._one_version:
@@ -579,7 +579,7 @@ class RolloutWorkers(collector.Uncopied):
     # Resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run between two calls of `collect`, for `load_state_dict`.
+        """Return the state of the run between two calls to `collect`, for `load_state_dict`.
 
         The state of each worker contains the state of the collector (see `Collector.state_dict`), the exploration state
         of the policy, such as the drift of noise, and the state of the global random generators. The state of the run
@@ -729,8 +729,8 @@ class RolloutWorkers(collector.Uncopied):
     def request_stop(self) -> None:
         """Request `fragments` to end after the fragments that have been sent completely; callable in signal handlers.
 
-        After the request, a running call of `collect` returns the steps received so far. A stop request during startup
-        ends the first call of `fragments` or `collect`.
+        After the request, a running call to `collect` returns the steps received so far. A stop request during startup
+        ends the first call to `fragments` or `collect`.
         """
         self._stop_requested = True
         if self._pool is not None:
@@ -895,7 +895,7 @@ class WorkerRollouts(Rollouts):
     - `workers`: started workers with a buffer. If `is_asynchronous` is true, any object with the methods `publish` and
       `receive`, such as `RemoteActors`.
     - `policy`: the learner's policy, a torch module; each worker has a copy.
-    - `is_asynchronous`: whether workers continue collecting between two calls of `collect`.
+    - `is_asynchronous`: whether workers continue collecting between two calls to `collect`.
     """
 
     def __init__(self, workers: Any, policy: Any, *, is_asynchronous: bool = False) -> None:
@@ -903,7 +903,7 @@ class WorkerRollouts(Rollouts):
         self._policy, self._is_asynchronous = policy, is_asynchronous
         self._pending_amounts: tuple[int | None, int | None] | None = None
         self._pending_stats: CollectStats[Any] | None = None
-        """Report on steps in the buffer that no call of `collect` has returned yet."""
+        """Report on steps in the buffer that no call to `collect` has returned yet."""
 
     def reset(self, *, reset_buffer: bool) -> None:
         """Empty the buffer if requested; workers start new episodes only when their processes start."""

@@ -5,7 +5,7 @@ lists the segment number, offset, size and digest of each group. A group is not 
 at the same position in the previous checkpoint: the manifest then refers to the existing segment. Groups are compared
 by content, so that in-place changes of rows are detected.
 
-The caller replaces the checkpoint atomically between the calls of `SegmentWriter.write` and
+The caller replaces the checkpoint atomically between the calls to `SegmentWriter.write` and
 `SegmentWriter.remove_unreferenced`. Therefore all segments of the newest checkpoint exist even if the process is
 killed.
 """
