@@ -26,7 +26,7 @@ def threads() -> Iterator[None]:
 
 def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / script), *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", str(EXAMPLES / script), *arguments], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
