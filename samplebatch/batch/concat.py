@@ -25,8 +25,8 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     """Concatenate batches into a new batch, with one copy.
 
     Empty batches are ignored, except that a column that is ragged in an empty batch is ragged in the result. If all
-    batches are empty, the result has no columns. If one of the empty batches has a ragged column, the result has the
-    columns of the first batch that has columns. The result is a `SampleBatch` if all inputs are flat, otherwise a
+    batches are empty, the result has no columns, unless one of the batches has a ragged column. The result then has
+    the columns of the first batch that has columns. The result is a `SampleBatch` if all inputs are flat, otherwise a
     `MultiAgentBatch` in which flat batches belong to the default policy. RLlib's batches are accepted as well.
 
     Columns must have equal row shapes in all batches. Dtypes may differ if one dtype represents the values of all

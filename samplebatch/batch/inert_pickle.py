@@ -251,7 +251,7 @@ def _weight(name: str, arg: Any, operands: list[_Weight]) -> _Weight:
 def _take(stack: list[_Weight | None], op: Any) -> list[_Weight]:
     """Pop the operands of an opcode, top first.
 
-    A variable number of operands ends at the last mark, which is None on the stack.
+    If the number of operands is variable, pop down to the topmost mark; marks are None on the stack.
     """
     count = len(op.stack_before)
     operands: list[_Weight] = []

@@ -417,7 +417,7 @@ def _gather(batch: B, owners: Indices, lengths: Lengths, rows: Indices, flags: F
 
 
 def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
-    """Sample a permutation of padded sequences; return one row order per column."""
+    """Draw a random order of padded sequences; return, for each column, the order in which to gather its rows."""
     if not batch._flags.zero_padded:
         raise SequenceError(
             "sequences must be padded to be shuffled in place, got unpadded ones; call right_zero_pad() or "

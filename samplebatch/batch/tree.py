@@ -104,8 +104,8 @@ def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] |
 def is_nested(value: Any) -> bool:
     """Return whether a value is a tree of columns and not a single column.
 
-    Dicts, dataclasses and batches are nested. A tuple is nested if any item has rows; a tuple of numbers is a list of
-    rows.
+    Dicts, dataclasses and batches are nested. A tuple is nested if any item has rows; a tuple of numbers is a single
+    column.
 
     >>> is_nested({"camera": [1, 2]}), is_nested(([1, 2], [3, 4])), is_nested((1, 2))
     (True, True, False)

@@ -101,7 +101,7 @@ class FinalObservations:
             self.keep_from(numbers[cut], slots[cut])
 
     def keep_from(self, sources: Ints, slots: Ints) -> None:
-        """Copy the rows of rings to permanent rows for `slots`; overwriting `slots` frees these permanent rows."""
+        """Copy the rows of the rings `sources` to permanent rows, which are freed when `slots` are overwritten."""
         rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
         self.keep(Ready([(store, store.fit(values, len(slots))) for store, values in rows], []), slots)
 

@@ -63,7 +63,7 @@ Left = list[Any] | None
 
 
 class SharedObservations:
-    """Shared memory for observations: two slots per environment, mapped by environment process and parent process.
+    """Shared memory for observations: two slots per environment, mapped by the environment's process and the parent.
 
     No lock is required: a process writes an observation before it sends its reply, and the parent reads the observation
     before it requests the next step. Non-numeric leaves, and values that exceed the dtype of their space, are sent

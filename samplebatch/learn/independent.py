@@ -382,8 +382,8 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
 
     With a `ReplayBuffer` of agents that take turns, each policy learns from the turns of its agent. The reward of a
     turn is the sum of the agent's rewards until its next turn; the next observation is the observation at the agent's
-    next turn. In a running episode, the next observation of the last completed turn is the observation of the agent's
-    newest turn.
+    next turn. In a running episode, the agent's newest turn is incomplete: it only provides the next observation of
+    the agent's previous turn.
 
     Parameters
     ----------

@@ -96,8 +96,8 @@ def offpolicy_trainer(
     max_epoch, step_per_epoch, episode_per_test
         Epochs, environment steps per epoch, and episodes per test.
     collect_per_step, step_per_collect
-        Environment steps collected before each update. In version 0.2, this argument is `collect_per_step`, and an
-        epoch has `step_per_epoch` updates.
+        Environment steps collected before each update. Version 0.2 names this argument `collect_per_step`. In
+        version 0.2, an epoch has `step_per_epoch` updates.
     batch_size
         Rows per gradient step.
     update_per_step

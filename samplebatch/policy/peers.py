@@ -1,4 +1,4 @@
-"""Adapters for policies of Stable-Baselines3, RLlib and CleanRL, as functions of observations.
+"""Adapters that convert policies of Stable-Baselines3, RLlib and CleanRL to functions of observations.
 
 Policies are recognised by their methods; no library is imported. Tianshou's policies are functions of a batch and need
 no adapter.

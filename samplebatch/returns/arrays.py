@@ -91,9 +91,9 @@ def gae(
         Value estimates for the observations of the steps, with the same shape as the rewards: an array, a tensor or a
         ragged column.
     next_values
-        Estimates at the observations after the steps, of the shape of the rewards. For ragged rewards, one estimate
-        after the last element of each row, shape (rows,), which is 0 for a terminated row; None if all rows are
-        terminated.
+        Value estimates for the observations after the steps, with the same shape as the rewards. For ragged rewards,
+        one estimate after the last element of each row, shape (rows,), which is 0 for a terminated row; None if all
+        rows are terminated.
     gamma, gae_lambda
         Discount per step, and decay of the estimates. The defaults are 0.99 and 0.95, or 1 and 1 for ragged rewards.
 
@@ -380,7 +380,7 @@ def nstep_of_rings(
 ) -> NStep:
     """Sum the discounted rewards from slots of ring buffers; see `nstep`.
 
-    A window wraps around at the end of its ring, and ends at the latest at the ring's newest step.
+    A window wraps around at the end of its ring, and ends no later than the ring's newest step.
 
     rewards, terminated, ended: all slots, shapes (slots, ...), (slots,) and (slots,); `ended` is terminated or
         truncated.

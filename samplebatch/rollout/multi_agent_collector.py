@@ -61,7 +61,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     With `n_step`, `collect` performs exactly `n_step` environment steps in total; the step counts of any two
     environments differ by at most one. With `n_episode`, `collect` completes the first `n_episode` episodes to start,
     so that the result is not biased towards short episodes. Unfinished episodes from earlier calls to `collect`
-    continue before new episodes start; all other episodes are not stepped. The attribute `policies` of the result
+    count as the first episodes to start. No other episodes are stepped. The attribute `policies` of the result
     contains statistics per policy. `reset_env` returns observations and infos by agent, one dict per environment.
 
     Parameters

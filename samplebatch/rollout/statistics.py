@@ -256,7 +256,7 @@ class RunningStatistics:
             ended["lengths"] += counts.lengths.tolist()
 
     def statistics(self) -> EpisodeStatistics:
-        """Return the statistics of all finished episodes, in the order of their ends."""
+        """Return the statistics of all finished episodes, in order of completion."""
         return EpisodeStatistics(self.episodes, len(self._open), _by_policy(self._ended))
 
     def clear(self) -> None:
@@ -264,7 +264,7 @@ class RunningStatistics:
         self._open, self._newest = {}, {}
 
     def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Discard the other unfinished episodes of each environment with an unfinished episode in a fragment.
+        """Discard each environment's previous unfinished episode if a fragment contains a newer unfinished episode.
 
         All fragments must belong to one run, in which environments have distinct `env_id`s.
         """

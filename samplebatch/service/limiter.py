@@ -128,9 +128,9 @@ class RateLimiter:
     def set_limits(self, size: int, limits: Mapping[str, Any]) -> None:
         """Change some limits of a table with `size` items; an error leaves all limits unchanged.
 
-        If `min_size` or `samples_per_insert` is passed, inserts earn samples only after the change and once the table
-        has `min_size` items. If `samples_per_insert` is passed without `error_buffer`, the error buffer is reset to its
-        default.
+        If `min_size` or `samples_per_insert` is passed, the ratio counts only inserts after the change, and only once
+        the table has `min_size` items. If `samples_per_insert` is passed without `error_buffer`, the error buffer is
+        reset to its default.
 
         Raises
         ------

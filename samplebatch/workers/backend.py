@@ -154,7 +154,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def answer(self) -> Any:
-        """State that the worker has returned.
+        """The state returned by the worker.
 
         Raises FormatError if the state cannot be unpickled in this process.
         """
