@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from samplebatch.cli import application
+from samplebatch.cli import application, experiments
 from samplebatch.cli.experiments import bootstrap_interval, combine_curves, mean_of
 from samplebatch.loggers.training_log import LearningCurve, learning_curves
 from tests.optional import torch
@@ -31,6 +33,20 @@ RETURN = "test/returns_stat/mean"
 def _one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+
+
+@pytest.fixture
+def _forked_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of seeds, which need seven seconds of processor time each if they import everything again."""
+    fork, train_seed = multiprocessing.get_context("fork"), experiments.train_seed
+
+    def train_in_fork(*arguments: Any) -> None:
+        # The command line of this process prints to memory.
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        train_seed(*arguments)
+
+    monkeypatch.setattr(experiments, "multiprocessing", SimpleNamespace(get_context=lambda _: fork))
+    monkeypatch.setattr(experiments, "train_seed", train_in_fork)
 
 
 def words(*settings: str) -> list[str]:
@@ -81,6 +97,7 @@ def policy_of(run: str) -> dict[str, Any]:
     return torch.load(f"{run}/policy.pt", weights_only=False).state_dict()  # type: ignore[no-any-return]
 
 
+@pytest.mark.usefixtures("_forked_seeds")
 def test_each_seed_equals_a_single_run_and_the_log_has_the_mean(tmp_path: Path) -> None:
     code, printed = invoke(*words(), "--seeds", 2, "--seed", 3, "--parallel", 2, "--out", "both", "--plot", "both.png")
     assert code == 0, printed
@@ -105,9 +122,8 @@ def test_each_seed_equals_a_single_run_and_the_log_has_the_mean(tmp_path: Path) 
     assert "'both' must not contain a run, got one; resume it with --resume both" in printed
 
 
+@pytest.mark.usefixtures("_forked_seeds")
 def test_a_killed_seed_is_reported_and_resumed_and_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from samplebatch.cli import experiments
-
     make = experiments.SeedRun
 
     def kill_seed_1(training: Any, *args: Any, **options: Any) -> Any:
@@ -189,8 +205,6 @@ def test_a_signal_ends_all_seeds_with_checkpoints(number: signal.Signals, is_to_
 
 
 def test_a_second_interrupt_ends_all_seeds_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
-    from samplebatch.cli import experiments
-
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
