@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import numpy as np
 
 from samplebatch.service import RowClient
@@ -30,8 +27,3 @@ def consume(uri: str, _: int, path: str) -> None:
             assert (batch["ids"].lengths == keys % 7).all()
             assert (batch["reward"] == keys * 0.5).all()
             log.write(keys.tobytes())
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    {"write": write, "consume": consume}[sys.argv[1]](sys.argv[2], int(sys.argv[3]), sys.argv[4])

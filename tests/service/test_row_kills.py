@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +16,19 @@ import pytest
 
 from samplebatch.errors import LimitTimeoutError
 from samplebatch.service import ReplayServer, RowClient, RowTable
+from tests.service import row_processes
 
-PROGRAM = Path(__file__).with_name("row_processes.py")
 COLUMNS = ["ids", "text", "reward"]
+CONTEXT = multiprocessing.get_context("forkserver")
+# Processes are forked from one that has imported the package: 64 imports would take a minute on two cores.
+CONTEXT.set_forkserver_preload([row_processes.__name__])
 
 
-def start(role: str, uri: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
+def start(role: Callable[[str, int, str], None], uri: str, number: int, folder: Path) -> BaseProcess:
     """Start a writer or a consumer that logs its keys to a separate file."""
-    command = [sys.executable, str(PROGRAM), role, uri, str(number), str(folder / f"{role}-{number}")]
-    return subprocess.Popen(command, stderr=subprocess.PIPE)
+    process = CONTEXT.Process(target=role, args=(uri, number, str(folder / f"{role.__name__}-{number}")))
+    process.start()
+    return process
 
 
 def read_keys(folder: Path, role: str) -> np.ndarray:
@@ -43,20 +49,18 @@ def run_kills(folder: Path, writers: int, killed: int, keys_before_kill: int) ->
     """Kill running writers and a consumer; compare acknowledged with taken keys."""
     table = RowTable("rows", 512, ragged={"ids": "int64"})
     with ReplayServer([table]) as server:
-        writing = [start("write", server.uri, number, folder) for number in range(writers)]
-        consuming = [start("consume", server.uri, number, folder) for number in range(3)]
+        writing = [start(row_processes.write, server.uri, number, folder) for number in range(writers)]
+        consuming = [start(row_processes.consume, server.uri, number, folder) for number in range(3)]
         logs = [folder / f"write-{number}" for number in range(writers)]
 
         def have_all_written() -> bool:
-            failed = [process for process in (*writing, *consuming) if process.poll() is not None]
-            assert not failed, failed[0].stderr.read().decode()[-2000:]
+            assert all(process.is_alive() for process in (*writing, *consuming)), "a process has printed its error"
             return all(log.exists() and log.stat().st_size >= 8 * keys_before_kill for log in logs)
 
         try:
             wait_until(have_all_written, 60 + 5 * writers, "every writer must have written")
-            for process in writing[:killed]:
-                process.send_signal(signal.SIGKILL)
-            consuming[0].send_signal(signal.SIGKILL)
+            for process in (*writing[:killed], consuming[0]):
+                process.kill()
             survivors = writing[killed:]
             sizes = [log.stat().st_size for log in logs[killed:]]
             wait_until(
@@ -65,9 +69,10 @@ def run_kills(folder: Path, writers: int, killed: int, keys_before_kill: int) ->
                 "writers that live must go on",
             )
             for process in survivors:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             for process in writing:
-                process.wait()
+                process.join()
+                assert process.exitcode == -signal.SIGKILL
             acknowledged = read_keys(folder, "write")
             wait_until(
                 lambda: table.info()["size"] == 0 or not _is_any_complete(table), 60, "complete rows must be taken"
@@ -76,8 +81,7 @@ def run_kills(folder: Path, writers: int, killed: int, keys_before_kill: int) ->
         finally:
             for process in (*writing, *consuming):
                 process.kill()
-                process.wait()
-                process.stderr.close()
+                process.join()
     selected = read_keys(folder, "consume")
     assert len(acknowledged) >= writers * keys_before_kill
     assert len(np.unique(selected)) == len(selected), "a row was taken twice"
