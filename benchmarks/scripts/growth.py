@@ -26,8 +26,8 @@ from samplebatch import Aggregator, Batch, Dataset, ReplayBuffer, SampleBatch, c
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 
 EPISODE, SAMPLE, PARTS, TRAIN_ROWS = 200, 256, 16, 4096
-SERVICE_ROWS = 10**6
-"""Maximum number of rows for operations of the service, which keep the rows in memory twice."""
+PART_ROWS = 10**6
+"""Maximum number of rows of a dataset's part, and of an insertion that fills a table of the service."""
 BUDGET_S = 1.0
 """Minimum seconds for which each operation is repeated."""
 Operation = tuple[str, str, Callable[[], Any] | float]
@@ -91,8 +91,8 @@ def buffer_operations(rows: int) -> Iterator[Operation]:
 
 
 def dataset_operations(rows: int, folder: Path) -> Iterator[Operation]:
-    """Yield operations on a dataset whose parts have at most a million rows."""
-    part = make_batch(min(rows, 1_000_000))
+    """Yield operations on a dataset whose parts have at most `PART_ROWS` rows."""
+    part = make_batch(min(rows, PART_ROWS))
     dataset = Dataset(folder / "steps")
     start = time.perf_counter()
     for _ in range(rows // len(part)):
@@ -111,7 +111,9 @@ def service_operations(rows: int) -> Iterator[Operation]:
         ReplayServer([ReplayTable("replay", capacity=rows, seed=0)]) as server,
         ReplayClient(server.uri, "replay") as client,
     ):
-        client.extend(make_batch(rows))
+        part = make_batch(min(rows, PART_ROWS))
+        for _ in range(rows // len(part)):
+            client.extend(part)
         client.flush()
         yield "ReplayClient.sample of 256", "call", lambda: client.sample(SAMPLE)
 
@@ -128,14 +130,12 @@ def measure(largest: int, report: Callable[[str], None] = print) -> dict[str, di
     for rows in sorted({*(10**power for power in range(3, 1 + int(math.log10(largest)))), largest}):
         report(f"{rows:,} rows")
         with tempfile.TemporaryDirectory() as folder:
-            groups: list[Iterator[Operation]] = [
+            for operations in (
                 flat_operations(rows),
                 buffer_operations(rows),
                 dataset_operations(rows, Path(folder)),
-            ]
-            if rows <= SERVICE_ROWS:
-                groups.append(service_operations(rows))
-            for operations in groups:
+                service_operations(rows),
+            ):
                 for name, unit, call in operations:
                     seconds = call if isinstance(call, float) else shortest_time(call)
                     record = times.setdefault(name, {"unit": unit, "seconds": {}})

@@ -304,12 +304,15 @@ def test_a_killed_actor_is_replaced_and_the_steps_are_repeated() -> None:
 def test_reported_steps_of_a_killed_actor_are_counted_as_lost() -> None:
     with on_ray("random", SlowLadder, max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
-        timer = threading.Timer(0.8, os.kill, [workers.pids[1], signal.SIGKILL])
+        killed = workers.pids[1]
+        timer = threading.Timer(0.8, os.kill, [killed, signal.SIGKILL])
         timer.start()
         stats = workers.collect(n_step=2000)
         timer.join()
-        (failure,) = workers.worker_stats.failures
+        failures = workers.worker_stats.failures
     assert stats.n_collected_steps == 2000
+    # On a busy machine, Ray may place a worker too late, which is a failure without lost steps.
+    (failure,) = (each for each in failures if each.pid == killed)
     assert failure.index == 1
     # A step takes a millisecond or more, and actors are asked four times a second.
     assert 50 < failure.lost_steps < 1000
