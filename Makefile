@@ -17,6 +17,9 @@ endif
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# Uv unpacks packages in parallel. Pip knows more sources, such as folders of wheels: it installs torch, and everything
+# where uv reaches no index.
+INSTALL = install() { $(@D)/bin/python -m uv pip install --quiet "$$@" || $(@D)/bin/python $(PIP_INSTALL) "$$@"; }; install
 # Pip compiles on one core, this on all, without the packages' own tests: a sixth of the code. Some packages have files
 # for other versions of Python: these fail.
 COMPILE = $(@D)/bin/python -m compileall -qq -j 0 -x '/tests/' $(@D)/lib || true
@@ -106,26 +109,29 @@ clean: ## remove what the targets made, .venv included
 %/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; name one with: make PYTHON=...")'
 	$(PYTHON) -m venv $*
+	$*/bin/python $(PIP_INSTALL) --constraint constraints.txt uv
 
 $(VENV)/ready-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[cli,envs,learn,plot]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt torch
+	$(INSTALL) --constraint constraints.txt --editable '.[cli,envs,learn,plot]'
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt torch
+	$(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@$(COMPILE)
 	@touch $@ $(VENV)/ready-demo
 
 $(VENV)/ready-mutants: $(VENV)/ready-dev
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[mutants]'
+	$(INSTALL) --constraint constraints.txt --editable '.[mutants]'
 	@touch $@
 
 # Of torch only a build without CUDA will do: the others are gigabytes. TORCH= leaves it out.
 $(TEST_VENV)/ready-core: pyproject.toml constraints.txt | $(TEST_VENV)/bin/python
 	$(TEST_VENV)/bin/python -c "$$CORE_REQUIREMENTS" $(CORE_EXTRAS) > $(TEST_VENV)/requirements.txt
-	$(TEST_VENV)/bin/python $(PIP_INSTALL) --only-binary :all: --constraint constraints.txt --requirement $(TEST_VENV)/requirements.txt
-	$(TEST_VENV)/bin/python $(PIP_INSTALL) --no-deps --editable .
+	$(INSTALL) --only-binary :all: --constraint constraints.txt --requirement $(TEST_VENV)/requirements.txt
+	$(INSTALL) --no-deps --editable .
 	$(TEST_VENV)/bin/python $(PIP_INSTALL) --only-binary :all: $(TORCH) 2> $(TEST_VENV)/torch.log || \
 		echo "$(PYTHON): without torch, the tests that need torch are skipped"
 	@$(COMPILE)
