@@ -1,6 +1,6 @@
 """Growth of operation times with the number of rows: a table and a chart of nanoseconds per row or per call.
 
-    python -m benchmarks.scripts growth --rows 30000000 --plot growth.svg
+    python -m benchmarks.scripts growth --rows 100000000 --plot growth.svg
 
 Rows contain an observation of four floats, an action, a reward, flags, and the ids of episodes of 200 steps. Times of
 operations on all rows are reported per row; times of operations on a step, a sample or an opened folder are reported
@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", type=int, default=10**6, help="largest number of rows; 30 million require 12 GB")
+    parser.add_argument("--rows", type=int, default=10**6, help="largest number of rows; 100 million require 23 GB")
     parser.add_argument("--json", type=Path, help="JSON file to write the times to")
     parser.add_argument("--plot", type=Path, help="image file to write the chart to")
     options = parser.parse_args(arguments)
