@@ -56,7 +56,10 @@ ALLOWED = {
         "loggers/logger.py": "the reader of TensorBoard's logs",
     },
     "exec": {"buffer/table.py": "a function of constant text and numbers: names and values are variables"},
-    "compile": {"learn/ppo.py": "an argument of this name: torch.compile gets a function of the library"},
+    "compile": {
+        "learn/ppo.py": "an argument of this name: torch.compile gets a function of the library",
+        "learn/sac.py": "an argument of this name: torch.compile gets a function of the library",
+    },
 }
 """Calls that run code or read it, and the only modules that make them."""
 

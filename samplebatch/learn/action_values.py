@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -188,7 +188,7 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
     def _target_q(self, batch: Batch) -> torch.Tensor:
         """Return the bootstrap values of `obs_next`, shape (n,)."""
 
-    def _action_values(self, critic: nn.Module, batch: Batch) -> torch.Tensor:
+    def _action_values(self, critic: nn.Module, batch: Any) -> torch.Tensor:
         if self.policy.action_type == "discrete":
             values: torch.Tensor = self._all_action_values(critic, batch.obs)
             return values.gather(-1, batch.act[:, None].long())[:, 0]
@@ -210,18 +210,24 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         Importance weights in the column `weight` multiply the squared errors. Afterwards, the column `weight` contains
         each row's priority: the absolute value of the row's mean error over the critics.
         """
-        weight = batch.get("weight")
-        errors, losses = [], []
+        errors: list[Any] = []
+        losses = []
         for group in self._critic_groups():
-            steps = []
-            for critic, optim in group:
-                error = self._action_values(critic, batch) - batch.returns
-                steps.append((optim, (error.square() if weight is None else error.square() * weight).mean()))
-                errors.append(error.detach())
-            descend(steps)
-            losses += [loss.item() for _, loss in steps]
+            critics, optimizers = zip(*group, strict=True)
+            group_losses, group_errors = self._critic_losses(batch, critics, batch.get("weight"))
+            descend([*zip(optimizers, group_losses, strict=True)])
+            losses += [loss.item() for loss in group_losses]
+            errors += group_errors
         batch.weight = (sum(errors) / len(errors)).abs()
         return losses
+
+    def _critic_losses(
+        self, rows: Any, critics: Sequence[nn.Module], weight: torch.Tensor | None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return each critic's loss, and its errors without gradients, shape (n,)."""
+        errors = [self._action_values(critic, rows) - rows.returns for critic in critics]
+        losses = [(error.square() if weight is None else error.square() * weight).mean() for error in errors]
+        return losses, [error.detach() for error in errors]
 
     def _critic_groups(self) -> list[list[tuple[nn.Module, Optimizer]]]:
         """Return critics and their optimizers in groups that share a backward pass."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,12 +16,12 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm
 from samplebatch.learn.algorithm import Indices, TrainingStats, summarize
+from samplebatch.learn.compiled import require_compiler, require_tensor
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.rollout.statistics import SequenceSummaryStats
 
 _METRICS = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
-_CXX_COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 class Minibatch(NamedTuple):
@@ -113,11 +111,8 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         super().__init__(policy=policy, critic=critic, optim=optim, **options)
         if compile and self._is_recurrent:
             raise ArgumentError("compile must be False for a recurrent policy, got True")
-        if compile and not (os.environ.get("CXX") or any(map(shutil.which, _CXX_COMPILERS))):
-            raise ArgumentError(
-                "compile=True requires a C++ compiler on PATH or in CXX, got none; install g++ or clang, or pass "
-                "compile=False"
-            )
+        if compile:
+            require_compiler()
         self.compiles_loss = compile
         self._compiled: Callable[[Minibatch], Loss] | None = None
         if dual_clip is not None and not positive("dual_clip", dual_clip) > 1.0:
@@ -155,10 +150,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
             for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
                 yield self._loss(rows, dist, values)
             return
-        if not isinstance(batch.obs, torch.Tensor):
-            raise ArgumentError(
-                "observations must be single tensors for compile=True, got nested ones; pass compile=False"
-            )
+        require_tensor(batch.obs)
         if self._compiled is None:
             self._compiled = torch.compile(self._loss_of_minibatch)
         for rows in self._minibatches(batch, batch_size, Minibatch._fields):

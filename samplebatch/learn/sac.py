@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import torch
@@ -18,7 +18,8 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.action_values import ContinuousPolicyWithExplorationNoise, PolicyT, TwinCritics
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.networks import call_network
+from samplebatch.learn.compiled import require_compiler, require_tensor
+from samplebatch.learn.networks import call_network, first_parameter
 from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.policy import DiscreteActorPolicy, ProbabilisticActorPolicy
 
@@ -68,12 +69,16 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         # Non-finite parameters are reported with the loss, whose error names the non-finite columns.
         dist = Independent(Normal(loc, scale, validate_args=False), 1, validate_args=False)
         is_sampled = self.is_within_training_step or not self.deterministic_eval
-        noise = torch.randn_like(loc) if is_sampled else torch.zeros_like(loc)
-        act = torch.tanh(torch.addcmul(loc, scale, noise))
-        # The density at loc + scale * noise as a function of noise: its gradients do not depend on the action.
-        density = noise.square() / 2 + scale.log() + _HALF_LOG_TAU
-        log_prob = -(density + torch.log(1 - act.square() + _TINY)).sum(-1, keepdim=True)
+        act, log_prob = _squash(loc, scale, torch.randn_like(loc) if is_sampled else torch.zeros_like(loc))
         return Batch(act=act, log_prob=log_prob, logits=(loc, scale), dist=dist, state=state)
+
+
+def _squash(loc: torch.Tensor, scale: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the squashed action of standard normal noise, and its log-density, shape (n, 1)."""
+    act = torch.tanh(torch.addcmul(loc, scale, noise))
+    # The density at loc + scale * noise as a function of noise: its gradients do not depend on the action.
+    density = noise.square() / 2 + scale.log() + _HALF_LOG_TAU
+    return act, -(density + torch.log(1 - act.square() + _TINY)).sum(-1, keepdim=True)
 
 
 class Alpha(nn.Module, ABC):
@@ -234,22 +239,128 @@ class ContinuousSoftActorCritic(SoftActorCritic[SACPolicy]):
     _policy_class = SACPolicy
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
-        # Equation 3, with one sampled action.
         output = self.policy(Batch(obs=batch.obs_next))
-        entropy: torch.Tensor = -output.log_prob.flatten()
-        return self._min_target_value(batch.obs_next, output.act) + self.alpha.value * entropy
+        return self._soft_value(batch.obs_next, output.act, output.log_prob, self.alpha.value)
+
+    def _soft_value(
+        self, obs: Any, act: torch.Tensor, log_prob: torch.Tensor, alpha: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return the soft value of observations (equation 3), with one sampled action."""
+        return self._min_target_value(obs, act) - alpha * log_prob.flatten()
 
     def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        # Equation 9, with the minimum of both critics.
         output = self.policy(batch)
-        log_prob = output.log_prob.flatten()
-        critics = self.critic, self.critic2
-        values = torch.min(*(self._action_value(critic, batch.obs, output.act) for critic in critics)).flatten()
-        return (self.alpha.value * log_prob - values).mean(), -log_prob
+        return self._soft_policy_loss(batch.obs, output.act, output.log_prob, self.alpha.value)
+
+    def _soft_policy_loss(
+        self, obs: Any, act: torch.Tensor, log_prob: torch.Tensor, alpha: float | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of equation 9, with the minimum of both critics, and the entropies."""
+        log_prob = log_prob.flatten()
+        values = torch.min(*(self._action_value(critic, obs, act) for critic in (self.critic, self.critic2)))
+        return (alpha * log_prob - values.flatten()).mean(), -log_prob
+
+
+class _Observed(NamedTuple):
+    """Observations and noise of actions; `torch.compile` can trace this type but not a `Batch`."""
+
+    obs: torch.Tensor
+    noise: torch.Tensor
+
+
+class _Valued(NamedTuple):
+    """Rows from which critics learn."""
+
+    obs: torch.Tensor
+    act: torch.Tensor
+    returns: torch.Tensor
 
 
 class SAC(ContinuousSoftActorCritic, OffPolicyAlgorithm[SACPolicy]):
-    """Soft actor-critic, for continuous actions; see `SoftActorCritic` for parameters."""
+    """Soft actor-critic, for continuous actions.
+
+    Parameters
+    ----------
+    policy, policy_optim, **options
+        See `SoftActorCritic`.
+    compile
+        Whether networks and losses are compiled with `torch.compile`, which requires a C++ compiler. Results agree
+        within rounding. Each process compiles in its first updates, which together take ten to twenty seconds.
+        Observations must be tensors, and the policy must not override `SACPolicy.forward`.
+
+    Raises
+    ------
+    ArgumentError, PolicySpecError
+        As in `SoftActorCritic`; if `compile` is true for a policy that overrides `forward`, or without a C++ compiler.
+    """
+
+    def __init__(
+        self, *, policy: SACPolicy, policy_optim: OptimizerFactory, compile: bool = False, **options: Any
+    ) -> None:
+        super().__init__(policy=policy, policy_optim=policy_optim, **options)
+        if compile and type(policy).forward is not SACPolicy.forward:
+            raise ArgumentError(
+                "compile must be False for a policy that overrides SACPolicy.forward, got True for a "
+                f"{type(policy).__name__}"
+            )
+        if compile:
+            require_compiler()
+        self.compiles_losses = compile
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def _target_q(self, batch: Batch) -> torch.Tensor:
+        if not self.compiles_losses:
+            return super()._target_q(batch)
+        value: torch.Tensor = self._call_compiled(SAC._value_of, self._observed(batch.obs_next), self._temperature())
+        return value
+
+    def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.compiles_losses:
+            return super()._policy_loss(batch)
+        loss, entropy = self._call_compiled(SAC._loss_of, self._observed(batch.obs), self._temperature())
+        return loss, entropy
+
+    def _critic_losses(
+        self, rows: Any, critics: Sequence[nn.Module], weight: torch.Tensor | None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        if not self.compiles_losses:
+            return super()._critic_losses(rows, critics, weight)
+        rows = _Valued(require_tensor(rows.obs), rows.act, rows.returns)
+        losses, errors = self._call_compiled(ContinuousSoftActorCritic._critic_losses, rows, critics, weight)
+        return losses, errors
+
+    def _value_of(self, rows: _Observed, alpha: torch.Tensor) -> torch.Tensor:
+        return self._soft_value(rows.obs, *self._sampled(rows), alpha)
+
+    def _loss_of(self, rows: _Observed, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._soft_policy_loss(rows.obs, *self._sampled(rows), alpha)
+
+    def _sampled(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        obs, _ = self.policy.observations(rows)
+        (loc, scale), _ = call_network(self.policy.actor, obs)
+        return _squash(loc, scale, rows.noise)
+
+    def _observed(self, obs: Any) -> _Observed:
+        require_tensor(obs)
+        space: Any = self.policy.action_space
+        parameter = first_parameter(self.policy)
+        dtype = None if parameter is None else parameter.dtype
+        # Drawn here, because compiled functions draw other numbers than torch.
+        return _Observed(obs, torch.randn(len(obs), *space.shape, dtype=dtype, device=obs.device))
+
+    def _temperature(self) -> torch.Tensor:
+        # A compiled function is compiled again for each new number, but not for each tensor.
+        return torch.tensor(self.alpha.value)
+
+    def _call_compiled(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        compiled = self._compiled.get(function)
+        if compiled is None:
+            compiled = self._compiled[function] = torch.compile(function)
+        return compiled(self, *arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Compiled functions cannot be pickled or copied.
+        return {**self.__dict__, "_compiled": {}}
 
 
 class DiscreteSACPolicy(DiscreteActorPolicy):

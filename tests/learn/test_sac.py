@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import pickle
+import shutil
 import warnings
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from samplebatch.learn import (
     SACPolicy,
     policy_within_training_step,
 )
-from tests.learn.learning import CHOICES, MEASURES, OBS, assert_goes_on, filled, seeded
+from tests.learn.learning import CHOICES, MEASURES, OBS, assert_equal_parameters, assert_goes_on, filled, seeded
 
 NETWORKS = ["policy.actor", "critic", "critic2", "critic_old.module", "critic2_old.module"]
 
@@ -49,6 +52,51 @@ def make(seed: int = 0, **options: Any) -> SAC:
 
 def update(algorithm: Any) -> Any:
     return algorithm.update(filled(actions=MEASURES), 0)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize(
+    "backend",
+    [
+        # Traces the losses and their gradients, but generates no code.
+        "aot_eager",
+        pytest.param("inductor", marks=pytest.mark.long),
+    ],
+)
+def test_compiled_losses_lead_to_the_same_parameters(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+
+    def trained(**options: Any) -> SAC:
+        algorithm = make(alpha=auto(), **options)
+        torch.manual_seed(3)
+        buffer = filled(actions=MEASURES, alpha=0.6, beta=0.4)
+        for _ in range(3):
+            algorithm.update(buffer, 16)
+        return algorithm
+
+    compiled, plain = trained(compile=True), trained()
+    assert_equal_parameters(compiled, plain, atol=1e-5)
+    assert compiled.alpha.value == pytest.approx(plain.alpha.value, rel=1e-5)
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    for again in (pickle.loads(pickle.dumps(compiled)), deepcopy(compiled)):
+        assert again.compiles_losses
+        assert_equal_parameters(again, compiled, atol=0.0)
+
+
+def test_losses_that_cannot_be_compiled_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Batch(obs=Batch(a=torch.zeros(2, 4)), act=torch.zeros(2, 2), returns=torch.zeros(2))
+    with pytest.raises(ArgumentError, match="observations must be single tensors for compile=True, got nested ones"):
+        make(compile=True)._policy_loss(rows)
+    shifted = type("Shifted", (SACPolicy,), {"forward": lambda *_: None})
+    monkeypatch.setitem(globals(), "SACPolicy", shifted)
+    with pytest.raises(ArgumentError, match=r"compile must be False for a policy that overrides .* for a Shifted"):
+        make(compile=True)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ArgumentError, match=r"requires a C\+\+ compiler on PATH or in CXX, got none; install"):
+        make(compile=True)
 
 
 @pytest.mark.parametrize(("n_step", "learned"), [(1, False), (3, True)])
