@@ -55,7 +55,16 @@ from typing import Final
 
 
 class SampleBatchError(Exception):
-    """Base class of all errors that the library raises."""
+    """Base class of all errors that the library raises.
+
+    The middle of a message with more than 10,000 characters is omitted, because names in files may have any length.
+
+    >>> str(SampleBatchError("x" * 1_000_000))[8000:8040]
+    ' [... 990000 characters omitted ...] xxx'
+    """
+
+    def __str__(self) -> str:
+        return _without_middle(super().__str__())
 
 
 class ColumnNotFoundError(SampleBatchError, KeyError):
@@ -63,7 +72,7 @@ class ColumnNotFoundError(SampleBatchError, KeyError):
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument, which would quote the whole sentence.
-        return str(self.args[0]) if self.args else ""
+        return _without_middle(str(self.args[0]) if self.args else "")
 
 
 class PolicyNotFoundError(ColumnNotFoundError):
@@ -237,6 +246,17 @@ def near_names(name: object, existing: Iterable[object]) -> str:
         return f"did you mean {' or '.join(map(names.__getitem__, similar))}?"
     listed = ", ".join([*names.values()][:12])
     return f"there are {listed}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+_HEAD, _TAIL = 8000, 2000
+"""Number of characters at the beginning and at the end of a long message."""
+
+
+def _without_middle(message: str) -> str:
+    omitted = len(message) - _HEAD - _TAIL
+    if omitted <= 0:
+        return message
+    return f"{message[:_HEAD]} [... {omitted} characters omitted ...] {message[-_TAIL:]}"
 
 
 _SHOWN: Final = 80
