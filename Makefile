@@ -109,7 +109,7 @@ clean: ## remove what the targets made, .venv included
 %/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; name one with: make PYTHON=...")'
 	$(PYTHON) -m venv $*
-	$*/bin/python $(PIP_INSTALL) --constraint constraints.txt uv
+	$*/bin/python $(PIP_INSTALL) --constraint constraints.txt uv || echo "without uv, pip installs the packages"
 
 $(VENV)/ready-demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt torch
