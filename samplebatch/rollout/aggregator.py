@@ -232,11 +232,11 @@ class Aggregator:
                     return count + 1, 0
                 continue
             before = view.units.counts[:, self._mode]
-            stop = int(before.searchsorted(before[first] + room, "right")) - 1
-            if stop < view.stop:
+            stop, last = int(before.searchsorted(before[first] + room, "right")) - 1, len(before) - 1
+            if stop < last:
                 if stop == first and room == self._size:
                     stop += 1
-                return (count, stop) if stop < view.stop else (count + 1, 0)
+                return (count, stop) if stop < last else (count + 1, 0)
             room -= int(before[stop] - before[first])
             if not room:
                 return count + 1, 0
@@ -247,9 +247,10 @@ class Aggregator:
         """Copy all complete train batches in the first view at once; return False if there are fewer than two."""
         view, size, bounds = self._queue[0], self._size or 0, [self._first]
         before = view.units.counts[:, self._mode]
-        while (first := bounds[-1]) < view.stop:
+        last = len(before) - 1
+        while (first := bounds[-1]) < last:
             stop = max(int(before.searchsorted(before[first] + size, "right")) - 1, first + 1)
-            if stop == view.stop and before[stop] - before[first] < size:
+            if stop == last and before[stop] - before[first] < size:
                 break
             bounds.append(stop)
         if len(bounds) < 3 or (split := view.copy_units(bounds)) is None:
@@ -392,11 +393,6 @@ class FragmentView:
         return units
 
     @property
-    def stop(self) -> int:
-        """Number of units."""
-        return len(self.units.counts) - 1
-
-    @property
     def nbytes(self) -> int:
         """Size of all rows in bytes, computed on first use."""
         if self._nbytes is None:
@@ -449,8 +445,10 @@ class FragmentView:
         if units_of_rows is None:
             yield from self._parts
             return
+        if stop is None:
+            stop = len(self.units.counts) - 1
         for (policy, steps), units in zip(self._parts, units_of_rows, strict=True):
-            rows = np.flatnonzero((units >= first) & (units < (self.stop if stop is None else stop)))
+            rows = np.flatnonzero((units >= first) & (units < stop))
             for start, end in runs(rows) if not self.is_copied else [(rows[0], rows[-1] + 1)] if len(rows) else ():
                 yield policy, steps.slice(start, end)
 
