@@ -56,8 +56,6 @@ test test-long soak mutants: export OMP_NUM_THREADS := 1
 test: $(TEST_READY) ## run the tests and all examples; with PYTHON=python3.13, those that run there; TESTS=tests/buffer: a part
 	$(TEST_VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
-# Broken links, soaks and clusters of Ray wait more than other tests.
-test-long: WORKERS := $(shell expr $$(nproc) + 2)
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
 	$(BIN)/python -m pytest -m long $(PARALLEL) -o faulthandler_timeout=1800 $(LONG_FLAGS) $(or $(TESTS),$(LONG_TESTS))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium
 import gyms
@@ -26,21 +28,37 @@ NODE = {"num_cpus": 4, **_STORE}
 def started_cluster(*nodes: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
     """Start a head node without room for actors and some others, and connect this process; yield it and the others."""
     import ray
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     # A node is taken for dead after five seconds, in place of fifteen.
     quick = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": quick, **_STORE},
-    )
+    # Ray gives a node 30 seconds to register, which is too short beside other tests on a slow machine.
+    patient = mock.patch.object(services, "get_node", partial(_get_node_patiently, services.get_node))
+    with patient:
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": quick, **_STORE},
+        )
     try:
-        added = [cluster.add_node(**{**NODE, **node}) for node in nodes]
+        with patient:
+            added = [cluster.add_node(**{**NODE, **node}) for node in nodes]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", runtime_env=ENVIRONMENT)
         yield cluster, added
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def _get_node_patiently(get_node: Callable[..., Any], *arguments: Any) -> Any:
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            return get_node(*arguments)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 class SlowLadder(gyms.Ladder):
