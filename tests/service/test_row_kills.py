@@ -45,8 +45,10 @@ def wait_until(check: Callable[[], bool], seconds: float, message: str) -> None:
         time.sleep(0.05)
 
 
-def run_kills(folder: Path, writers: int, killed: int, keys_before_kill: int) -> None:
+@pytest.mark.parametrize(("writers", "killed"), [(4, 2), pytest.param(64, 48, marks=pytest.mark.long)])
+def test_killed_writers_and_consumers_lose_and_duplicate_no_row(writers: int, killed: int, tmp_path: Path) -> None:
     """Kill running writers and a consumer; compare acknowledged with taken keys."""
+    folder, keys_before_kill = tmp_path, 40
     table = RowTable("rows", 512, ragged={"ids": "int64"})
     with ReplayServer([table]) as server:
         writing = [start(row_processes.write, server.uri, number, folder) for number in range(writers)]
@@ -97,15 +99,6 @@ def _is_any_complete(table: RowTable) -> bool:
     except LimitTimeoutError:
         return False
     return True
-
-
-def test_killed_writers_and_consumers_lose_and_duplicate_no_row(tmp_path):
-    run_kills(tmp_path, writers=4, killed=2, keys_before_kill=40)
-
-
-@pytest.mark.long
-def test_64_writers_of_which_48_are_killed_lose_no_row(tmp_path):
-    run_kills(tmp_path, writers=64, killed=48, keys_before_kill=40)
 
 
 def serve(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:

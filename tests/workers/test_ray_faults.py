@@ -144,9 +144,9 @@ def test_fragments_that_are_lost_with_a_node_are_repeated(cluster: Any) -> None:
     ) as workers:
         fragments = workers.fragments(n_step=1200, fragment_length=50)
         steps = len(next(fragments))
-        # Fragments of all workers lie in the stores of their nodes.
-        deadline = time.monotonic() + 10
-        while workers.worker_stats.queue_depth < 8 and time.monotonic() < deadline:
+        # Three fragments of each worker lie in the stores of their nodes, and no worker is in the middle of a fragment.
+        deadline = time.monotonic() + 60
+        while workers.worker_stats.queue_depth < 9 and time.monotonic() < deadline:
             time.sleep(0.05)
         index, node = find_worker_with_node(workers, nodes)
         cluster.remove_node(node, allow_graceful=False)
@@ -155,9 +155,9 @@ def test_fragments_that_are_lost_with_a_node_are_repeated(cluster: Any) -> None:
     assert steps == 1200
     assert 1 <= len(facts.failures) == facts.restarts <= 3
     assert any(failure.index == index and failure.lost_steps > 0 for failure in facts.failures), facts.failures
-    # Three fragments are in flight. On a busy machine, a worker may be in the middle of a fragment. Ray may give up
-    # a node before the worker has started there, or a second node, whose worker's fragments have all been received.
-    assert all(failure.lost_steps <= 150 for failure in facts.failures), facts.failures
+    # On a busy machine Ray may give up a node before the worker has started there, or a second node, whose worker's
+    # fragments have all been received.
+    assert all(failure.lost_steps in (0, 50, 100, 150) for failure in facts.failures), facts.failures
 
 
 def test_repeatedly_killed_actors_lose_only_their_fragments(cluster: Any) -> None:
