@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm
 from samplebatch.learn.algorithm import Indices, TrainingStats, summarize
-from samplebatch.learn.compiled import require_compiler, require_tensor
+from samplebatch.learn.compiler import Compiler
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.rollout.statistics import SequenceSummaryStats
@@ -111,10 +111,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         super().__init__(policy=policy, critic=critic, optim=optim, **options)
         if compile and self._is_recurrent:
             raise ArgumentError("compile must be False for a recurrent policy, got True")
-        if compile:
-            require_compiler()
-        self.compiles_loss = compile
-        self._compiled: Callable[[Minibatch], Loss] | None = None
+        self._compiler = Compiler() if compile else None
         if dual_clip is not None and not positive("dual_clip", dual_clip) > 1.0:
             raise ArgumentError(f"dual_clip must be a number above 1, got {dual_clip}")
         self.eps_clip, self.dual_clip, self.value_clip = positive("eps_clip", eps_clip), dual_clip, value_clip
@@ -146,15 +143,12 @@ class PPO(ActorCriticOnPolicyAlgorithm):
 
     def _losses(self, batch: Batch, batch_size: int | None) -> Iterator[Loss]:
         """Evaluate minibatches one by one, each with the parameters after the previous gradient step."""
-        if not self.compiles_loss:
+        if self._compiler is None:
             for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
                 yield self._loss(rows, dist, values)
             return
-        require_tensor(batch.obs)
-        if self._compiled is None:
-            self._compiled = torch.compile(self._loss_of_minibatch)
         for rows in self._minibatches(batch, batch_size, Minibatch._fields):
-            yield self._compiled(Minibatch(*(rows[name] for name in Minibatch._fields)))
+            yield self._compiler.call(self._loss_of_minibatch, Minibatch(*(rows[name] for name in Minibatch._fields)))
 
     def _loss_of_minibatch(self, rows: Minibatch) -> Loss:
         named: Any = rows
@@ -170,10 +164,6 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         entropy = dist.entropy().mean()
         loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
         return loss, torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A compiled function cannot be pickled or copied.
-        return {**self.__dict__, "_compiled": None}
 
     def _actor_loss(self, ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         """Return the clipped loss (arXiv:1707.06347, equation 7)."""

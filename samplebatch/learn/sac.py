@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.action_values import ContinuousPolicyWithExplorationNoise, PolicyT, TwinCritics
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.compiled import require_compiler, require_tensor
+from samplebatch.learn.compiler import Compiler
 from samplebatch.learn.networks import call_network, first_parameter
 from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.policy import DiscreteActorPolicy, ProbabilisticActorPolicy
@@ -239,26 +239,26 @@ class ContinuousSoftActorCritic(SoftActorCritic[SACPolicy]):
     _policy_class = SACPolicy
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
-        output = self.policy(Batch(obs=batch.obs_next))
-        return self._soft_value(batch.obs_next, output.act, output.log_prob, self.alpha.value)
-
-    def _soft_value(
-        self, obs: Any, act: torch.Tensor, log_prob: torch.Tensor, alpha: float | torch.Tensor
-    ) -> torch.Tensor:
-        """Return the soft value of observations (equation 3), with one sampled action."""
-        return self._min_target_value(obs, act) - alpha * log_prob.flatten()
+        return self._soft_value(Batch(obs=batch.obs_next), self.alpha.value)
 
     def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        output = self.policy(batch)
-        return self._soft_policy_loss(batch.obs, output.act, output.log_prob, self.alpha.value)
+        return self._soft_policy_loss(batch, self.alpha.value)
 
-    def _soft_policy_loss(
-        self, obs: Any, act: torch.Tensor, log_prob: torch.Tensor, alpha: float | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _soft_value(self, rows: Any, alpha: float | torch.Tensor) -> torch.Tensor:
+        """Return the soft value of the observations (equation 3), with one sampled action."""
+        act, log_prob = self._sample(rows)
+        return self._min_target_value(rows.obs, act) - alpha * log_prob
+
+    def _soft_policy_loss(self, rows: Any, alpha: float | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of equation 9, with the minimum of both critics, and the entropies."""
-        log_prob = log_prob.flatten()
-        values = torch.min(*(self._action_value(critic, obs, act) for critic in (self.critic, self.critic2)))
+        act, log_prob = self._sample(rows)
+        values = torch.min(*(self._action_value(critic, rows.obs, act) for critic in (self.critic, self.critic2)))
         return (alpha * log_prob - values.flatten()).mean(), -log_prob
+
+    def _sample(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample an action per row; return the actions and their log-densities, shape (n,)."""
+        output = self.policy(rows)
+        return output.act, output.log_prob.flatten()
 
 
 class _Observed(NamedTuple):
@@ -303,64 +303,47 @@ class SAC(ContinuousSoftActorCritic, OffPolicyAlgorithm[SACPolicy]):
                 "compile must be False for a policy that overrides SACPolicy.forward, got True for a "
                 f"{type(policy).__name__}"
             )
-        if compile:
-            require_compiler()
-        self.compiles_losses = compile
-        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._compiler = Compiler() if compile else None
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
-        if not self.compiles_losses:
+        if self._compiler is None:
             return super()._target_q(batch)
-        value: torch.Tensor = self._call_compiled(SAC._value_of, self._observed(batch.obs_next), self._temperature())
+        value: torch.Tensor = self._compiler.call(self._soft_value, self._observed(batch.obs_next), self._alpha())
         return value
 
     def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.compiles_losses:
+        if self._compiler is None:
             return super()._policy_loss(batch)
-        loss, entropy = self._call_compiled(SAC._loss_of, self._observed(batch.obs), self._temperature())
+        loss, entropy = self._compiler.call(self._soft_policy_loss, self._observed(batch.obs), self._alpha())
         return loss, entropy
 
     def _critic_losses(
         self, rows: Any, critics: Sequence[nn.Module], weight: torch.Tensor | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        if not self.compiles_losses:
+        if self._compiler is None:
             return super()._critic_losses(rows, critics, weight)
-        rows = _Valued(require_tensor(rows.obs), rows.act, rows.returns)
-        losses, errors = self._call_compiled(ContinuousSoftActorCritic._critic_losses, rows, critics, weight)
+        valued = _Valued(rows.obs, rows.act, rows.returns)
+        losses, errors = self._compiler.call(super()._critic_losses, valued, critics, weight)
         return losses, errors
 
-    def _value_of(self, rows: _Observed, alpha: torch.Tensor) -> torch.Tensor:
-        return self._soft_value(rows.obs, *self._sampled(rows), alpha)
-
-    def _loss_of(self, rows: _Observed, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._soft_policy_loss(rows.obs, *self._sampled(rows), alpha)
-
-    def _sampled(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sample(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._compiler is None:
+            return super()._sample(rows)
         obs, _ = self.policy.observations(rows)
         (loc, scale), _ = call_network(self.policy.actor, obs)
-        return _squash(loc, scale, rows.noise)
+        act, log_prob = _squash(loc, scale, rows.noise)
+        return act, log_prob.flatten()
 
     def _observed(self, obs: Any) -> _Observed:
-        require_tensor(obs)
         space: Any = self.policy.action_space
         parameter = first_parameter(self.policy)
-        dtype = None if parameter is None else parameter.dtype
+        options: dict[str, Any] = {} if parameter is None else {"dtype": parameter.dtype, "device": parameter.device}
         # Drawn here, because compiled functions draw other numbers than torch.
-        return _Observed(obs, torch.randn(len(obs), *space.shape, dtype=dtype, device=obs.device))
+        return _Observed(obs, torch.randn(len(obs), *space.shape, **options))
 
-    def _temperature(self) -> torch.Tensor:
+    def _alpha(self) -> torch.Tensor:
         # A compiled function is compiled again for each new number, but not for each tensor.
         return torch.tensor(self.alpha.value)
-
-    def _call_compiled(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        compiled = self._compiled.get(function)
-        if compiled is None:
-            compiled = self._compiled[function] = torch.compile(function)
-        return compiled(self, *arguments)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Compiled functions cannot be pickled or copied.
-        return {**self.__dict__, "_compiled": {}}
 
 
 class DiscreteSACPolicy(DiscreteActorPolicy):
