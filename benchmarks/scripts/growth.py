@@ -95,8 +95,8 @@ def dataset_operations(rows: int, folder: Path) -> Iterator[Operation]:
     part = make_batch(min(rows, PART_ROWS))
     dataset = Dataset(folder / "steps")
     start = time.perf_counter()
-    for _ in range(rows // len(part)):
-        dataset.extend(part)
+    for start_row in range(0, rows, PART_ROWS):
+        dataset.extend(part[: rows - start_row])
     yield "Dataset.extend", "row", time.perf_counter() - start
     step = make_batch(SAMPLE)
     yield "Dataset, open", "call", lambda: len(Dataset(folder / "steps"))
@@ -112,8 +112,8 @@ def service_operations(rows: int) -> Iterator[Operation]:
         ReplayClient(server.uri, "replay") as client,
     ):
         part = make_batch(min(rows, PART_ROWS))
-        for _ in range(rows // len(part)):
-            client.extend(part)
+        for start_row in range(0, rows, PART_ROWS):
+            client.extend(part[: rows - start_row])
         client.flush()
         yield "ReplayClient.sample of 256", "call", lambda: client.sample(SAMPLE)
 
