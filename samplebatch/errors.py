@@ -64,12 +64,15 @@ class SampleBatchError(Exception):
     """
 
     def __str__(self) -> str:
-        # KeyError would show the repr of its argument, which quotes the whole sentence.
-        return _without_middle(Exception.__str__(self))
+        return _without_middle(super().__str__())
 
 
 class ColumnNotFoundError(SampleBatchError, KeyError):
     """Unknown column name."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument, which would quote the whole sentence.
+        return _without_middle(str(self.args[0]) if self.args else "")
 
 
 class PolicyNotFoundError(ColumnNotFoundError):

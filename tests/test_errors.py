@@ -32,3 +32,8 @@ def test_a_long_column_name_does_not_fill_the_terminal() -> None:
     assert str(caught.value).startswith("column 'xxx")
     assert str(caught.value).endswith("must have 2 rows as 'obs' has, got 1")
     assert len(str(caught.value)) < 10_100
+
+
+def test_errors_of_the_operating_system_show_their_number_and_path() -> None:
+    error = errors.StorageError(28, "No space left on device", "steps.arrow")
+    assert str(error) == "[Errno 28] No space left on device: 'steps.arrow'"
